@@ -1,0 +1,166 @@
+"""Values to text and back: JSON, timestamps of 100 ns, gzip.
+
+Owns how a user's value becomes one JSON text and is decoded by an annotation again. Knows nothing of messages or rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from airflow_provider_taskhub.errors import InputError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ISO = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timestamp:
+    """A moment in UTC with .NET's resolution of 100 ns, which ``datetime`` cannot hold.
+
+    :param ticks: 100 ns steps since 1970-01-01T00:00:00Z; negative before.
+    """
+
+    ticks: int
+
+    @classmethod
+    def from_datetime(cls, value: datetime) -> Timestamp:
+        """A ``datetime``; one without a zone is taken as UTC."""
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        delta = aware - _EPOCH
+        return cls((delta.days * 86_400 + delta.seconds) * 10_000_000 + delta.microseconds * 10)
+
+    @classmethod
+    def from_unix_ns(cls, value: int) -> Timestamp:
+        return cls(value // 100)
+
+    @classmethod
+    def parse(cls, text: str) -> Timestamp:
+        """ISO 8601 with up to 9 fractional digits and ``Z``, an offset or nothing (UTC).
+
+        :raises InputError: for any other text.
+        """
+        match = _ISO.fullmatch(text)
+        if match is None:
+            raise InputError(f"not an ISO 8601 time: {text!r}")
+        year, month, day, hour, minute, second, fraction, zone = match.groups()
+        try:
+            whole = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+        except ValueError as error:
+            raise InputError(f"not an ISO 8601 time: {text!r} ({error})") from error
+        ticks = cls.from_datetime(whole).ticks + int((fraction or "0").ljust(9, "0")[:7])
+        if zone and zone != "Z":
+            digits = zone[1:].replace(":", "")
+            offset = (int(digits[:2]) * 60 + int(digits[2:])) * 600_000_000
+            ticks += -offset if zone[0] == "+" else offset
+        return cls(ticks)
+
+    def __add__(self, other: timedelta) -> Timestamp:
+        return Timestamp(self.ticks + ticks_of(other))
+
+    def __sub__(self, other: Timestamp) -> timedelta:
+        return timedelta(microseconds=(self.ticks - other.ticks) / 10)
+
+    def datetime(self) -> datetime:
+        """As ``datetime`` in UTC, truncated to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.ticks // 10)
+
+    def text(self, *, trim: bool = True) -> str:
+        """``2026-11-21T08:55:27.2669147Z``; trailing zeros trimmed as Newtonsoft does unless told otherwise."""
+        seconds, fraction = divmod(self.ticks, 10_000_000)
+        head = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+        digits = f"{fraction:07d}"
+        if trim:
+            digits = digits.rstrip("0")
+        return f"{head}.{digits}Z" if digits else f"{head}Z"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def ticks_of(value: timedelta) -> int:
+    """A duration in 100 ns steps."""
+    return (value.days * 86_400 + value.seconds) * 10_000_000 + value.microseconds * 10
+
+
+def dumps(value: Any, *, what: str = "value") -> str:
+    """One JSON text, compact and ASCII only (always legal in a queue's XML, spec §2.1).
+
+    Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them.
+
+    :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
+    :raises InputError: when JSON cannot express the value; NaN and infinities are refused.
+    """
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):
+        pass
+    try:
+        plain = to_jsonable_python(value, inf_nan_mode="constants")
+        return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+    except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{what} of type {type(value).__name__} cannot be written as JSON: {error}. "
+            "Pass plain values, dataclasses, pydantic models or dates."
+        ) from error
+
+
+def loads(text: str, *, what: str = "value") -> Any:
+    """The plain value of a JSON text.
+
+    :raises InputError: when the text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{what} is not JSON: {error}: {text[:100]!r}") from error
+
+
+@lru_cache(maxsize=1024)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
+
+
+def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
+    """A plain JSON value as its annotation wants it (a dataclass, a pydantic model, a date, an int in a string …).
+
+    :param annotation: a type, or ``None`` for "as it is".
+    :raises InputError: naming the value, the annotation and every mismatch.
+    """
+    if annotation is None or annotation is Any:
+        return value
+    try:
+        adapter = _adapter(annotation)
+    except TypeError:  # an unhashable annotation
+        adapter = TypeAdapter(annotation)
+    except PydanticSchemaGenerationError as error:
+        raise InputError(f"{what}: annotation {annotation!r} is not one that values can be decoded to") from error
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        found = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)
+        )
+        name = getattr(annotation, "__name__", str(annotation))
+        raise InputError(f"{what} does not fit {name}: {found}") from error
+
+
+def compress(text: str) -> bytes:
+    """gzip of the UTF-8 text, reproducible (no time in the header)."""
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def decompress(data: bytes) -> str:
+    """The text of a gzip blob, or of a plain one."""
+    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()

@@ -1,0 +1,333 @@
+"""History events: DurableTask.Core's, as frozen values (spec §7.1).
+
+Inputs, results, event payloads and custom statuses are JSON *texts* here; decoding them is the context's work.
+Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is always handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import ClassVar
+
+from airflow_provider_taskhub.codec import Timestamp
+
+
+class EventType(IntEnum):
+    """DurableTask.Core's numbers; member names are its names in table rows (spec §7.1)."""
+
+    ExecutionStarted = 0
+    ExecutionCompleted = 1
+    ExecutionFailed = 2
+    ExecutionTerminated = 3
+    TaskScheduled = 4
+    TaskCompleted = 5
+    TaskFailed = 6
+    SubOrchestrationInstanceCreated = 7
+    SubOrchestrationInstanceCompleted = 8
+    SubOrchestrationInstanceFailed = 9
+    TimerCreated = 10
+    TimerFired = 11
+    OrchestratorStarted = 12
+    OrchestratorCompleted = 13
+    EventSent = 14
+    EventRaised = 15
+    ContinueAsNew = 16
+    GenericEvent = 17
+    HistoryState = 18
+    ExecutionSuspended = 19
+    ExecutionResumed = 20
+    ExecutionRewound = 21
+
+
+class Status(StrEnum):
+    """Runtime statuses by their names in rows; ``number`` is DurableTask's enum value in messages."""
+
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    CONTINUED_AS_NEW = "ContinuedAsNew"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+    TERMINATED = "Terminated"
+    PENDING = "Pending"
+    SUSPENDED = "Suspended"
+
+    @property
+    def number(self) -> int:
+        return _STATUS_ORDER.index(self)
+
+    @classmethod
+    def of_number(cls, number: int) -> Status:
+        return _STATUS_ORDER[number]
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Status.COMPLETED, Status.FAILED, Status.CANCELED, Status.TERMINATED)
+
+
+_STATUS_ORDER = tuple(Status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestrationInstance:
+    """An instance and, where known, the generation of it that is meant."""
+
+    instance_id: str
+    execution_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentInstance:
+    """Who started a child: the parent and the number of its scheduling event."""
+
+    name: str
+    instance: OrchestrationInstance
+    task_schedule_id: int
+    version: str | None = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureDetails:
+    """An error as DurableTask records it (spec §2.4)."""
+
+    error_type: str
+    error_message: str
+    stack_trace: str | None = None
+    inner_failure: FailureDetails | None = None
+    is_non_retriable: bool = False
+    properties: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceContext:
+    """W3C trace context of DurableTask's ``ParentTraceContext``."""
+
+    trace_parent: str | None = None
+    trace_state: str | None = None
+    id: str | None = None
+    span_id: str | None = None
+    activity_start_time: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEvent:
+    """What every event has.
+
+    :param event_id: the action number of a scheduling event; -1 for everything that arrives or is bookkeeping.
+    :param taskhub_message_id: queue message id of the message that brought the event (DESIGN §7, unknown outcomes).
+    """
+
+    event_type: ClassVar[EventType]
+
+    timestamp: Timestamp
+    event_id: int = -1
+    is_played: bool = False
+    taskhub_message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionStarted(HistoryEvent):
+    """:param taskhub_row_etag: our client's start says so that it inserted the instance row, and with which ETag."""
+
+    event_type = EventType.ExecutionStarted
+
+    instance: OrchestrationInstance
+    name: str
+    input: str | None = None
+    version: str | None = ""
+    parent: ParentInstance | None = None
+    tags: Mapping[str, str] | None = None
+    correlation: str | None = None
+    parent_trace_context: TraceContext | None = None
+    scheduled_start_time: Timestamp | None = None
+    generation: int | None = None
+    generate_new_trace: bool = False
+    taskhub_row_etag: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionCompleted(HistoryEvent):
+    """:param result: JSON of the result; of a failed orchestration the bare message (spec §2.5)."""
+
+    event_type = EventType.ExecutionCompleted
+
+    status: Status
+    result: str | None = None
+    failure: FailureDetails | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionTerminated(HistoryEvent):
+    event_type = EventType.ExecutionTerminated
+
+    input: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScheduled(HistoryEvent):
+    """:param taskhub_action_id: the action's identity (DESIGN §7)."""
+
+    event_type = EventType.TaskScheduled
+
+    name: str
+    version: str | None = ""
+    input: str | None = None
+    parent_trace_context: TraceContext | None = None
+    tags: Mapping[str, str] | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCompleted(HistoryEvent):
+    """:param taskhub_action_id: echo of the request's identity; None from .NET."""
+
+    event_type = EventType.TaskCompleted
+
+    task_scheduled_id: int
+    result: str | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailed(HistoryEvent):
+    event_type = EventType.TaskFailed
+
+    task_scheduled_id: int
+    reason: str | None = None
+    details: str | None = None
+    failure: FailureDetails | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubOrchestrationInstanceCreated(HistoryEvent):
+    event_type = EventType.SubOrchestrationInstanceCreated
+
+    name: str
+    instance_id: str
+    version: str | None = ""
+    input: str | None = None
+    client_span_id: str | None = None
+    tags: Mapping[str, str] | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubOrchestrationInstanceCompleted(HistoryEvent):
+    event_type = EventType.SubOrchestrationInstanceCompleted
+
+    task_scheduled_id: int
+    result: str | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubOrchestrationInstanceFailed(HistoryEvent):
+    event_type = EventType.SubOrchestrationInstanceFailed
+
+    task_scheduled_id: int
+    reason: str | None = None
+    details: str | None = None
+    failure: FailureDetails | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerCreated(HistoryEvent):
+    event_type = EventType.TimerCreated
+
+    fire_at: Timestamp
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(HistoryEvent):
+    event_type = EventType.TimerFired
+
+    timer_id: int
+    fire_at: Timestamp
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorStarted(HistoryEvent):
+    """Its timestamp is the orchestrator's current time in the episode."""
+
+    event_type = EventType.OrchestratorStarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorCompleted(HistoryEvent):
+    event_type = EventType.OrchestratorCompleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSent(HistoryEvent):
+    event_type = EventType.EventSent
+
+    instance_id: str
+    name: str
+    input: str | None = None
+    taskhub_action_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRaised(HistoryEvent):
+    event_type = EventType.EventRaised
+
+    name: str
+    input: str | None = None
+    parent_trace_context: TraceContext | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueAsNew(ExecutionCompleted):
+    """Read only: DurableTask never stores it (spec §2.5)."""
+
+    event_type = EventType.ContinueAsNew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenericEvent(HistoryEvent):
+    """What a rewind leaves in place of a failed event.
+
+    :param original: the other columns of a rewritten row, as they were.
+    """
+
+    event_type = EventType.GenericEvent
+
+    data: str | None = None
+    reason: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryState(HistoryEvent):
+    event_type = EventType.HistoryState
+
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSuspended(HistoryEvent):
+    event_type = EventType.ExecutionSuspended
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionResumed(HistoryEvent):
+    event_type = EventType.ExecutionResumed
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionRewound(HistoryEvent):
+    event_type = EventType.ExecutionRewound
+
+    reason: str | None = None
+    parent_execution_id: str | None = None
+    instance_id: str | None = None
+    parent_trace_context: TraceContext | None = None

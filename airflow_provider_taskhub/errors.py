@@ -1,0 +1,134 @@
+"""Every error of TaskHub, in one tree.
+
+::
+
+    TaskHubError
+    ├── ConfigurationError          a setting, name or file that cannot work; says the way out
+    │   └── HubError                the hub is missing, not ready, newer, or another one than asked for
+    ├── InputError                  a value that does not fit its annotation or is not JSON
+    ├── InstanceExists              a start was refused because the id is taken
+    ├── InstanceNotFound
+    ├── UnknownOrchestrator, UnknownActivity
+    ├── StorageError                what a store answers, translated once at the storage edge
+    │   ├── Conflict                a condition (ETag, existence, pop receipt) did not hold
+    │   ├── NotFound
+    │   ├── LeaseLost               a lease, or a worker's right to a partition, is gone
+    │   ├── Throttled               the store asks for patience; carries ``retry_after``
+    │   ├── Unavailable             no answer, or a 5xx; carries ``maybe_done``
+    │   └── PayloadTooLarge
+    ├── TaskFailedError             inside an orchestrator: an activity or a child failed
+    │   └── SubOrchestrationFailedError
+    ├── OrchestrationError          raised by an orchestrator to fail; carries ``retryable``
+    └── NonDeterminismError         the orchestrator decided otherwise than its history says
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.engine.events import FailureDetails
+
+
+class TaskHubError(Exception):
+    """Root of every error that TaskHub raises on purpose."""
+
+
+class ConfigurationError(TaskHubError):
+    """A setting, a name or a file that cannot work. The text names it, its value and the way out."""
+
+
+class HubError(ConfigurationError):
+    """The hub is missing, not ready, newer than this package, or differs from what was asked for."""
+
+
+class InputError(TaskHubError):
+    """A value that does not fit its annotation, or that JSON cannot express."""
+
+
+class InstanceExists(TaskHubError):
+    """A start was refused: the instance id is taken."""
+
+
+class InstanceNotFound(TaskHubError):
+    """No instance has this id."""
+
+
+class UnknownOrchestrator(TaskHubError):
+    """No loaded app declares an orchestrator of this name."""
+
+
+class UnknownActivity(TaskHubError):
+    """No loaded app declares an activity of this name."""
+
+
+class StorageError(TaskHubError):
+    """What a store answered. Raised by every primitive; nothing above the edge sees a service's own error."""
+
+
+class Conflict(StorageError):
+    """A condition did not hold: a stale ETag, an existing row, blob or queue, a stale pop receipt."""
+
+
+class NotFound(StorageError):
+    """The queue, message, table, row, container or blob does not exist."""
+
+
+class LeaseLost(StorageError):
+    """A lease, or this worker's right to serve a partition, is gone."""
+
+
+class Throttled(StorageError):
+    """The store asks for patience.
+
+    :param retry_after: seconds to wait before the next try.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(StorageError):
+    """No answer within the deadline, a broken connection, or a server error.
+
+    :param maybe_done: whether the request may have been carried out all the same.
+    """
+
+    def __init__(self, message: str, *, maybe_done: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done
+
+
+class PayloadTooLarge(StorageError):
+    """A message, row, property or batch above the service's limit."""
+
+
+class TaskFailedError(TaskHubError):
+    """Raised inside an orchestrator where a failed activity is awaited.
+
+    :param details: what failed, as recorded in the history.
+    """
+
+    def __init__(self, message: str, *, details: FailureDetails | None = None) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class SubOrchestrationFailedError(TaskFailedError):
+    """Raised inside an orchestrator where a failed child orchestration is awaited."""
+
+
+class OrchestrationError(TaskHubError):
+    """Raised by an orchestrator to fail the instance.
+
+    :param retryable: whether the Airflow task that waits for the instance may be retried.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class NonDeterminismError(TaskHubError):
+    """The orchestrator's code decided otherwise than the recorded history says."""

@@ -1,0 +1,295 @@
+"""What the parts of a hub and those above share: names, identities and plain records. No I/O, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.settings import hub_name
+
+FORMAT_VERSION = 1
+"""Of what is ours alone; a hub with a higher one is refused (DESIGN §5)."""
+MAX_INSTANCE_ID = 256
+"""UTF-16 units of an escaped instance id: keys, and blob names made of it, stay legal."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubNames:
+    """Names of a hub's queues, tables and containers (spec §1); the hub name's case is kept in tables.
+
+    :raises ConfigurationError: for a hub name that Azure refuses.
+    """
+
+    hub: str
+
+    def __post_init__(self) -> None:
+        try:
+            hub_name(self.hub)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+
+    def control(self, partition: int) -> str:
+        """Queue of a partition; two digits or more."""
+        return f"{self.hub.lower()}-control-{partition:02d}"
+
+    @property
+    def control_prefix(self) -> str:
+        return f"{self.hub.lower()}-control-"
+
+    @property
+    def work_items(self) -> str:
+        return f"{self.hub.lower()}-workitems"
+
+    @property
+    def history(self) -> str:
+        return f"{self.hub}History"
+
+    @property
+    def instances(self) -> str:
+        return f"{self.hub}Instances"
+
+    @property
+    def partitions(self) -> str:
+        return f"{self.hub}Partitions"
+
+    @property
+    def leases(self) -> str:
+        return f"{self.hub.lower()}-leases"
+
+    @property
+    def large_messages(self) -> str:
+        return f"{self.hub.lower()}-largemessages"
+
+    @property
+    def app_lease(self) -> str:
+        return f"{self.hub.lower()}-applease"
+
+    @property
+    def app_lease_info(self) -> str:
+        return f"{self.hub.lower()}-appleaseinfo"
+
+    # ours alone
+
+    @property
+    def controls(self) -> str:
+        return f"{self.hub}Controls"
+
+    @property
+    def activities(self) -> str:
+        return f"{self.hub}Activities"
+
+    @property
+    def completions(self) -> str:
+        return f"{self.hub}Completions"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.hub}Quarantine"
+
+    @property
+    def members(self) -> str:
+        return f"{self.hub}Members"
+
+    @property
+    def logs(self) -> str:
+        return f"{self.hub.lower()}-logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """A worker process: ``name@host/incarnation``, unique whatever the user sets as a name (K11)."""
+
+    name: str
+    host: str
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.host}/{self.incarnation}"
+
+
+class Tenure(Protocol):
+    """One stay of a partition with this worker, from taken to lost."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def queue(self) -> str:
+        """Name of the partition's control queue."""
+
+    @property
+    def epoch(self) -> int:
+        """Count of owners; for display and records of change only (DESIGN §5)."""
+
+    @property
+    def draining(self) -> bool:
+        """Asked to hand over: take no new messages, finish what runs, then call :meth:`drained`."""
+
+    def check(self) -> None:
+        """Called right before every state-changing operation.
+
+        :raises LeaseLost: when the lease is gone or older than give-up by this machine's monotonic clock.
+        """
+
+    def drained(self) -> None:
+        """The host has nothing of the partition in its hands any more: the lease may be given up now."""
+
+
+class TenureListener(Protocol):
+    """Who serves partitions. Called from the owner's thread, once per event; must return at once."""
+
+    def taken(self, tenure: Tenure) -> None: ...
+
+    def asked(self, tenure: Tenure) -> None:
+        """Drain (handover or stop): finish, make prefetched messages visible, then ``tenure.drained()``."""
+
+    def lost(self, tenure: Tenure, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A live worker as it lists itself in ``{Hub}Members``.
+
+    :param roles: of ``orchestrator``, ``activity``.
+    :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
+    """
+
+    worker: str
+    started: Timestamp
+    roles: tuple[str, ...]
+    apps: Mapping[str, str]
+    """App name → version."""
+    orchestrators: tuple[str, ...]
+    activities: tuple[str, ...]
+    running: int = 0
+    alive: bool = True
+
+
+class RecordState(StrEnum):
+    """Of an activity record (DESIGN §9)."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    LOST = "lost"  # superseded: its holder fell silent and another attempt was claimed
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityRecord:
+    """One attempt of a recorded activity: a row of ``{Hub}Activities``.
+
+    :param instance: the orchestration and its generation. :param task_id: number of its TaskScheduled event.
+    :param attempt: from 1; counts deliveries that were claimed, loss of workers included.
+    :param progress: between 0 and 1, or None. :param application_id, job_ids: Spark's.
+    :param log: blob name in the log container.
+    """
+
+    instance: OrchestrationInstance
+    task_id: int
+    action_id: str
+    attempt: int
+    name: str
+    state: RecordState
+    worker: str
+    executor: str
+    claimed: Timestamp
+    ended: Timestamp | None = None
+    progress: float | None = None
+    message: str | None = None
+    application_id: str | None = None
+    job_group: str | None = None
+    spark_ui: str | None = None
+    log: str | None = None
+    result: str | None = None
+    failure: FailureDetails | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceState:
+    """An instance as its row says it (spec §2.5); large values already fetched when asked for.
+
+    :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
+    :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
+    :param etag: of the row.
+    """
+
+    instance_id: str
+    execution_id: str | None
+    name: str
+    status: Status
+    version: str = ""
+    input: str | None = None
+    output: str | None = None
+    custom_status: str | None = None
+    created: Timestamp | None = None
+    updated: Timestamp | None = None
+    completed: Timestamp | None = None
+    scheduled_start: Timestamp | None = None
+    generation: int | None = None
+    tags: Mapping[str, str] | None = None
+    failure: FailureDetails | None = None
+    etag: str = ""
+
+
+class StartPolicy(StrEnum):
+    """What a start does when its instance id is taken (K44)."""
+
+    REFUSE = "refuse"  # InstanceExists, whatever its status
+    ATTACH = "attach"  # nothing, except that a Pending instance's start message is put again
+    REPLACE_FINISHED = "replace_finished"  # a new generation if it has ended; InstanceExists while it runs
+
+
+def check_instance_id(instance_id: str) -> str:
+    """An instance id that Azure can key.
+
+    :raises InputError: empty, longer than 256 UTF-16 units once escaped, or with unpaired surrogates.
+    """
+    if not instance_id:
+        raise InputError("instance id is empty: give 1 to 256 characters")
+    try:
+        units = len(instance_id.encode("utf-16-le")) // 2
+    except UnicodeEncodeError:
+        raise InputError(f"instance id {instance_id!r} holds an unpaired surrogate, which no key can store") from None
+    units += sum(1 for c in instance_id if c in "^/\\#?" or ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F)
+    if units > MAX_INSTANCE_ID:
+        raise InputError(
+            f"instance id {instance_id[:40]!r}… is {units} characters once escaped: at most {MAX_INSTANCE_ID}"
+        )
+    return instance_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubInfo:
+    """The hub row: the one place that says how a hub is made (DESIGN §5)."""
+
+    partitions: int
+    lease_store: str = "table"
+    format_version: int = FORMAT_VERSION
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """A row of ``{Hub}Partitions`` for people.
+
+    :param unchanged: how long the reader has seen the row's ETag unchanged, None at first sight.
+    """
+
+    partition: int
+    queue: str
+    owner: str | None
+    next_owner: str | None
+    draining: bool
+    epoch: int
+    owned_since: Timestamp | None
+    last_renewal: Timestamp | None
+    messages: int | None = None
+    unchanged: timedelta | None = None

@@ -1,0 +1,164 @@
+"""Settings: one frozen object, validated at construction, each default with its source.
+
+Values come, in this order, from arguments, the environment (``TASKHUB_HUB``, ``TASKHUB_CONNECTION`` …) and the file
+``$TASKHUB_CONFIG`` (else ``~/.taskhub/config.toml``). Nested values use two underscores: ``TASKHUB_LEASE__TAKE=PT40S``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from airflow_provider_taskhub.errors import ConfigurationError
+
+_HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
+LEASE_MARGIN = timedelta(milliseconds=500)
+"""Least distance between renew, give up and take: scheduling noise of a loaded machine."""
+
+
+def home() -> Path:
+    """``$TASKHUB_HOME``, else ``~/.taskhub``: the embedded hub, its logs and the lock files of incarnations."""
+    return Path(os.environ.get("TASKHUB_HOME") or Path.home() / ".taskhub").expanduser().absolute()
+
+
+def hub_name(value: str) -> str:
+    """A hub name that Azure accepts in names of queues, tables and containers (spec §1: 3 to 45, a letter first).
+
+    :raises ValueError: naming the value and the rule.
+    """
+    if not _HUB_NAME.fullmatch(value):
+        raise ValueError(
+            f"hub name {value!r} cannot name Azure queues and tables: use 3 to 45 letters and digits, a letter first"
+        )
+    return value
+
+
+class LeaseTimes(BaseModel):
+    """Times of partition leases (DESIGN §5). Each worker measures them on its own monotonic clock."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    renew: timedelta = timedelta(seconds=10)
+    give_up: timedelta = timedelta(seconds=20)
+    take: timedelta = timedelta(seconds=30)
+    scan: timedelta = timedelta(seconds=10)
+    visibility: timedelta = timedelta(seconds=30)
+    """How long a received control message stays invisible unless renewed."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not (self.renew + LEASE_MARGIN <= self.give_up and self.give_up + LEASE_MARGIN <= self.take):
+            raise ValueError(
+                "lease times must keep renew < give_up < take with at least 0.5 s between them, not "
+                f"{self.renew.total_seconds():g} s, {self.give_up.total_seconds():g} s, {self.take.total_seconds():g} s"
+            )
+        if min(self.renew, self.scan, self.visibility) <= timedelta(0):
+            raise ValueError("lease times must be longer than 0 s")
+        return self
+
+
+AZURE_LEASE = LeaseTimes()
+EMBEDDED_LEASE = LeaseTimes(
+    renew=timedelta(seconds=1),
+    give_up=timedelta(seconds=2),
+    take=timedelta(seconds=4),
+    scan=timedelta(seconds=0.5),
+    visibility=timedelta(seconds=4),
+)
+
+
+class SparkSettings(BaseModel):
+    """The Spark that executors use; jars, memory and master belong to the worker's pool (DESIGN §9)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    master: str = "local[*]"
+    conf: dict[str, str] = Field(default_factory=dict)
+
+
+class Settings(BaseSettings):
+    """Everything a process of TaskHub can be told. Immutable; secrets are masked in its repr."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix="TASKHUB_", env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    hub: str = "TaskHub"
+    connection: SecretStr | None = None
+    """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
+    (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the embedded hub in :func:`home`."""
+    partitions: int = Field(default=4, ge=1, le=1024)
+    """Control queues of a hub that is created (DESIGN §5)."""
+    lease: LeaseTimes | None = None
+    """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5)."""
+    app_name: str = ""
+    """AppName of DurableTask's app lease (spec §2.7)."""
+    activities: int = Field(default=4, ge=1, le=1000)
+    """Activities at once in a worker."""
+    orchestrations: int = Field(default=100, ge=1, le=10_000)
+    """Episodes under way at once in a worker."""
+    buffer: int = Field(default=64, ge=1, le=10_000)
+    """Messages prefetched per partition (K14)."""
+    buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
+    session_idle: timedelta = timedelta(seconds=30)
+    """An idle live session is evicted after this (ExtendedSessionIdleTimeout, K22)."""
+    max_polling: timedelta = timedelta(seconds=30)
+    """Ceiling of the polling back-off (MaxQueuePollingInterval, K38)."""
+    request_timeout: timedelta = timedelta(seconds=30)
+    """Deadline of one storage call."""
+    drain_timeout: timedelta = timedelta(seconds=30)
+    no_worker_timeout: timedelta = timedelta(minutes=10)
+    """An instance whose orchestrator or activity no live worker has had for so long fails (K43)."""
+    spark: SparkSettings = SparkSettings()
+
+    @field_validator("hub")
+    @classmethod
+    def _hub(cls, value: str) -> str:
+        return hub_name(value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = Path(os.environ.get("TASKHUB_CONFIG") or home() / "config.toml")
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the hub lives in an SQLite file."""
+        return self.connection is None or self.connection.get_secret_value().startswith("sqlite:")
+
+    @property
+    def lease_times(self) -> LeaseTimes:
+        return self.lease or (EMBEDDED_LEASE if self.embedded else AZURE_LEASE)
+
+
+def load_settings(**arguments: object) -> Settings:
+    """Settings from arguments, environment and file.
+
+    :raises ConfigurationError: one line per wrong value, naming it; never the value of a secret.
+    """
+    try:
+        return Settings(**{name: value for name, value in arguments.items() if value is not None})  # type: ignore[arg-type]  # pydantic validates
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False, include_input=False)
+        ]
+        raise ConfigurationError("; ".join(lines)) from None
