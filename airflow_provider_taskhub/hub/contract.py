@@ -266,6 +266,24 @@ def check_instance_id(instance_id: str) -> str:
     return instance_id
 
 
+_LATER = "00000000"
+
+
+def same_start(one: str, other: str) -> bool:
+    """Whether two execution ids descend from one start: a generation keeps the first half of its start's id."""
+    return one[:16] == other[:16]
+
+
+def generation_of(execution_id: str) -> int:
+    """How many times the start behind this execution id has continued as new; 0 for ids that others made."""
+    return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
+
+
+def next_execution_id(execution_id: str) -> str:
+    """The id of the generation after this one (DESIGN §6): derived, so that a re-run episode makes the same."""
+    return f"{execution_id[:16]:0<16}{_LATER}{generation_of(execution_id) + 1:08x}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubInfo:
     """The hub row: the one place that says how a hub is made (DESIGN §5)."""

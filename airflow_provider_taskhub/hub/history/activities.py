@@ -1,0 +1,181 @@
+"""Activity records: one row of ``{Hub}Activities`` per attempt decides who runs a recorded activity (DESIGN §9).
+
+Rows of an instance lie in one partition, ordered by generation, task and attempt, so that superseding an attempt and
+claiming the next is one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from airflow_provider_taskhub import codec
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
+from airflow_provider_taskhub.errors import NotFound
+from airflow_provider_taskhub.hub.contract import ActivityRecord, HubNames, RecordState
+from airflow_provider_taskhub.hub.history.records import escape, unescape
+from airflow_provider_taskhub.storage.primitives import (
+    And,
+    Compare,
+    Entity,
+    Property,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Store,
+    Transact,
+)
+
+INLINE_CHARACTERS = 30_000
+
+
+def row_key(execution_id: str, task_id: int, attempt: int) -> str:
+    return f"{escape(execution_id)}:{task_id:010d}:{attempt:06d}"
+
+
+def _blob_name(record: ActivityRecord) -> str:
+    instance = record.instance
+    key = row_key(instance.execution_id or "", record.task_id, record.attempt).replace(":", "-")
+    return f"{escape(instance.instance_id)}/activity-{key}-Result.json.gz"
+
+
+def result_blob(names: HubNames, record: ActivityRecord) -> PutBlob | None:
+    """A result too large for its row, to be written before the row is."""
+    if record.result is None or len(record.result) <= INLINE_CHARACTERS:
+        return None
+    return PutBlob(container=names.large_messages, name=_blob_name(record), data=codec.compress(record.result))
+
+
+async def result_of(store: Store, names: HubNames, entity: Entity) -> str | None:
+    """The result that an attempt recorded, fetched if it is a blob."""
+    name = entity.properties.get("ResultBlobName")
+    if not isinstance(name, str):
+        return decode(entity).result
+    blob = await store.get_blob(names.large_messages, name)
+    if blob is None:
+        raise NotFound(f"result of activity row {entity.row_key}: blob {name!r} is gone")
+    return codec.decompress(blob.data)
+
+
+def encode(record: ActivityRecord) -> Entity:
+    """The row of an attempt; a result too large for a row is a blob (:func:`result_blob`)."""
+    failure = None
+    if record.failure is not None:
+        failure = codec.dumps(
+            {
+                "type": record.failure.error_type[:1000],
+                "message": record.failure.error_message[:8000],
+                "stack": (record.failure.stack_trace or "")[:16_000],
+                "final": record.failure.is_non_retriable,
+            }
+        )
+    fits = record.result is None or len(record.result) <= INLINE_CHARACTERS
+    columns: dict[str, Property | None] = {
+        "ExecutionId": record.instance.execution_id or "",
+        "TaskId": record.task_id,
+        "ActionId": record.action_id,
+        "Attempt": record.attempt,
+        "Name": record.name,
+        "State": str(record.state),
+        "Worker": record.worker,
+        "Executor": record.executor,
+        "Claimed": record.claimed,
+        "Ended": record.ended,
+        "Progress": None if record.progress is None else float(record.progress),
+        "Message": None if record.message is None else record.message[:2000],
+        "ApplicationId": record.application_id,
+        "JobGroup": record.job_group,
+        "SparkUi": record.spark_ui,
+        "Log": record.log,
+        "Result": record.result if fits else None,
+        "ResultBlobName": None if fits else _blob_name(record),
+        "Failure": failure,
+    }
+    return Entity(
+        partition_key=escape(record.instance.instance_id),
+        row_key=row_key(record.instance.execution_id or "", record.task_id, record.attempt),
+        properties={name: value for name, value in columns.items() if value is not None},
+    )
+
+
+def decode(entity: Entity) -> ActivityRecord:
+    columns = entity.properties
+    failure = None
+    if "Failure" in columns:
+        kept = codec.loads(str(columns["Failure"]))
+        failure = FailureDetails(
+            error_type=kept["type"],
+            error_message=kept["message"],
+            stack_trace=kept["stack"],
+            is_non_retriable=bool(kept["final"]),
+        )
+    claimed, ended, progress = columns.get("Claimed"), columns.get("Ended"), columns.get("Progress")
+    return ActivityRecord(
+        instance=OrchestrationInstance(
+            instance_id=unescape(entity.partition_key), execution_id=_text(columns, "ExecutionId") or ""
+        ),
+        task_id=_number(columns, "TaskId"),
+        action_id=_text(columns, "ActionId") or "",
+        attempt=_number(columns, "Attempt"),
+        name=_text(columns, "Name") or "",
+        state=RecordState(_text(columns, "State") or "lost"),
+        worker=_text(columns, "Worker") or "",
+        executor=_text(columns, "Executor") or "",
+        claimed=claimed if isinstance(claimed, Timestamp) else Timestamp(0),
+        ended=ended if isinstance(ended, Timestamp) else None,
+        progress=float(progress) if isinstance(progress, int | float) else None,
+        message=_text(columns, "Message"),
+        application_id=_text(columns, "ApplicationId"),
+        job_group=_text(columns, "JobGroup"),
+        spark_ui=_text(columns, "SparkUi"),
+        log=_text(columns, "Log"),
+        result=_text(columns, "Result"),
+        failure=failure,
+    )
+
+
+def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, now: Timestamp) -> Transact:
+    """Insert an attempt; the silent one before it is marked lost in the same transaction, if it is still as seen."""
+    rows = [RowOperation(verb=RowVerb.INSERT, entity=encode(record))]
+    if supersede is not None:
+        lost = encode(replace(decode(supersede), state=RecordState.LOST, ended=now))
+        rows.append(RowOperation(verb=RowVerb.REPLACE, entity=lost, etag=supersede.etag))
+    return Transact(table=names.activities, rows=tuple(rows))
+
+
+def update(names: HubNames, record: ActivityRecord, etag: str) -> Transact:
+    """A heartbeat, progress or the outcome: refused (Conflict) once somebody cancelled or superseded the attempt."""
+    row = RowOperation(verb=RowVerb.REPLACE, entity=encode(record), etag=etag)
+    return Transact(table=names.activities, rows=(row,))
+
+
+async def attempts(
+    store: Store, names: HubNames, instance: OrchestrationInstance, task_id: int
+) -> list[tuple[ActivityRecord, Entity]]:
+    """All attempts of one activity, first to last."""
+    key, execution_id = escape(instance.instance_id), instance.execution_id or ""
+    within = And(
+        (
+            Compare("PartitionKey", "eq", key),
+            Compare("RowKey", "ge", row_key(execution_id, task_id, 0)),
+            Compare("RowKey", "le", row_key(execution_id, task_id, 999_999)),
+        )
+    )
+    return [(decode(entity), entity) async for entity in store.rows(names.activities, within)]
+
+
+async def of_instance(store: Store, names: HubNames, instance_id: str) -> list[tuple[ActivityRecord, Entity]]:
+    """All attempts of an instance's recorded activities, every generation."""
+    found = store.rows(names.activities, Compare("PartitionKey", "eq", escape(instance_id)))
+    return [(decode(entity), entity) async for entity in found]
+
+
+def _text(columns: Mapping[str, Property | None], name: str) -> str | None:
+    value = columns.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _number(columns: Mapping[str, Property | None], name: str) -> int:
+    value = columns.get(name)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,232 @@
+"""The checkpoint: a pure function from the outcome of an episode to ordered steps of storage operations (DESIGN §7).
+
+Order, always: payloads, outbound, history (one step a batch), instance, completion, delete. The names of the steps are
+the names of the crash points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.history.instances import merge_row
+from airflow_provider_taskhub.hub.history.payloads import batches, spill_columns
+from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, escape
+from airflow_provider_taskhub.storage.primitives import (
+    DeleteMessage,
+    Entity,
+    EtagOf,
+    PutBlob,
+    PutMessage,
+    ReceiptHolder,
+    RowOperation,
+    RowVerb,
+    Step,
+    Transact,
+    Unit,
+)
+
+WATCH_TAG = "taskhub.watch"
+"""Tag of a start whose end is announced in ``{Hub}Completions`` (DESIGN §10)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a session knows to be stored of its instance.
+
+    :param sentinel_etag: None: no sentinel yet, it will be inserted. :param rows: history rows of the generation.
+    :param row_etag: of the instance row; None: not known, the merge is then an upsert.
+    :param surplus: rows beyond ``rows`` that a half commit left behind.
+    :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
+    """
+
+    sentinel_etag: str | None = None
+    rows: int = 0
+    surplus: int = 0
+    row_etag: str | None = None
+    status: Status | None = None
+    custom_status: str | None = None
+    merged: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checkpoint ready to be sent.
+
+    :param history, instance: indexes of the step that ends the history, and of the instance row's (None: not written).
+    """
+
+    unit: Unit
+    commit_id: str
+    outbound: int
+    history: int
+    instance: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """The messages that an episode consumed."""
+
+    queue: str
+    messages: tuple[ReceiptHolder, ...]
+    message_ids: tuple[str, ...]
+
+
+def build(
+    episode: Episode,
+    stored: Stored,
+    *,
+    names: HubNames,
+    puts: Sequence[PutMessage],
+    blobs: Sequence[PutBlob],
+    processed: Processed,
+    commit_id: str,
+    now: Timestamp,
+    container_url: str,
+    tags: dict[str, str],
+    write_instance: bool,
+    check: Callable[[], None],
+) -> Plan:
+    """All that makes an episode durable.
+
+    :param puts, blobs: the outbound messages, encoded, and the payloads that they spilled.
+    :param tags: the instance's tags. :param write_instance: see :func:`visible`.
+    """
+    rows, row_blobs = _history_rows(episode, names)
+    history = _history_steps(episode, stored, rows, names, processed, commit_id, now)
+    steps = [
+        Step(name="payloads", operations=(*blobs, *row_blobs)),
+        Step(name="outbound", operations=tuple(puts)),
+        *history,
+    ]
+    instance: int | None = None
+    merge, merge_blobs = merge_row(
+        episode, names=names, now=now, container_url=container_url, history_blobs=tuple(row_blobs)
+    )
+    if write_instance:
+        instance = len(steps)
+        steps[0] = replace(steps[0], operations=(*steps[0].operations, *merge_blobs))
+        steps.append(Step(name="instance", operations=(_instance(names, merge, stored.row_etag),)))
+    steps.extend(tail(names, episode, processed, tags))
+    return Plan(
+        unit=Unit(steps=tuple(steps), check=check),
+        commit_id=commit_id,
+        outbound=1,
+        history=1 + len(history),
+        instance=instance,
+    )
+
+
+def rest(
+    episode: Episode,
+    row_etag: str | None,
+    *,
+    names: HubNames,
+    processed: Processed,
+    now: Timestamp,
+    container_url: str,
+    tags: dict[str, str],
+    check: Callable[[], None],
+) -> Unit:
+    """What remains of a checkpoint whose history is committed but whose instance row was refused."""
+    merge, merge_blobs = merge_row(episode, names=names, now=now, container_url=container_url, history_blobs=())
+    steps = (
+        Step(name="payloads", operations=tuple(merge_blobs)),
+        Step(name="instance", operations=(_instance(names, merge, row_etag),)),
+        *tail(names, episode, processed, tags),
+    )
+    return Unit(steps=steps, check=check)
+
+
+def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str, str]) -> tuple[Step, ...]:
+    """Completion hint, then the processed messages."""
+    hint: tuple[Transact, ...] = ()
+    if episode.completed is not None and WATCH_TAG in tags:
+        instance_id = episode.current.instance_id
+        entity = Entity(
+            partition_key="",
+            row_key=escape(instance_id),
+            properties={"ExecutionId": episode.current.execution_id, "RuntimeStatus": str(episode.status)},
+        )
+        row = RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=entity)
+        hint = (Transact(table=names.completions, rows=(row,)),)
+    deletes = tuple(DeleteMessage(queue=processed.queue, message=held, quiet=True) for held in processed.messages)
+    return Step(name="completion", operations=hint), Step(name="delete", operations=deletes)
+
+
+def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10.0) -> bool:
+    """Whether a reader of the instance row can see a difference, or the last merge is ``longest`` seconds ago."""
+    return (
+        episode.started
+        or episode.completed is not None
+        or episode.output is not None
+        or episode.status is not stored.status
+        or episode.custom_status != stored.custom_status
+        or now - stored.merged >= longest
+    )
+
+
+def after(stored: Stored, episode: Episode, *, sentinel_etag: str, row_etag: str | None, now: float) -> Stored:
+    """What is stored once the checkpoint is committed. :param row_etag: None: the row was not written."""
+    count = (0 if episode.switched else stored.rows) + len(episode.history)
+    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0)
+    if row_etag is None:
+        return kept
+    return replace(kept, row_etag=row_etag, status=episode.status, custom_status=episode.custom_status, merged=now)
+
+
+def _history_rows(episode: Episode, names: HubNames) -> tuple[list[Entity], list[PutBlob]]:
+    rows: list[Entity] = []
+    blobs: list[PutBlob] = []
+    instance_id, execution_id = episode.current.instance_id, episode.current.execution_id or ""
+    for ordinal, event in enumerate(episode.history, episode.first_ordinal):
+        entity = encode_event(event, instance_id=instance_id, execution_id=execution_id, ordinal=ordinal)
+        entity, spilled = spill_columns(entity, names.large_messages)
+        rows.append(entity)
+        blobs.extend(spilled)
+    return rows, blobs
+
+
+def _history_steps(
+    episode: Episode,
+    stored: Stored,
+    rows: list[Entity],
+    names: HubNames,
+    processed: Processed,
+    commit_id: str,
+    now: Timestamp,
+) -> list[Step]:
+    """One entity-group transaction a batch, chained by the sentinel's ETag (K28)."""
+    groups = batches(rows)
+    before = 0 if episode.switched else stored.rows
+    committed = before + len(rows)
+    steps: list[Step] = []
+    for index, group in enumerate(groups):
+        last = index == len(groups) - 1
+        sentinel = Sentinel(
+            execution_id=episode.current.execution_id or "",
+            complete=last,
+            checkpoint_completed=now if last else None,
+            commit_id=commit_id,
+            committed_rows=committed if last else before,
+            consumed=processed.message_ids if episode.switched and last else (),
+        )
+        entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
+        if index == 0 and stored.sentinel_etag is None:
+            lock = RowOperation(verb=RowVerb.INSERT, entity=entity)
+        else:
+            previous = EtagOf(step=1 + index, row=len(groups[index - 1])) if index else stored.sentinel_etag
+            lock = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=previous)
+        operations = (*(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group), lock)
+        name = "history" if index == 0 else f"history:{index}"
+        steps.append(Step(name=name, operations=(Transact(table=names.history, rows=operations),)))
+    return steps
+
+
+def _instance(names: HubNames, merge: Entity, etag: str | None) -> Transact:
+    verb = RowVerb.UPSERT_MERGE if etag is None else RowVerb.MERGE
+    return Transact(table=names.instances, rows=(RowOperation(verb=verb, entity=merge, etag=etag),))

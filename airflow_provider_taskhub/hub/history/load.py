@@ -1,0 +1,89 @@
+"""Reading an instance's history back: the generation that counts, payloads fetched, half commits cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from airflow_provider_taskhub.codec import decompress
+from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
+from airflow_provider_taskhub.hub.history.records import (
+    SENTINEL,
+    Sentinel,
+    decode_event,
+    decode_sentinel,
+    escape,
+)
+from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
+
+PARALLEL = 16
+
+
+class HistoryUnreadable(StorageError):
+    """A payload blob that the history names does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An instance's stored history: of its current generation, committed rows only.
+
+    :param sentinel: None when the instance has no history.
+    :param surplus: rows that a half commit left behind the committed ones.
+    """
+
+    past: tuple[HistoryEvent, ...] = ()
+    sentinel: Sentinel | None = None
+    surplus: int = 0
+
+
+async def load(store: Store, names: HubNames, instance_id: str, *, payloads: bool = True) -> Loaded:
+    """The history of an instance.
+
+    :param payloads: fetch spilled columns; without, they read as empty texts.
+    :raises HistoryUnreadable: when a payload is missing. :raises StorageError: as the store says.
+    """
+    sentinel: Sentinel | None = None
+    rows: list[Entity] = []
+    async for entity in store.rows(names.history, Compare("PartitionKey", "eq", escape(instance_id))):
+        if entity.row_key == SENTINEL:
+            sentinel = decode_sentinel(entity)
+        else:
+            rows.append(entity)
+    if sentinel is None:
+        return Loaded()
+    current = _generation(rows, sentinel.execution_id)
+    committed = sentinel.committed(len(current))
+    kept = current[:committed]
+    if payloads:
+        gate = asyncio.Semaphore(PARALLEL)
+        kept = list(await asyncio.gather(*(_restored(store, names, entity, gate) for entity in kept)))
+    return Loaded(
+        past=tuple(decode_event(entity) for entity in kept), sentinel=sentinel, surplus=len(current) - committed
+    )
+
+
+def _generation(rows: list[Entity], execution_id: str) -> list[Entity]:
+    """Rows up to the first of another generation: a shorter generation leaves old tails behind (spec §2.4)."""
+    found: list[Entity] = []
+    for entity in sorted(rows, key=lambda row: row.row_key):
+        if entity.properties.get("ExecutionId") != execution_id:
+            break
+        found.append(entity)
+    return found
+
+
+async def _restored(store: Store, names: HubNames, entity: Entity, gate: asyncio.Semaphore) -> Entity:
+    wanted = blob_columns(entity)
+    if not wanted:
+        return entity
+    texts: dict[str, str] = {}
+    for column, name in wanted.items():
+        async with gate:
+            blob = await store.get_blob(names.large_messages, name)
+        if blob is None:
+            raise HistoryUnreadable(f"history row {entity.row_key} of {entity.partition_key!r}: blob {name!r} is gone")
+        texts[column] = decompress(blob.data)
+    return restore(entity, texts)

@@ -1,0 +1,133 @@
+"""A hub, opened: its store, its names, its row, and the few verbs that join partitions, messages and history.
+
+The siblings below do not know each other; what needs two of them stands here. Used by the client and by workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from uuid import uuid4
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
+from airflow_provider_taskhub.hub.history import checkpoint
+from airflow_provider_taskhub.hub.history.instances import container_url, decode_instance
+from airflow_provider_taskhub.hub.history.records import escape
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.storage.primitives import Step, Store, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """A ready hub over an open store.
+
+    :param info: the hub row as read when opened. :param sequence: the process's count of messages (spec §2.2).
+    """
+
+    store: Store
+    names: HubNames
+    info: HubInfo
+    clock: Clock
+    sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
+
+    def queue_of(self, instance_id: str) -> str:
+        """The control queue that serves an instance (spec §3)."""
+        return self.names.control(partition_of(instance_id, self.info.partitions))
+
+    @property
+    def container_url(self) -> str:
+        """Address of the container of large payloads, as written into instance rows (spec §2.5)."""
+        return container_url(self.store.describe(), self.names)
+
+    # rows
+
+    async def instance(self, instance_id: str) -> InstanceState | None:
+        """An instance's row, large values as the addresses that it holds."""
+        entity = await self.store.get(self.names.instances, escape(instance_id), "")
+        return None if entity is None else decode_instance(entity)
+
+    # messages
+
+    def mail(
+        self,
+        event: HistoryEvent,
+        target: OrchestrationInstance,
+        *,
+        sender: OrchestrationInstance = NOBODY,
+        episode: int | None = None,
+        claim: timedelta | None = None,
+    ) -> Letter:
+        """A message to an instance."""
+        return letter(
+            event,
+            target,
+            names=self.names,
+            queue=self.queue_of(target.instance_id),
+            sequence=self.sequence(),
+            sender=sender,
+            now=self.clock.utc_now(),
+            episode=episode,
+            claim=claim,
+        )
+
+    async def send(self, made: Letter) -> None:
+        """Put a message, its payload before it."""
+        blobs = (made.blob,) if made.blob is not None else ()
+        steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
+        await self.store.commit(Unit(steps=steps))
+
+    # checkpoints
+
+    def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[Letter, ...]:
+        """An episode's messages, encoded."""
+        routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
+        return letters(episode, routing, self.clock.utc_now())
+
+    def checkpoint(
+        self,
+        episode: Episode,
+        stored: checkpoint.Stored,
+        mail: Sequence[Letter],
+        batch: Sequence[Held],
+        *,
+        queue: str,
+        tags: dict[str, str],
+        check: Callable[[], None],
+    ) -> checkpoint.Plan:
+        """An episode's checkpoint (DESIGN §7)."""
+        return checkpoint.build(
+            episode,
+            stored,
+            names=self.names,
+            puts=[made.put() for made in mail],
+            blobs=[made.blob for made in mail if made.blob is not None],
+            processed=processed(queue, batch),
+            commit_id=uuid4().hex,
+            now=self.clock.utc_now(),
+            container_url=self.container_url,
+            tags=tags,
+            write_instance=checkpoint.visible(episode, stored, now=self.clock.monotonic()),
+            check=check,
+        )
+
+
+def processed(queue: str, batch: Sequence[Held]) -> checkpoint.Processed:
+    """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts."""
+    return checkpoint.Processed(
+        queue=queue, messages=tuple(batch), message_ids=tuple(held.message_id for held in batch)
+    )
+
+
+def brought(held: Held) -> HistoryEvent:
+    """A message's event, marked with the message that brought it (DESIGN §7, unknown outcomes)."""
+    return replace(held.message.event, taskhub_message_id=held.message_id)
+
+

@@ -1,0 +1,225 @@
+"""Reading one partition's control queue while this worker serves it.
+
+Owns prefetch, decoding, renewal and giving back. Never decides what a message means: it delivers, in arrival order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import decompress
+from airflow_provider_taskhub.errors import NotFound, StorageError, Unavailable
+from airflow_provider_taskhub.hub.contract import HubNames, Tenure
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.envelope import MessageError, decode
+from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back
+from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
+from airflow_provider_taskhub.storage.primitives import Message, Store
+
+log = structlog.get_logger(__name__)
+
+
+async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
+    """A received message with its spilled payload fetched.
+
+    :raises MessageError: when it cannot be decoded, or its blob is gone. :raises StorageError: when the blob cannot be
+        read now; the message is then given back, not judged.
+    """
+    outer = decode(message.text)
+    envelope = outer
+    if outer.blob_name:
+        blob = await store.get_blob(names.large_messages, outer.blob_name)
+        if blob is None:
+            raise MessageError(f"its payload blob {outer.blob_name!r} does not exist")
+        try:
+            text = decompress(blob.data)
+        except (OSError, ValueError, EOFError) as error:
+            raise MessageError(f"its payload blob {outer.blob_name!r} is not gzip of UTF-8: {error}") from error
+        envelope = decode(text)
+    if envelope.message is None:
+        raise MessageError("it holds no task message")
+    return Held(
+        queue=queue,
+        outer=outer,
+        envelope=envelope,
+        receipt=message.receipt,
+        inserted=message.inserted,
+        dequeue_count=message.dequeue_count,
+        size=len(message.text),
+        claimed=claimed,
+    )
+
+
+class Reader:
+    """Claims messages of a queue, decodes them and keeps them claimed until told otherwise.
+
+    :param room: how many messages may be claimed now; 0 waits for :meth:`wake`.
+    :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        names: HubNames,
+        queue: str,
+        clock: Clock,
+        visibility: timedelta,
+        max_polling: timedelta,
+        room: Callable[[], int],
+        deliver: Callable[[Held], None],
+    ) -> None:
+        self.queue = queue
+        self.stopping = False
+        self._store, self._names, self._clock = store, names, clock
+        self._visibility = visibility
+        self._room, self._deliver = room, deliver
+        self._renewer = Renewer(store, clock, visibility)
+        self._backoff = Backoff(ceiling=max_polling.total_seconds())
+        self._draw = random.Random()  # noqa: S311  # jitter, not secrets
+        self._space = asyncio.Event()
+        self.last_poll = clock.monotonic()
+
+    def held(self) -> tuple[Held, ...]:
+        return self._renewer.held()
+
+    def adopt(self, held: Held) -> None:
+        """Take over a message that a put of this worker claimed; it is delivered like a received one."""
+        self._renewer.add(held)
+        self._deliver(held)
+
+    def release(self, messages: Iterable[Held]) -> None:
+        """The messages are deleted or given back: no renewal any more, and room for others."""
+        for held in messages:
+            self._renewer.remove(held)
+        self._space.set()
+
+    def wake(self) -> None:
+        """Something changed: look again at the room and the queue."""
+        self._backoff.received()
+        self._space.set()
+
+    async def give_back(self, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
+                        ) -> None:
+        """Make messages receivable again, by whoever reads the queue next."""
+        messages = tuple(messages)
+        self.release(messages)
+        await give_back(self._store, messages, delay=delay, failed=failed)
+
+    async def run(self) -> None:
+        """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
+        renewing = asyncio.create_task(self._renewer.run(), name=f"renew {self.queue}")
+        try:
+            while not self.stopping:
+                try:
+                    await self._turn()
+                except NotFound:
+                    log.error("queue_missing", queue=self.queue)
+                    await self._clock.sleep(1.0)
+                except StorageError as error:
+                    log.warning("receive_failed", queue=self.queue, error=str(error))
+                    await self._clock.sleep(1.0)
+            await asyncio.Future()  # keep renewing what is held until the owner cancels
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        room = self._room()
+        if room <= 0:
+            self._space.clear()
+            if self._room() <= 0 and not self.stopping:
+                await self._space.wait()
+            return
+        self.last_poll = sent = self._clock.monotonic()
+        messages = await self._store.receive(self.queue, limit=room, visibility=self._visibility)
+        if not messages:
+            if await self._store.arrival([self.queue], self._backoff.next(self._draw)):
+                self._backoff.received()
+            return
+        self._backoff.received()
+        for outcome in await asyncio.gather(*(self._take(message, sent) for message in messages)):
+            if outcome is not None:
+                self._deliver(outcome)
+
+    async def _take(self, message: Message, sent: float) -> Held | None:
+        known = self._renewer.known(message.receipt.message_id)
+        if known is not None:
+            known.receipt, known.claimed, known.gone = message.receipt, sent, False
+            return None
+        try:
+            held = await decode_message(self._store, self._names, self.queue, message, sent)
+        except MessageError as error:
+            await self._quarantine(quarantine.of_message(self.queue, message, str(error)), message)
+            return None
+        except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
+            log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
+            return None
+        if held.dequeue_count > quarantine.MAX_DELIVERIES or held.outer.failures > quarantine.MAX_FAILURES:
+            cause = f"{held.outer.failures} failed processings, {held.dequeue_count} deliveries"
+            await self._quarantine(quarantine.of_message(self.queue, message, cause), message)
+            return None
+        self._renewer.add(held)
+        return held
+
+    async def _quarantine(self, item: quarantine.Quarantined, message: Message) -> None:
+        log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause)
+        try:
+            await self._store.commit(quarantine.unit(self._names, item, message.receipt))
+        except (Unavailable, StorageError) as error:  # it stays in the queue and is tried at its next delivery
+            log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
+
+
+class ControlReader(Reader):
+    """The reader of one tenure's control queue, with the bounded buffer of that partition (K14, K15).
+
+    :param limit, limit_bytes: of messages delivered but not yet taken into an episode.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        names: HubNames,
+        tenure: Tenure,
+        clock: Clock,
+        visibility: timedelta,
+        max_polling: timedelta,
+        limit: int,
+        limit_bytes: int,
+        deliver: Callable[[ControlReader, Held], None],
+    ) -> None:
+        super().__init__(
+            store=store,
+            names=names,
+            queue=tenure.queue,
+            clock=clock,
+            visibility=visibility,
+            max_polling=max_polling,
+            room=lambda: 0 if self.stopping else admit(
+                buffered=self.buffered, buffered_bytes=self.buffered_bytes, limit=limit, limit_bytes=limit_bytes
+            ),
+            deliver=self._buffer,
+        )
+        self.tenure = tenure
+        self.buffered = 0
+        self.buffered_bytes = 0
+        self._forward = deliver
+
+    def _buffer(self, held: Held) -> None:
+        self.buffered += 1
+        self.buffered_bytes += held.size
+        self._forward(self, held)
+
+    def taken(self, messages: Iterable[Held]) -> None:
+        """The messages left the buffer (into an episode, or back to the queue)."""
+        for held in messages:
+            self.buffered -= 1
+            self.buffered_bytes -= held.size
+        self._space.set()

@@ -1,0 +1,134 @@
+"""A queue message in this worker's hands, and how long it may stay there.
+
+Owns receipts and their renewal. A message is held invisible no longer than a lease can be, renewed while it is held, and
+given back at once by whoever stops, drains or abandons (DESIGN §6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
+from airflow_provider_taskhub.storage.primitives import Receipt, Store, UpdateMessage
+
+log = structlog.get_logger(__name__)
+
+GIVE_BACK_PARALLEL = 16
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Held:
+    """A claimed message. Mutable: a renewal replaces its receipt.
+
+    :param outer: the envelope as it lies in the queue (a spill wrapper, perhaps).
+    :param envelope: the envelope that was meant.
+    :param claimed: monotonic second at which the newest receipt was asked for.
+    :param gone: somebody else has the message, or it is deleted: the receipt is worth nothing.
+    """
+
+    queue: str
+    outer: Envelope
+    envelope: Envelope
+    receipt: Receipt
+    inserted: Timestamp
+    dequeue_count: int
+    size: int
+    claimed: float
+    gone: bool = field(default=False)
+
+    @property
+    def message(self) -> TaskMessage:
+        """The task message; an envelope without one never becomes a held message."""
+        assert self.envelope.message is not None
+        return self.envelope.message
+
+    @property
+    def message_id(self) -> str:
+        return self.receipt.message_id
+
+    @property
+    def order(self) -> tuple[Timestamp, int]:
+        """Order of processing: enqueued first, then the sender's own count (spec §5.1)."""
+        return self.inserted, self.envelope.sequence_number
+
+
+async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -> bool:
+    """Keep a message invisible for ``visibility`` from now.
+
+    :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
+    """
+    sent = clock.monotonic()
+    try:
+        receipt = await store.execute(UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility))
+    except (Conflict, NotFound):
+        held.gone = True
+        return False
+    except StorageError as error:
+        log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(error))
+        return True
+    assert isinstance(receipt, Receipt)
+    held.receipt, held.claimed = receipt, sent
+    return True
+
+
+async def give_back(
+    store: Store, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
+) -> None:
+    """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
+
+    :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
+    """
+    gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
+
+    async def one(held: Held) -> None:
+        text = encode(replace(held.outer, failures=held.outer.failures + 1)) if failed else None
+        update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text)
+        async with gate:
+            try:
+                await store.execute(update)
+            except StorageError as error:
+                log.info("give_back_failed", queue=held.queue, message_id=held.message_id, error=str(error))
+
+    await asyncio.gather(*(one(held) for held in messages if not held.gone))
+
+
+class Renewer:
+    """Renews what a reader holds. One loop per reader; work in parallel, bounded."""
+
+    def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
+        self._store, self._clock, self._visibility = store, clock, visibility
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def held(self) -> tuple[Held, ...]:
+        return tuple(self._held.values())
+
+    def known(self, message_id: str) -> Held | None:
+        return self._held.get(message_id)
+
+    def add(self, held: Held) -> None:
+        self._held[held.message_id] = held
+
+    def remove(self, held: Held) -> None:
+        self._held.pop(held.message_id, None)
+
+    async def run(self) -> None:
+        """Renew for ever; cancelled by its owner."""
+        interval = self._visibility.total_seconds() / 4
+        while True:
+            await self._clock.sleep(interval)
+            due = self._clock.monotonic() - interval
+            old = [held for held in self._held.values() if held.claimed <= due and not held.gone]
+            for start in range(0, len(old), GIVE_BACK_PARALLEL):
+                part = old[start : start + GIVE_BACK_PARALLEL]
+                await asyncio.gather(*(renew(self._store, held, self._visibility, self._clock) for held in part))

@@ -1,0 +1,41 @@
+"""Admission to a partition's buffer, and the pace of polling: pure decisions (K14, K15, K38)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
+
+FIRST_POLL = 0.05
+"""Seconds after the first empty receive (spec §5.1)."""
+
+
+def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -> int:
+    """How many messages the next receive may ask for; 0 while the buffer is full."""
+    if buffered_bytes >= limit_bytes:
+        return 0
+    return max(0, min(MAX_RECEIVE, limit - buffered))
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Polling back-off: 0, 50 ms, then doubling with ±20 % jitter up to a ceiling (spec §5.1).
+
+    :param ceiling: seconds (MaxQueuePollingInterval).
+    """
+
+    ceiling: float
+    empty: int = 0
+
+    def received(self) -> None:
+        """A message came, or a local send woke the reader."""
+        self.empty = 0
+
+    def next(self, draw: random.Random) -> float:
+        """Seconds to wait after one more empty receive."""
+        self.empty += 1
+        if self.empty == 1:
+            return min(FIRST_POLL, self.ceiling)
+        doubled = FIRST_POLL * 2 ** min(self.empty - 2, 20)
+        return min(self.ceiling, FIRST_POLL + draw.uniform(0.8, 1.2) * doubled)

@@ -1,0 +1,165 @@
+"""What becomes of a message for an instance that is not in memory: pure rules over plain facts (DESIGN §6).
+
+History decides whether a response is processed; storage timestamps only tell what a response without its scheduling
+event is. Both times come from the storage service, so no clock of a worker matters (K33).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    ExecutionStarted,
+    ExecutionTerminated,
+    HistoryEvent,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceFailed,
+    TaskCompleted,
+    TaskFailed,
+    TimerFired,
+)
+from airflow_provider_taskhub.hub.contract import generation_of, same_start
+
+SECOND = 10_000_000
+RACE_CEILING = 4.0
+LONG_CEILING = 600.0
+
+
+class Verdict(StrEnum):
+    PROCESS = "process"
+    STALE = "stale"  # set aside: deleted, with a record of why
+    RACE = "race"  # a checkpoint is under way: short back-off, AbandoningMessage
+    WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
+    CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
+    LOOK = "look"  # the instance row decides and was not read yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is stored of an instance.
+
+    :param execution_id: of the sentinel; None when there is no history.
+    :param checkpointed: the storage service's time of the sentinel's last change.
+    :param scheduled: event ids of the scheduling events in the history.
+    :param final: the history ends in a completion.
+    :param seen: queue message ids whose events are in the history, or were consumed by the last commit.
+    :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
+    """
+
+    execution_id: str | None = None
+    checkpointed: Timestamp | None = None
+    scheduled: Set[int] = frozenset()
+    final: bool = False
+    seen: Set[str] = frozenset()
+    row_read: bool = False
+    row_execution_id: str | None = None
+    row_terminated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    verdict: Verdict
+    reason: str = ""
+
+
+PROCESS = Judged(verdict=Verdict.PROCESS)
+
+
+def scheduling_id(event: HistoryEvent) -> int | None:
+    """The action number that a response answers; None for everything else."""
+    match event:
+        case (
+            TaskCompleted() | TaskFailed() | SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed()
+        ):
+            return event.task_scheduled_id
+        case TimerFired():
+            return event.timer_id
+        case _:
+            return None
+
+
+def judge(
+    event: HistoryEvent, *, execution_id: str | None, message_id: str, inserted: Timestamp, facts: Facts
+) -> Judged:
+    """What to do with a message.
+
+    :param execution_id: the generation that the message is addressed to; None: whatever is current.
+    """
+    if message_id in facts.seen:
+        return Judged(verdict=Verdict.STALE, reason="already in the history")
+    if isinstance(event, ExecutionStarted):
+        return _start(event, facts)
+    if scheduling_id(event) is not None:
+        return _response(event, execution_id, inserted, facts)
+    return _control(event, facts)
+
+
+def _start(event: ExecutionStarted, facts: Facts) -> Judged:
+    wanted = event.instance.execution_id or ""
+    if facts.execution_id is not None and same_start(facts.execution_id, wanted):
+        return Judged(verdict=Verdict.STALE, reason="this start has already run")
+    if event.parent is not None:
+        if facts.execution_id is not None and not facts.final:
+            return Judged(verdict=Verdict.WAIT, reason="another instance of this id is running")
+        return PROCESS
+    if not facts.row_read:
+        return Judged(verdict=Verdict.LOOK)
+    if facts.row_execution_id is None:
+        return Judged(verdict=Verdict.RACE, reason="its instance row is not there yet")
+    if facts.row_execution_id != wanted:
+        return Judged(verdict=Verdict.STALE, reason=f"the instance row belongs to start {facts.row_execution_id}")
+    if facts.row_terminated and facts.execution_id is None:
+        return Judged(verdict=Verdict.STALE, reason="terminated before it started")
+    return PROCESS
+
+
+def _response(event: HistoryEvent, execution_id: str | None, inserted: Timestamp, facts: Facts) -> Judged:
+    if facts.execution_id is None:
+        return Judged(verdict=Verdict.RACE, reason="its instance has no history yet")
+    if execution_id is not None and execution_id != facts.execution_id:
+        return _other_generation(execution_id, facts)
+    if facts.final:
+        return Judged(verdict=Verdict.STALE, reason="its instance has ended")
+    if scheduling_id(event) in facts.scheduled:
+        return PROCESS
+    if facts.checkpointed is None or inserted.ticks >= facts.checkpointed.ticks // SECOND * SECOND:
+        return Judged(verdict=Verdict.RACE, reason="its scheduling event is not in the history: checkpoint under way")
+    return Judged(verdict=Verdict.WAIT, reason="its scheduling event is not in the history and no checkpoint is near")
+
+
+def _other_generation(execution_id: str, facts: Facts) -> Judged:
+    """A response of an older generation is set aside; one of a generation still being committed waits for it.
+
+    Generations of one start are counted in their ids. Of two starts the newer is the one that the row names.
+    """
+    current = facts.execution_id or ""
+    if same_start(execution_id, current):
+        newer = generation_of(execution_id) > generation_of(current)
+    elif not facts.row_read:
+        return Judged(verdict=Verdict.LOOK)
+    else:
+        newer = facts.row_execution_id is not None and same_start(facts.row_execution_id, execution_id)
+    if newer:
+        return Judged(verdict=Verdict.RACE, reason=f"generation {execution_id} is not committed yet")
+    return Judged(verdict=Verdict.STALE, reason=f"of generation {execution_id}, now {current}")
+
+
+def _control(event: HistoryEvent, facts: Facts) -> Judged:
+    if facts.execution_id is None:
+        if isinstance(event, ExecutionTerminated):
+            return Judged(verdict=Verdict.CANCEL_START)
+        return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
+    if facts.final:
+        return Judged(verdict=Verdict.STALE, reason="its instance has ended")
+    return PROCESS
+
+
+def delay(verdict: Verdict, failures: int) -> timedelta:
+    """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; others 2, 4, 8 … 600 s (K35)."""
+    if verdict is Verdict.RACE:
+        return timedelta(seconds=min(RACE_CEILING, 0.1 * 2 ** min(failures, 10)))
+    return timedelta(seconds=min(LONG_CEILING, 2.0 ** min(failures + 1, 10)))

@@ -1,0 +1,166 @@
+"""Instances in memory: their mail, who may work on them, and which live orchestrators are kept.
+
+An instance has at most one session in a worker and at most one episode under way (K24). Messages for an instance in
+memory join its session's mail (K19, K20). A session belongs to one tenure of its partition and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from airflow_provider_taskhub.engine.events import ExecutionStarted
+from airflow_provider_taskhub.hub.messages.control import ControlReader
+from airflow_provider_taskhub.hub.messages.held import Held
+
+State = TypeVar("State")
+
+
+@dataclass(slots=True, eq=False)
+class Session(Generic[State]):
+    """One instance in memory.
+
+    :param state: what the worker keeps of it between episodes (a live orchestrator); None: nothing is loaded.
+    :param size: bytes that ``state`` is accounted for.
+    """
+
+    instance_id: str
+    reader: ControlReader
+    mail: list[Held] = field(default_factory=list)
+    active: bool = False
+    queued: bool = False
+    closed: bool = False
+    state: State | None = None
+    size: int = 0
+    last_used: float = 0.0
+
+
+def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
+    """The messages of the next episode, and the rest (K16).
+
+    A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
+    generation joins the first start (an event may overtake the start of its instance).
+    """
+    ordered = sorted((held for held in mail if not held.gone), key=lambda held: held.order)
+    starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
+    if not starts:
+        return ordered, []
+    first = starts[0]
+    before = ordered[:first]
+    if any(held.message.instance.execution_id is not None for held in before):
+        return before, ordered[first:]
+    end = starts[1] if len(starts) > 1 else len(ordered)
+    return [ordered[first], *before, *ordered[first + 1 : end]], ordered[end:]
+
+
+class Sessions(Generic[State]):
+    """All sessions of a worker.
+
+    :param limit_bytes: idle live state beyond this is dropped, oldest first (K22).
+    """
+
+    def __init__(self, *, limit_bytes: int = 256 * 1024 * 1024) -> None:
+        self._sessions: OrderedDict[str, Session[State]] = OrderedDict()
+        self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
+        self._limit = limit_bytes
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, instance_id: str) -> Session[State] | None:
+        return self._sessions.get(instance_id)
+
+    def of(self, reader: ControlReader) -> list[Session[State]]:
+        return [session for session in self._sessions.values() if session.reader is reader]
+
+    def deliver(self, reader: ControlReader, held: Held) -> None:
+        """Add a message to its instance's mail."""
+        instance_id = held.message.instance.instance_id
+        session = self._sessions.get(instance_id)
+        if session is None or session.reader is not reader:
+            session = self._sessions[instance_id] = Session(instance_id=instance_id, reader=reader)
+        session.mail.append(held)
+        self._offer(session)
+
+    def _offer(self, session: Session[State]) -> None:
+        if session.mail and not session.active and not session.queued and not session.closed:
+            session.queued = True
+            self._ready.put_nowait(session)
+
+    async def next(self) -> tuple[Session[State], list[Held]]:
+        """The next session with mail, marked active, and the batch for its episode."""
+        while True:
+            session = await self._ready.get()
+            session.queued = False
+            if session.closed or session.active:
+                continue
+            taken = session.mail
+            batch, session.mail = next_batch(taken)
+            session.reader.taken(held for held in taken if held.gone)
+            session.reader.release(held for held in taken if held.gone)
+            if not batch:
+                self._forget(session)
+                continue
+            session.active = True
+            session.reader.taken(batch)
+            return session, batch
+
+    def done(self, session: Session[State], *, now: float) -> None:
+        """An episode ended: more mail makes the session ready again; one without state or mail is forgotten."""
+        session.active = False
+        session.last_used = now
+        if session.closed:
+            self._forget(session)
+            return
+        self._offer(session)
+        if not session.queued:
+            if session.state is None:
+                self._forget(session)
+            else:
+                self._sessions.move_to_end(session.instance_id)
+        self._evict_over_limit()
+
+    def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
+        """Set what is kept of the instance; None drops it."""
+        self._bytes += size - session.size
+        session.state, session.size = state, size
+
+    def close(self, reader: ControlReader) -> list[Held]:
+        """The tenure is over: forget its sessions. Returns mail that no episode has taken."""
+        left: list[Held] = []
+        for session in self.of(reader):
+            session.closed = True
+            left.extend(session.mail)
+            session.mail = []
+            if not session.active:
+                self._forget(session)
+        reader.taken(left)
+        return left
+
+    def evict_idle(self, *, before: float) -> int:
+        """Drop live state that was last used before a monotonic second; returns how many."""
+        idle = [
+            session
+            for session in self._sessions.values()
+            if not session.active and not session.queued and session.last_used < before
+        ]
+        for session in idle:
+            self._forget(session)
+        return len(idle)
+
+    def _evict_over_limit(self) -> None:
+        if self._bytes <= self._limit:
+            return
+        for session in [s for s in self._sessions.values() if not s.active and not s.queued]:
+            self._forget(session)
+            if self._bytes <= self._limit:
+                return
+
+    def _forget(self, session: Session[State]) -> None:
+        self.keep(session, None)
+        if self._sessions.get(session.instance_id) is session:
+            del self._sessions[session.instance_id]
