@@ -1,4 +1,4 @@
-"""The flights example's Spark against plain pandas, on real data; and what it does when it runs again or is fed rubbish."""
+"""The flights example's Spark against plain pandas, on real data; and what it does when it runs again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import flights_report
 import flights_spark
 import pytest
+
 from tests.demo import plain
 
 MONTHS = (1, 2)

@@ -1,0 +1,80 @@
+"""``make rows``: which rows of the specification have a test, and which have none.
+
+``rows.txt`` holds one row a line: its id, what must hold, and where the statement comes from. K: the DurableTask task
+hub; T: the table partitioning service; E: the event-processor partition manager; D: the workflow engine. A test names
+its rows with ``@pytest.mark.rows("K26", "T16")``; they are read off the source, so nothing needs to run.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KINDS = {"K": "task hub", "T": "table partitioning", "E": "event processor", "D": "workflow engine"}
+
+
+def statements(path: Path = HERE / "rows.txt") -> dict[str, str]:
+    """Row id → statement, in the order of the file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {row: text for row, _, text in (line.partition(" ") for line in lines if line)}
+
+
+def cited(folder: Path = HERE) -> dict[str, list[str]]:
+    """Row id → places (``file:line``) of the marks that name it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for row, line in marks(path.read_text(encoding="utf-8")):
+            found.setdefault(row, []).append(f"{path.relative_to(folder)}:{line}")
+    return found
+
+
+def marks(source: str) -> Iterator[tuple[str, int]]:
+    """Every id in a call of ``…mark.rows(…)``: on functions, classes, parameters and modules alike."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and _is_rows(node.func):
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value, argument.lineno
+
+
+def _is_rows(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr == "rows"
+        and isinstance(function.value, ast.Attribute)
+        and function.value.attr == "mark"
+    )
+
+
+def report(rows: Mapping[str, str], tests: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The lines to print: rows with tests, rows without, counts by kind."""
+    yield "Rows with tests"
+    for row in rows:
+        if row in tests:
+            yield f"  {row:<5} {len(tests[row]):>3}  {', '.join(tests[row][:3])}{' …' if len(tests[row]) > 3 else ''}"
+    yield "\nRows without a test"
+    for row, text in rows.items():
+        if row not in tests:
+            yield f"  {row:<5} {text if len(text) <= 110 else text[:109] + '…'}"
+    yield ""
+    for kind, title in KINDS.items():
+        mine = [row for row in rows if row[0] == kind]
+        yield f"{kind}  {title:<20} {sum(row in tests for row in mine):>4} of {len(mine)}"
+    yield f"   {'all':<20} {sum(row in tests for row in rows):>4} of {len(rows)}"
+
+
+def main() -> int:
+    """Prints the report; 1 when a test names a row that does not exist."""
+    rows, tests = statements(), cited()
+    print("\n".join(report(rows, tests)))
+    wrong = {row: places for row, places in tests.items() if row not in rows}
+    for row, places in wrong.items():
+        print(f"no such row: {row} ({', '.join(places)})", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""The list of rows itself, and how tests are matched with it."""
+
+from __future__ import annotations
+
+from tests import rows
+
+
+def test_every_row_of_the_specification_is_listed_once() -> None:
+    found = rows.statements()
+    expected = [
+        f"{kind}{n:02d}" for kind, last in (("K", 60), ("T", 89), ("E", 81), ("D", 109)) for n in range(1, last + 1)
+    ]
+    assert list(found) == expected
+    assert all(len(text) > 10 for text in found.values())
+
+
+def test_marks_are_found_wherever_they_stand() -> None:
+    source = (
+        "import pytest\n"
+        "pytestmark = pytest.mark.rows('K01')\n"
+        "@pytest.mark.rows('K02', 'T03')\n"
+        "async def test_a(): ...\n"
+        "class TestB:\n"
+        "    @pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.rows('E04'))])\n"
+        "    def test_c(self, x): rows('D05'); mark.other('D06')\n"
+    )
+    assert sorted(row for row, _ in rows.marks(source)) == ["E04", "K01", "K02", "T03"]
+
+
+def test_report_counts_both_sides() -> None:
+    lines = list(rows.report({"K01": "a", "K02": "b", "T01": "c"}, {"K01": ["x.py:1"]}))
+    assert "  K01     1  x.py:1" in lines
+    assert "  K02   b" in lines
+    assert lines[-5:] == [
+        "K  task hub                1 of 2",
+        "T  table partitioning      0 of 1",
+        "E  event processor         0 of 0",
+        "D  workflow engine         0 of 0",
+        "   all                     1 of 3",
+    ]
+
+
+def test_every_row_that_a_test_names_exists() -> None:
+    known = rows.statements()
+    assert {row: places for row, places in rows.cited().items() if row not in known} == {}
