@@ -84,6 +84,7 @@ class Reader:
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # noqa: S311  # jitter, not secrets
         self._space = asyncio.Event()
+        self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
 
     def held(self) -> tuple[Held, ...]:
@@ -105,8 +106,15 @@ class Reader:
         self._backoff.received()
         self._space.set()
 
-    async def give_back(self, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
-                        ) -> None:
+    async def stop(self) -> None:
+        """Receive nothing more; returns when the receive under way has been delivered. What is held stays renewed."""
+        self.stopping = True
+        self.wake()
+        await self._stopped.wait()
+
+    async def give_back(
+        self, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
+    ) -> None:
         """Make messages receivable again, by whoever reads the queue next."""
         messages = tuple(messages)
         self.release(messages)
@@ -125,8 +133,10 @@ class Reader:
                 except StorageError as error:
                     log.warning("receive_failed", queue=self.queue, error=str(error))
                     await self._clock.sleep(1.0)
+            self._stopped.set()
             await asyncio.Future()  # keep renewing what is held until the owner cancels
         finally:
+            self._stopped.set()
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
 
@@ -140,13 +150,26 @@ class Reader:
         self.last_poll = sent = self._clock.monotonic()
         messages = await self._store.receive(self.queue, limit=room, visibility=self._visibility)
         if not messages:
-            if await self._store.arrival([self.queue], self._backoff.next(self._draw)):
-                self._backoff.received()
+            await self._wait()
             return
         self._backoff.received()
         for outcome in await asyncio.gather(*(self._take(message, sent) for message in messages)):
             if outcome is not None:
                 self._deliver(outcome)
+
+    async def _wait(self) -> None:
+        """Until the back-off is over, the store says that something came, or :meth:`wake`."""
+        self._space.clear()
+        arrival = asyncio.ensure_future(self._store.arrival([self.queue], self._backoff.next(self._draw)))
+        woken = asyncio.ensure_future(self._space.wait())
+        try:
+            await asyncio.wait((arrival, woken), return_when=asyncio.FIRST_COMPLETED)
+            if arrival.done() and arrival.result():
+                self._backoff.received()
+        finally:
+            for task in (arrival, woken):
+                task.cancel()
+            await asyncio.gather(arrival, woken, return_exceptions=True)
 
     async def _take(self, message: Message, sent: float) -> Held | None:
         known = self._renewer.known(message.receipt.message_id)

@@ -67,6 +67,7 @@ class Sessions(Generic[State]):
         self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
         self._limit = limit_bytes
         self._bytes = 0
+        self._forgotten = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -141,6 +142,12 @@ class Sessions(Generic[State]):
         reader.taken(left)
         return left
 
+    async def settled(self, reader: ControlReader) -> None:
+        """Wait until no episode of the tenure is under way (after :meth:`close`)."""
+        while self.of(reader):
+            self._forgotten.clear()
+            await self._forgotten.wait()
+
     def evict_idle(self, *, before: float) -> int:
         """Drop live state that was last used before a monotonic second; returns how many."""
         idle = [
@@ -164,3 +171,4 @@ class Sessions(Generic[State]):
         self.keep(session, None)
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
+        self._forgotten.set()

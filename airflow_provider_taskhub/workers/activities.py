@@ -1,0 +1,415 @@
+"""Work items: from a TaskScheduled message to a durable response.
+
+Without a record: run, put the response, delete the work item; at least once. With one (DESIGN §9): claim the record, run,
+record the outcome, put the response, delete the work item; a delivery that finds an outcome only puts the response again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Protocol
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, TaskCompleted, TaskFailed, TaskScheduled
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.control import Reader
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.outbound import claimed
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, Entity, Step, Unit
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+
+log = structlog.get_logger(__name__)
+
+MAX_CRASHES = 3
+"""Executors that one delivery of an activity may bring down before the activity fails."""
+
+
+class Runner(Protocol):
+    """What runs user activities: the executor pool, or a test's function."""
+
+    async def run(
+        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+    ) -> ActivityOutcome: ...
+
+
+class Superseded(Exception):
+    """The record says that this attempt is not ours any more, or is to be cancelled."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A claimed record and its newest ETag; heartbeats and progress write it, one at a time."""
+
+    record: ActivityRecord
+    etag: str
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Activities:
+    """The processor of work items.
+
+    :param reader_of: makes the reader of the work-item queue for a room and a delivery function.
+    :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
+    :param unknown: activity name → text, once no live worker has had it for too long.
+    :param respond_claim, adopt: claims and hands over responses to partitions that this worker serves.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        registry: Registry,
+        runner: Runner,
+        me: WorkerIdentity,
+        times: LeaseTimes,
+        limit: int,
+        reader: Callable[[Callable[[], int], Callable[[Held], None]], Reader],
+        dead: Callable[[str], bool],
+        unknown: Callable[[str], str | None],
+        claims: Callable[[str], tuple[int, timedelta]],
+        adopt: Callable[[Sequence[Held]], None],
+    ) -> None:
+        self._hub, self._registry, self._runner, self._me = hub, registry, runner, me
+        self._times, self._limit = times, limit
+        self._dead, self._unknown, self._claims, self._adopt = dead, unknown, claims, adopt
+        self._queue: asyncio.Queue[Held] = asyncio.Queue()
+        self._busy = 0
+        self.reader = reader(lambda: 0 if self.reader.stopping else self.free, self._queue.put_nowait)
+
+    @property
+    def free(self) -> int:
+        """Slots for more work items: neither running nor waiting here (DESIGN §6: claims no more than its free slots)."""
+        return max(0, self._limit - self._busy - self._queue.qsize())
+
+    @property
+    def busy(self) -> int:
+        return self._busy
+
+    async def next(self) -> Held:
+        held = await self._queue.get()
+        self._busy += 1
+        return held
+
+    def waiting(self) -> list[Held]:
+        """Work items that nobody has begun; the caller gives them back."""
+        left = []
+        while not self._queue.empty():
+            left.append(self._queue.get_nowait())
+        return left
+
+    async def process(self, item: Held) -> None:
+        try:
+            await self._process(item)
+        except asyncio.CancelledError:
+            await self.reader.give_back([item])
+            raise
+        except StorageError as error:
+            log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
+            await self.reader.give_back([item], delay=timedelta(seconds=1))
+        except Exception:
+            log.exception("activity_defect", message_id=item.message_id)
+            await self.reader.give_back([item], delay=timedelta(seconds=5), failed=True)
+        finally:
+            self._busy -= 1
+            self.reader.wake()
+
+    async def _process(self, held: Held) -> None:
+        event = held.message.event
+        if not isinstance(event, TaskScheduled):
+            raise TypeError(f"a {event.event_type.name} in the work-item queue")
+        definition = self._registry.activities.get(event.name)
+        if definition is None:
+            await self._nobody(held, event)
+        elif definition.record:
+            await self._recorded(held, event, definition)
+        else:
+            request = self._request(held, event, definition, attempt=max(1, held.dequeue_count))
+            outcome = await self._run(request)
+            await self._respond(held, event, outcome)
+
+    async def _nobody(self, held: Held, event: TaskScheduled) -> None:
+        gave_up = self._unknown(event.name)
+        if gave_up is None:
+            log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
+            await self.reader.give_back([held], delay=timedelta(seconds=2))
+            return
+        failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
+        await self._respond(held, event, ActivityOutcome(failure=failure))
+
+    # running
+
+    def _request(
+        self, held: Held, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int
+    ) -> ActivityRequest:
+        instance = held.message.instance
+        return ActivityRequest(
+            name=event.name,
+            version=event.version or "",
+            input=event.input,
+            instance=instance,
+            task_id=event.event_id,
+            action_id=event.taskhub_action_id or str(held.envelope.activity_id),
+            attempt=attempt,
+            tags=held.message.context_tags or {},
+            timeout=definition.timeout,
+            spark=definition.spark,
+            log=log_name(instance.instance_id, instance.execution_id or "", event.event_id, attempt),
+        )
+
+    async def _run(
+        self, request: ActivityRequest, progress: Callable[[ActivityProgress], None] | None = None
+    ) -> ActivityOutcome:
+        """Run; an executor that dies costs one more try here, a few times."""
+        for crash in range(1, MAX_CRASHES + 1):
+            outcome = await self._runner.run(request, progress=progress)
+            if not outcome.crashed or crash == MAX_CRASHES:
+                return outcome
+            log.warning("executor_crashed", activity=request.name, instance_id=request.instance.instance_id,
+                        task_id=request.task_id, error=outcome.failure.error_message if outcome.failure else "")
+        raise AssertionError("unreachable")
+
+    # recorded
+
+    async def _recorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        for _ in range(MAX_CRASHES):
+            attempt = await self._claim(held, event)
+            if attempt is None:
+                return
+            record = attempt.record
+            request = replace(
+                self._request(held, event, definition, attempt=record.attempt), log=record.log or ""
+            )
+            try:
+                outcome = await self._attend(attempt, request)
+            except Superseded as reason:
+                log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
+                await self._cancelled(held, attempt)
+                return
+            except asyncio.CancelledError:
+                await self._lost(attempt, "its worker stopped")
+                raise
+            if outcome.crashed and record.attempt < MAX_CRASHES:
+                await self._lost(attempt, outcome.failure.error_message if outcome.failure else "executor crashed")
+                continue
+            await self._record_outcome(held, event, attempt, outcome)
+            return
+
+    async def _claim(self, held: Held, event: TaskScheduled) -> Attempt | None:
+        """Claim the next attempt's record; None when an earlier one had an outcome (its response is put again)."""
+        hub, instance = self._hub, held.message.instance
+        watched: tuple[str, float] | None = None
+        while True:
+            found = await records.attempts(hub.store, hub.names, instance, event.event_id)
+            last = found[-1] if found else None
+            if last is not None and last[0].state in (RecordState.COMPLETED, RecordState.FAILED):
+                await self._again(held, event, *last)
+                return None
+            if last is not None and last[0].state in (RecordState.CANCELLING, RecordState.CANCELLED):
+                await self._drop(held, "its instance was ended")
+                return None
+            silent = None
+            if last is not None and last[0].state is RecordState.RUNNING:
+                record, entity = last
+                now = hub.clock.monotonic()
+                if watched is None or watched[0] != entity.etag:
+                    watched = (entity.etag, now)
+                if not self._dead(record.worker) and now - watched[1] < self._times.take.total_seconds():
+                    await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
+                    if held.gone:
+                        return None
+                    continue
+                silent = entity
+            number = last[0].attempt + 1 if last else 1
+            claim = self._new_record(held, event, number)
+            try:
+                write = records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now())
+                etags = await hub.store.execute(write)
+            except Conflict:
+                continue  # somebody else claimed it: look again
+            assert isinstance(etags, tuple)
+            if silent is not None:
+                log.warning("activity_taken_over", activity=event.name, instance_id=instance.instance_id,
+                            task_id=event.event_id, attempt=number, before=records.decode(silent).worker)
+            return Attempt(claim, etags[0])
+
+    def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
+        instance = held.message.instance
+        return ActivityRecord(
+            instance=instance,
+            task_id=event.event_id,
+            action_id=event.taskhub_action_id or str(held.envelope.activity_id),
+            attempt=number,
+            name=event.name,
+            state=RecordState.RUNNING,
+            worker=str(self._me),
+            executor="",
+            claimed=self._hub.clock.utc_now(),
+            log=log_name(instance.instance_id, instance.execution_id or "", event.event_id, number),
+        )
+
+    async def _attend(self, attempt: Attempt, request: ActivityRequest) -> ActivityOutcome:
+        """Run with heartbeats. :raises Superseded: when the record was changed by somebody else."""
+
+        def progress(news: ActivityProgress) -> None:
+            attempt.record = news.onto(attempt.record)
+            attempt.changed.set()
+
+        running = asyncio.create_task(self._runner.run(request, progress=progress))
+        beating = asyncio.create_task(self._beat(attempt))
+        try:
+            await asyncio.wait((running, beating), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
+            beating.result()
+            raise AssertionError("a heartbeat ends only by raising")
+        finally:
+            for task in (running, beating):
+                task.cancel()
+            await asyncio.gather(running, beating, return_exceptions=True)
+
+    async def _beat(self, attempt: Attempt) -> None:
+        """Renew the record until cancelled; past the give-up age without an answer the run is ended."""
+        hub, renewed = self._hub, self._hub.clock.monotonic()
+        every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
+        while True:
+            try:
+                await asyncio.wait_for(attempt.changed.wait(), every)
+                await hub.clock.sleep(min(0.2, every))  # several changes, one write
+            except TimeoutError:
+                pass
+            attempt.changed.clear()
+            sent = hub.clock.monotonic()
+            try:
+                await self._write(attempt)
+                renewed = sent
+            except (Conflict, NotFound) as error:
+                raise Superseded("cancelled or taken over") from error
+            except StorageError as error:
+                log.warning("heartbeat_failed", activity=attempt.record.name, error=str(error))
+                if hub.clock.monotonic() - renewed > give_up:
+                    raise Superseded("no heartbeat could be written") from error
+                await hub.clock.sleep(min(1.0, every / 4))
+
+    async def _write(self, attempt: Attempt) -> None:
+        update = records.update(self._hub.names, attempt.record, attempt.etag)
+        etags = await self._hub.store.execute(update)
+        assert isinstance(etags, tuple)
+        attempt.etag = etags[0]
+
+    async def _lost(self, attempt: Attempt, why: str) -> None:
+        """Say that the attempt ended without an outcome, so that the next one need not wait."""
+        attempt.record = replace(
+            attempt.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500]
+        )
+        try:
+            await self._write(attempt)
+        except StorageError as error:
+            log.info("record_not_closed", activity=attempt.record.name, error=str(error))
+
+    async def _cancelled(self, held: Held, attempt: Attempt) -> None:
+        """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
+        hub, record = self._hub, attempt.record
+        for newer, entity in await records.attempts(hub.store, hub.names, record.instance, record.task_id):
+            if newer.attempt == record.attempt and newer.state is RecordState.CANCELLING:
+                ended = replace(newer, state=RecordState.CANCELLED, ended=hub.clock.utc_now())
+                await hub.store.execute(records.update(hub.names, ended, entity.etag))
+                await self._drop(held, "cancelled")
+                return
+        if held.gone:
+            self.reader.release([held])
+        else:
+            await self.reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _record_outcome(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, outcome: ActivityOutcome
+    ) -> None:
+        ok = outcome.failure is None
+        ended = replace(
+            attempt.record,
+            state=RecordState.COMPLETED if ok else RecordState.FAILED,
+            ended=self._hub.clock.utc_now(),
+            progress=1.0 if ok and attempt.record.progress is not None else attempt.record.progress,
+            result=outcome.result,
+            failure=outcome.failure,
+        )
+        blob = records.result_blob(self._hub.names, ended)
+        before = (
+            Step(name="result", operations=(blob,) if blob else ()),
+            Step(name="outcome", operations=(records.update(self._hub.names, ended, attempt.etag),)),
+        )
+        try:
+            await self._respond(held, event, outcome, before=before)
+        except Conflict:
+            log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
+            await self._cancelled(held, attempt)
+
+    async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+        """An outcome is recorded: only the response is put again."""
+        result = await records.result_of(self._hub.store, self._hub.names, entity)
+        await self._respond(held, event, ActivityOutcome(result=result, failure=record.failure))
+
+    async def _drop(self, held: Held, why: str) -> None:
+        log.info("work_item_set_aside", message_id=held.message_id, reason=why)
+        await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+        self.reader.release([held])
+
+    # responding
+
+    async def _respond(
+        self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, before: tuple[Step, ...] = ()
+    ) -> None:
+        """Put the response, delete the work item."""
+        target = held.message.instance
+        queue = self._hub.queue_of(target.instance_id)
+        room, claim = self._claims(queue)
+        response = self._hub.mail(
+            self._response(event, outcome),
+            target,
+            sender=target,
+            episode=-1 if held.envelope.episode is None else held.envelope.episode,
+            claim=claim if room > 0 else None,
+        )
+        blobs = (response.blob,) if response.blob is not None else ()
+        steps = (
+            *before,
+            Step(name="payloads", operations=blobs),
+            Step(name="response", operations=(response.put(),)),
+            Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held, quiet=True),)),
+        )
+        sent = self._hub.clock.monotonic()
+        results = await self._hub.store.commit(Unit(steps=steps))
+        self.reader.release([held])
+        self._adopt(claimed([response], results[-2], sent=sent))
+
+    def _response(self, event: TaskScheduled, outcome: ActivityOutcome) -> HistoryEvent:
+        now = self._hub.clock.utc_now()
+        if outcome.failure is None:
+            return TaskCompleted(
+                timestamp=now,
+                task_scheduled_id=event.event_id,
+                result=outcome.result,
+                taskhub_action_id=event.taskhub_action_id,
+            )
+        return TaskFailed(
+            timestamp=now,
+            task_scheduled_id=event.event_id,
+            reason=outcome.failure.error_message,
+            failure=outcome.failure,
+            taskhub_action_id=event.taskhub_action_id,
+        )
+
+
+def log_name(instance_id: str, execution_id: str, task_id: int, attempt: int) -> str:
+    """Name of an attempt's log in the log container (DESIGN §9)."""
+    return f"{records.escape(instance_id)}/{execution_id}/{task_id:06d}-{attempt:03d}.log"
+
+

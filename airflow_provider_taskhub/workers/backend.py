@@ -1,0 +1,289 @@
+"""The backend of a worker: readers for the partitions it serves, sessions, the two dispatchers, and their lifetimes.
+
+Knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, user activities go out
+through a :class:`Runner`. So the simulation and ``testing.run`` run the very code of production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.contract import Member, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.sessions import Sessions
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.workers.activities import Activities, Runner
+from airflow_provider_taskhub.workers.dispatch import Dispatcher
+from airflow_provider_taskhub.workers.orchestrations import Live, Orchestrations
+
+log = structlog.get_logger(__name__)
+
+ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
+IDLE_CHECK = 5.0
+ABSENCE_CHECK = 5.0
+PARTITION_DRAIN = 60.0
+"""Seconds that a handover waits for the episodes under way."""
+
+
+class Absences:
+    """Orchestrators and activities that nobody alive has: how long, and who was asked (K43).
+
+    :param live: reads the live members.
+    """
+
+    def __init__(self, hub: Hub, live: Callable[[], Coroutine[Any, Any, Sequence[Member]]], limit: timedelta) -> None:
+        self._hub, self._live, self._limit = hub, live, limit.total_seconds()
+        self._since: dict[tuple[str, str], float] = {}
+        self._members: Sequence[Member] = ()
+        self._asked = False
+
+    def orchestrator(self, name: str) -> str | None:
+        return self._check(ORCHESTRATOR, name)
+
+    def activity(self, name: str) -> str | None:
+        return self._check(ACTIVITY, name)
+
+    def _check(self, kind: str, name: str) -> str | None:
+        """None while there is hope; then a text that says who was alive and what they have."""
+        now = self._hub.clock.monotonic()
+        since = self._since.setdefault((kind, name), now)
+        if not self._asked or now - since < self._limit:
+            return None
+        workers = "; ".join(
+            f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
+            f"{', '.join(self._names(kind, member)) or 'none'}"
+            for member in self._members
+        )
+        return f"no live worker has had {kind} {name!r} for {now - since:.0f} s. Alive: {workers or 'nobody'}"[:4000]
+
+    @staticmethod
+    def _names(kind: str, member: Member) -> tuple[str, ...]:
+        return member.orchestrators if kind == ORCHESTRATOR else member.activities
+
+    async def run(self) -> None:
+        """While something is missing, look who is alive."""
+        while True:
+            await self._hub.clock.sleep(min(ABSENCE_CHECK, max(0.5, self._limit / 3)))
+            if not self._since:
+                continue
+            try:
+                self._members = await self._live()
+            except StorageError as error:
+                log.warning("members_unreadable", error=str(error))
+                continue
+            self._asked = True
+            for kind, name in list(self._since):
+                if any(name in self._names(kind, member) for member in self._members):
+                    del self._since[kind, name]
+
+
+class Backend:
+    """All that a worker does on its own loop. A :class:`TenureListener`."""
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        registry: Registry,
+        runner: Runner,
+        me: WorkerIdentity,
+        settings: Settings,
+        roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
+        dead: Callable[[str], bool] = lambda worker: False,
+        members: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
+    ) -> None:
+        self.hub, self.roles = hub, tuple(roles)
+        self._settings = settings
+        self._visibility = settings.lease_times.visibility
+        self._readers: dict[str, ControlReader] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.absences = Absences(hub, members, settings.no_worker_timeout)
+        self.sessions: Sessions[Live] = Sessions()
+        self.orchestrations = Dispatcher(
+            "orchestrations",
+            Orchestrations(
+                hub=hub,
+                registry=registry,
+                sessions=self.sessions,
+                claims=self._claims,
+                adopt=self._adopt,
+                unknown=self.absences.orchestrator,
+            ),
+            settings.orchestrations,
+        )
+        self.work = Activities(
+            hub=hub,
+            registry=registry,
+            runner=runner,
+            me=me,
+            times=settings.lease_times,
+            limit=settings.activities,
+            reader=self._work_reader,
+            dead=dead,
+            unknown=self.absences.activity,
+            claims=self._claims,
+            adopt=self._adopt,
+        )
+        self.activities = Dispatcher("activities", self.work, settings.activities)
+
+    # lifetimes
+
+    def start(self) -> None:
+        """Begin to work, on the running loop."""
+        self._spawn("sessions", self._evict())
+        self._spawn("absences", self.absences.run())
+        if ORCHESTRATOR in self.roles:
+            self._spawn("orchestrations", self.orchestrations.run())
+        if ACTIVITY in self.roles:
+            self._spawn("activities", self.activities.run())
+            self._spawn(self.work.reader.queue, self.work.reader.run())
+
+    async def drain(self, timeout: float) -> None:
+        """Take nothing new, give back what has not begun, let what runs end.
+
+        :param timeout: seconds until what still runs is cancelled and given back.
+        """
+        if ACTIVITY in self.roles:
+            await self.work.reader.stop()
+            self._end("activities")
+            await self.work.reader.give_back(self.work.waiting())
+            await self.activities.drain(timeout)
+
+    async def stop(self) -> None:
+        """After the partitions are given up: end every loop."""
+        await self.orchestrations.drain(1.0)
+        await self.activities.drain(1.0)
+        for name in list(self._tasks):
+            self._end(name)
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks[name] = task
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("loop_died", loop=name, error=repr(task.exception()))
+
+    def _end(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    # partitions (TenureListener, on this loop)
+
+    def taken(self, tenure: Tenure) -> None:
+        if ORCHESTRATOR not in self.roles:
+            return
+        log.info("partition_taken", partition=tenure.partition, epoch=tenure.epoch)
+        reader = ControlReader(
+            store=self.hub.store,
+            names=self.hub.names,
+            tenure=tenure,
+            clock=self.hub.clock,
+            visibility=self._visibility,
+            max_polling=self._settings.max_polling,
+            limit=self._settings.buffer,
+            limit_bytes=self._settings.buffer_bytes,
+            deliver=self.sessions.deliver,
+        )
+        self._readers[tenure.queue] = reader
+        self._spawn(tenure.queue, reader.run())
+
+    def asked(self, tenure: Tenure) -> None:
+        reader = self._readers.get(tenure.queue)
+        if reader is None:
+            tenure.drained()
+            return
+        log.info("partition_draining", partition=tenure.partition)
+        task = asyncio.create_task(self._hand_over(reader), name=f"drain {tenure.queue}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def lost(self, tenure: Tenure, reason: str) -> None:
+        log.info("partition_lost", partition=tenure.partition, reason=reason)
+        reader = self._readers.get(tenure.queue)
+        if reader is None or reader.tenure is not tenure:
+            return
+        del self._readers[tenure.queue]
+        reader.stopping = True
+        left = self.sessions.close(reader)
+        self._end(tenure.queue)
+        task = asyncio.create_task(reader.give_back(left))  # safe without the lease: receipts decide
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _hand_over(self, reader: ControlReader) -> None:
+        """Finish the episodes under way, make everything else visible at once, then let the lease go (K58)."""
+        await reader.stop()
+        left = self.sessions.close(reader)
+        await reader.give_back(left)
+        try:
+            async with asyncio.timeout(PARTITION_DRAIN):
+                await self.sessions.settled(reader)
+        except TimeoutError:
+            log.warning("drain_timeout", partition=reader.tenure.partition)
+        await reader.give_back(reader.held())
+        if self._readers.get(reader.queue) is reader:
+            del self._readers[reader.queue]
+            self._end(reader.queue)
+        reader.tenure.drained()
+
+    # messages
+
+    def _work_reader(self, room: Callable[[], int], deliver: Callable[[Held], None]) -> Reader:
+        return Reader(
+            store=self.hub.store,
+            names=self.hub.names,
+            queue=self.hub.names.work_items,
+            clock=self.hub.clock,
+            visibility=self._visibility,
+            max_polling=self._settings.max_polling,
+            room=room,
+            deliver=deliver,
+        )
+
+    def _claims(self, queue: str) -> tuple[int, timedelta]:
+        """How many messages this worker may claim with a put, and for how long (DESIGN §6)."""
+        if queue == self.hub.names.work_items:
+            free = self.work.free if ACTIVITY in self.roles and not self.work.reader.stopping else 0
+            return free, self._visibility
+        reader = self._readers.get(queue)
+        if reader is None or reader.stopping:
+            return 0, self._visibility
+        return max(0, self._settings.buffer - reader.buffered), self._visibility
+
+    def _adopt(self, messages: Sequence[Held]) -> None:
+        """Hand over what a commit claimed, or give it to whoever reads the queue."""
+        back = []
+        for held in messages:
+            reader: Reader | None = self._readers.get(held.queue)
+            if held.queue == self.hub.names.work_items:
+                reader = self.work.reader
+            if reader is None or reader.stopping:
+                back.append(held)
+            else:
+                reader.adopt(held)
+        if back:
+            task = asyncio.create_task(self.work.reader.give_back(back))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _evict(self) -> None:
+        idle = self._settings.session_idle.total_seconds()
+        while True:
+            await self.hub.clock.sleep(min(IDLE_CHECK, idle))
+            self.sessions.evict_idle(before=self.hub.clock.monotonic() - idle)

@@ -1,0 +1,143 @@
+"""Committing a checkpoint whatever the store answers: unknown outcomes are read back, never blindly repeated (DESIGN §7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.history import checkpoint
+from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
+from airflow_provider_taskhub.hub.history.records import SENTINEL, Sentinel, decode_sentinel, escape
+from airflow_provider_taskhub.hub.hub import Hub, processed
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
+from airflow_provider_taskhub.storage.primitives import Results
+
+log = structlog.get_logger(__name__)
+
+TRIES = 5
+
+
+class Aborted(StorageError):
+    """Another episode over the same sentinel was committed: this session is not the instance's owner any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """:param claimed: messages that the commit put and claimed, to be handed over."""
+
+    stored: Stored
+    claimed: tuple[Held, ...] = ()
+
+
+class Committer:
+    """Carries checkpoints out."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def commit(
+        self,
+        episode: Episode,
+        stored: Stored,
+        mail: Sequence[Letter],
+        batch: Sequence[Held],
+        *,
+        tenure: Tenure,
+        tags: dict[str, str],
+    ) -> Done:
+        """Make an episode durable.
+
+        :raises Aborted: when somebody else committed over the sentinel. :raises LeaseLost: from the tenure's check.
+        :raises StorageError: when the store does not answer for too long; whether it was committed is then unknown,
+            and the redelivery of the messages finds out.
+        """
+        hub = self._hub
+        plan = hub.checkpoint(episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check)
+        last: StorageError | None = None
+        for turn in range(TRIES):
+            sent = hub.clock.monotonic()
+            try:
+                results = await hub.store.commit(plan.unit)
+                return self._done(plan, episode, stored, mail, results, sent)
+            except (Conflict, NotFound, Throttled, Unavailable) as error:
+                last = error
+                log.info("checkpoint_unsettled", instance_id=episode.current.instance_id, error=str(error),
+                         notes=getattr(error, "__notes__", []))
+            if isinstance(last, Throttled | Unavailable):
+                await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
+            sentinel = await self._sentinel(episode.current.instance_id)
+            if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
+                return await self._finish(episode, stored, sentinel, batch, tenure, tags)
+            if sentinel is not None and sentinel.commit_id == plan.commit_id:
+                break  # a half commit of our own: reload, which cuts it off
+            if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
+                raise Aborted("another episode was committed over the sentinel") from last
+            stored = replace(stored, row_etag=await self._row_etag(episode.current.instance_id))
+            plan = hub.checkpoint(episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check)
+        assert last is not None
+        raise last
+
+    def _done(
+        self, plan: Plan, episode: Episode, stored: Stored, mail: Sequence[Letter], results: Results, sent: float
+    ) -> Done:
+        etags = results[plan.history][0]
+        assert isinstance(etags, tuple)
+        row_etag: str | None = None
+        if plan.instance is not None:
+            merged = results[plan.instance][0]
+            assert isinstance(merged, tuple)
+            row_etag = merged[0]
+        after = checkpoint.after(
+            stored, episode, sentinel_etag=etags[-1], row_etag=row_etag, now=self._hub.clock.monotonic()
+        )
+        return Done(stored=after, claimed=tuple(claimed(mail, results[plan.outbound], sent=sent)))
+
+    async def _finish(
+        self,
+        episode: Episode,
+        stored: Stored,
+        sentinel: Sentinel,
+        batch: Sequence[Held],
+        tenure: Tenure,
+        tags: dict[str, str],
+    ) -> Done:
+        """The history is committed: what is behind it is done under the row's newest ETag."""
+        hub = self._hub
+        for _ in range(TRIES):
+            row_etag = await self._row_etag(episode.current.instance_id)
+            unit = checkpoint.rest(
+                episode,
+                row_etag,
+                names=hub.names,
+                processed=processed(tenure.queue, batch),
+                now=hub.clock.utc_now(),
+                container_url=hub.container_url,
+                tags=tags,
+                check=tenure.check,
+            )
+            try:
+                results = await hub.store.commit(unit)
+            except (Conflict, NotFound):
+                continue
+            merged = results[1][0]
+            assert isinstance(merged, tuple)
+            after = checkpoint.after(
+                stored, episode, sentinel_etag=sentinel.etag, row_etag=merged[0], now=hub.clock.monotonic()
+            )
+            return Done(stored=after)
+        raise Conflict(f"the instance row of {episode.current.instance_id!r} keeps changing under its checkpoint")
+
+    async def _sentinel(self, instance_id: str) -> Sentinel | None:
+        entity = await self._hub.store.get(self._hub.names.history, escape(instance_id), SENTINEL)
+        return None if entity is None else decode_sentinel(entity)
+
+    async def _row_etag(self, instance_id: str) -> str | None:
+        row = await self._hub.instance(instance_id)
+        return row.etag if row is not None else None

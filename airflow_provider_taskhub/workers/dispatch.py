@@ -1,0 +1,77 @@
+"""The one dispatch loop: fetch, process, for ever; orchestrations and activities are two small processors of it.
+
+Owns concurrency and draining. A processor settles its own items (complete or abandon): an error that escapes it is a
+defect, is logged with its item, and never ends the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeVar
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+
+
+class Processor(Protocol[Item]):
+    """One kind of work."""
+
+    async def next(self) -> Item:
+        """Wait for the next item."""
+
+    async def process(self, item: Item) -> None:
+        """Do it and settle it."""
+
+
+class Dispatcher:
+    """Runs a processor's items, at most ``limit`` at once."""
+
+    def __init__(self, name: str, processor: Processor[Item], limit: int) -> None:
+        self.name = name
+        self._processor, self._limit = processor, limit
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def free(self) -> int:
+        return self._limit - len(self._running)
+
+    async def run(self) -> None:
+        """Dispatch until cancelled; what runs then goes on (see :meth:`drain`)."""
+        gate = asyncio.Semaphore(self._limit)
+        while True:
+            await gate.acquire()
+            try:
+                item = await self._processor.next()
+            except BaseException:
+                gate.release()
+                raise
+            task = asyncio.create_task(self._one(item), name=f"{self.name} {item}"[:100])
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            task.add_done_callback(lambda _: gate.release())
+
+    async def _one(self, item: object) -> None:
+        try:
+            await self._processor.process(item)  # type: ignore[arg-type]  # what next() gave
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("dispatch_defect", dispatcher=self.name, item=str(item)[:200])
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait for what runs; then cancel it. :param timeout: seconds. :returns: whether all ended by themselves."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
+        left = list(self._running)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=5.0)
+        return not left

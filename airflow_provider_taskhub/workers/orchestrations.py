@@ -1,0 +1,397 @@
+"""Episodes: from a batch of messages to a committed checkpoint.
+
+Loads what is not in memory, judges messages by their history, runs the engine, commits, and hands over what the commit
+claimed. Everything that decides is elsewhere and pure (``races``, the engine, ``checkpoint``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.events import (
+    ExecutionCompleted,
+    ExecutionStarted,
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+    SubOrchestrationInstanceCreated,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+    TimerCreated,
+)
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
+from airflow_provider_taskhub.hub.contract import RecordState, next_execution_id
+from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
+from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.hub import Hub, brought
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge
+from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.workers.commit import Aborted, Committer
+
+log = structlog.get_logger(__name__)
+
+LOOK_TIMES = 10
+LOOK_PAUSE = 0.1
+"""A start whose row is not there is looked for again for a second (DESIGN §6)."""
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An instance in memory: the live orchestrator and what is stored of it."""
+
+    execution: Execution
+    stored: Stored
+    execution_id: str | None
+    tags: dict[str, str] = field(default_factory=dict)
+    scheduled: set[int] = field(default_factory=set)
+    open_tasks: set[int] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    final: bool = False
+
+    def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
+        """Keep the facts that later messages are judged by."""
+        if switched:
+            self.scheduled.clear()
+            self.open_tasks.clear()
+        for event in events:
+            if event.taskhub_message_id is not None:
+                self.seen.add(event.taskhub_message_id)
+            match event:
+                case TaskScheduled():
+                    self.scheduled.add(event.event_id)
+                    self.open_tasks.add(event.event_id)
+                case TimerCreated() | SubOrchestrationInstanceCreated():
+                    self.scheduled.add(event.event_id)
+                case TaskCompleted() | TaskFailed():
+                    self.open_tasks.discard(event.task_scheduled_id)
+                case ExecutionStarted():
+                    self.tags = dict(event.tags or {})
+                case ExecutionCompleted():
+                    self.final = True
+
+    def facts(self) -> Facts:
+        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=self.final, seen=self.seen)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sorted:
+    """A batch, judged."""
+
+    process: list[Held] = field(default_factory=list)
+    stale: list[tuple[Held, str]] = field(default_factory=list)
+    later: list[tuple[Held, Judged]] = field(default_factory=list)
+    cancel: list[Held] = field(default_factory=list)
+
+
+class Orchestrations:
+    """The processor of orchestrations.
+
+    :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
+    :param adopt: takes the claimed messages once their history is committed.
+    :param nobody: how long (seconds) no live worker has had an orchestrator; None while one has, or it is not known.
+    :param kept_bytes: accounts a live execution.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        registry: Registry,
+        sessions: Sessions[Live],
+        claims: Callable[[str], tuple[int, timedelta]],
+        adopt: Callable[[Sequence[Held]], None],
+        unknown: Callable[[str], str | None],
+    ) -> None:
+        self._hub, self._registry, self._sessions = hub, registry, sessions
+        self._claims, self._adopt, self._unknown = claims, adopt, unknown
+        self._committer = Committer(hub)
+
+    async def next(self) -> tuple[Session[Live], list[Held]]:
+        return await self._sessions.next()
+
+    async def process(self, item: tuple[Session[Live], list[Held]]) -> None:
+        session, batch = item
+        try:
+            await self._process(session, batch)
+        except (LeaseLost, Aborted) as error:
+            log.info("session_aborted", instance_id=session.instance_id, reason=str(error))
+            self._sessions.keep(session, None)
+            await session.reader.give_back(batch)
+        except StorageError as error:
+            log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
+            self._sessions.keep(session, None)
+            await session.reader.give_back(batch, delay=timedelta(seconds=1))
+        except asyncio.CancelledError:
+            self._sessions.keep(session, None)
+            session.reader.release(batch)
+            raise
+        except Exception:
+            log.exception("episode_defect", instance_id=session.instance_id)
+            self._sessions.keep(session, None)
+            failures = max(held.outer.failures for held in batch)
+            await session.reader.give_back(batch, delay=delay(Verdict.WAIT, failures), failed=True)
+        finally:
+            self._sessions.done(session, now=self._hub.clock.monotonic())
+
+    async def _process(self, session: Session[Live], batch: list[Held]) -> None:
+        session.reader.tenure.check()
+        live = session.state
+        if live is None or isinstance(batch[0].message.event, ExecutionStarted):
+            live, facts = await self._open(session.instance_id, batch)
+        else:
+            facts = live.facts()
+        found = await self._judge(session.instance_id, batch, facts)
+        if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
+            live = self._restarted(session.instance_id, live)
+        await self._set_aside(session, live, found)
+        if not found.process:
+            if live.execution_id is not None and not live.final:
+                self._keep(session, live)
+            return
+        await self._run(session, live, found.process)
+
+    # opening
+
+    async def _open(self, instance_id: str, batch: Sequence[Held]) -> tuple[Live, Facts]:
+        first = batch[0]
+        event = first.message.event
+        if (
+            isinstance(event, ExecutionStarted)
+            and event.taskhub_row_etag is not None
+            and first.dequeue_count == 1
+        ):
+            # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
+            stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
+            live = Live(self._execution(instance_id, (), None), stored, None)
+            return live, Facts(row_read=True, row_execution_id=event.instance.execution_id)
+        loaded = await load(self._hub.store, self._hub.names, instance_id)
+        live = self._live(instance_id, loaded)
+        sentinel = loaded.sentinel
+        facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
+        return live, facts
+
+    def _live(self, instance_id: str, loaded: Loaded) -> Live:
+        sentinel = loaded.sentinel
+        if sentinel is None:
+            return Live(self._execution(instance_id, (), None), Stored(), None)
+        stored = Stored(sentinel_etag=sentinel.etag, rows=len(loaded.past), surplus=loaded.surplus)
+        live = Live(
+            self._execution(instance_id, loaded.past, sentinel.execution_id), stored, sentinel.execution_id
+        )
+        live.absorb(loaded.past, switched=False)
+        live.seen.update(sentinel.consumed)
+        return live
+
+    def _execution(self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None) -> Execution:
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+        return Execution(self._registry, past, instance=instance)
+
+    def _restarted(self, instance_id: str, old: Live) -> Live:
+        """A new start over an ended history: it is written from ordinal 0 under the same sentinel."""
+        stored = replace(old.stored, rows=0, status=None)
+        return Live(self._execution(instance_id, (), None), stored, None)
+
+    # judging
+
+    async def _judge(self, instance_id: str, batch: Sequence[Held], facts: Facts) -> Sorted:
+        found = Sorted()
+        for held in batch:
+            message = held.message
+            judged = judge(
+                message.event,
+                execution_id=message.instance.execution_id,
+                message_id=held.message_id,
+                inserted=held.inserted,
+                facts=facts,
+            )
+            if judged.verdict is Verdict.LOOK:
+                facts = await self._look(instance_id, message.instance.execution_id, facts)
+                judged = judge(
+                    message.event,
+                    execution_id=message.instance.execution_id,
+                    message_id=held.message_id,
+                    inserted=held.inserted,
+                    facts=facts,
+                )
+            match judged.verdict:
+                case Verdict.PROCESS:
+                    found.process.append(held)
+                    if isinstance(message.event, ExecutionStarted):
+                        facts = Facts(execution_id=message.event.instance.execution_id)
+                case Verdict.STALE:
+                    found.stale.append((held, judged.reason))
+                case Verdict.CANCEL_START:
+                    found.cancel.append(held)
+                case _:
+                    found.later.append((held, judged))
+        return found
+
+    async def _look(self, instance_id: str, wanted: str | None, facts: Facts) -> Facts:
+        """Read the instance row; a .NET client puts the start first and writes the row after it."""
+        row = None
+        for turn in range(LOOK_TIMES):
+            row = await self._hub.instance(instance_id)
+            if row is not None and (row.execution_id == wanted or facts.execution_id is not None):
+                break
+            if turn + 1 < LOOK_TIMES:
+                await self._hub.clock.sleep(LOOK_PAUSE)
+        return replace(
+            facts,
+            row_read=True,
+            row_execution_id=row.execution_id if row else None,
+            row_terminated=row is not None and row.status is Status.TERMINATED,
+        )
+
+    # setting aside
+
+    async def _set_aside(self, session: Session[Live], live: Live, found: Sorted) -> None:
+        for held, reason in found.stale:
+            log.info(
+                "message_set_aside",
+                instance_id=session.instance_id,
+                event_type=held.message.event.event_type.name,
+                message_id=held.message_id,
+                reason=reason,
+            )
+        if found.stale and live.stored.sentinel_etag is not None and live.stored.row_etag is None:
+            await self._repair(session, live)
+        for held in found.cancel:
+            await self._cancel_start(session, held)
+        await self._delete(session, [*(held for held, _ in found.stale), *found.cancel])
+        for held, judged in found.later:
+            await self._abandon(session, live, held, judged)
+
+    async def _repair(self, session: Session[Live], live: Live) -> None:
+        """A redelivered message says that a checkpoint may have ended before the instance row was written (K29)."""
+        row = await self._hub.instance(session.instance_id)
+        repaired = repair_row(live.execution.history, row, names=self._hub.names, now=self._hub.clock.utc_now())
+        if repaired is None:
+            return
+        etag = row.etag if row is not None else None
+        verb = RowVerb.MERGE if etag else RowVerb.UPSERT_MERGE
+        session.reader.tenure.check()
+        operation = RowOperation(verb=verb, entity=repaired, etag=etag)
+        await self._hub.store.execute(Transact(table=self._hub.names.instances, rows=(operation,)))
+        log.info("instance_row_repaired", instance_id=session.instance_id)
+
+    async def _cancel_start(self, session: Session[Live], held: Held) -> None:
+        row = await self._hub.instance(session.instance_id)
+        if row is None or row.status is not Status.PENDING:
+            return
+        merge = terminate_row(row, held.message.event, names=self._hub.names, now=self._hub.clock.utc_now())
+        session.reader.tenure.check()
+        operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=row.etag)
+        await self._hub.store.execute(Transact(table=self._hub.names.instances, rows=(operation,)))
+
+    async def _delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
+        for held in messages:
+            await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+        session.reader.release(messages)
+
+    async def _abandon(self, session: Session[Live], live: Live, held: Held, judged: Judged) -> None:
+        pause = delay(judged.verdict, held.outer.failures)
+        if judged.verdict is Verdict.RACE:
+            sentinel = live.stored.sentinel_etag
+            log.warning(
+                "AbandoningMessage",
+                instance_id=session.instance_id,
+                event_type=held.message.event.event_type.name,
+                enqueued=str(held.inserted),
+                checkpoint=sentinel,
+                reason=judged.reason,
+                retry_in=pause.total_seconds(),
+            )
+        else:
+            log.info("message_waits", instance_id=session.instance_id, reason=judged.reason)
+        await session.reader.give_back([held], delay=pause, failed=True)
+
+    # running
+
+    async def _run(self, session: Session[Live], live: Live, batch: list[Held]) -> None:
+        hub, reader = self._hub, session.reader
+        events = [brought(held) for held in batch]
+        try:
+            episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
+        except UnknownOrchestrator as error:
+            gave_up = self._unknown(str(error))
+            if gave_up is None:
+                log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
+                await reader.give_back(batch, delay=timedelta(seconds=2))
+                return
+            live = await self._reopened(session, live)
+            failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up)
+            episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
+        for event, reason in episode.stale:
+            log.info("event_set_aside", instance_id=session.instance_id, event=event.event_type.name, reason=reason)
+        await self._commit(session, live, episode, batch)
+
+    async def _reopened(self, session: Session[Live], live: Live) -> Live:
+        if live.execution_id is None:
+            return Live(self._execution(session.instance_id, (), None), live.stored, None)
+        return self._live(session.instance_id, await load(self._hub.store, self._hub.names, session.instance_id))
+
+    async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
+        if episode.history:
+            live.absorb(episode.history, switched=episode.switched)
+        live.execution_id = episode.current.execution_id
+        mail = self._hub.outbound(episode, self._claims)
+        done = await self._committer.commit(
+            episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags
+        )
+        live.stored = done.stored
+        session.reader.release(batch)
+        self._adopt(done.claimed)
+        if episode.completed is not None:
+            log.info("instance_ended", instance_id=session.instance_id, status=str(episode.status))
+            if live.open_tasks:
+                await self._cancel_activities(session.instance_id)
+        if episode.completed is not None:
+            self._sessions.keep(session, None)
+        else:
+            self._keep(session, live)
+
+    def _keep(self, session: Session[Live], live: Live) -> None:
+        self._sessions.keep(session, live, live.execution.size)
+
+    async def _cancel_activities(self, instance_id: str) -> None:
+        """Ask the holders of running attempts to end them (DESIGN §9)."""
+        hub = self._hub
+        for record, entity in await records.of_instance(hub.store, hub.names, instance_id):
+            if record.state is not RecordState.RUNNING:
+                continue
+            asked = replace(record, state=RecordState.CANCELLING)
+            try:
+                await hub.store.execute(records.update(hub.names, asked, entity.etag))
+            except (Conflict, NotFound):
+                # a heartbeat came between: once more, from what it wrote
+                await self._cancel_again(record)
+
+    async def _cancel_again(self, record: records.ActivityRecord) -> None:
+        hub = self._hub
+        for _ in range(5):
+            for newer, entity in await records.attempts(hub.store, hub.names, record.instance, record.task_id):
+                if newer.attempt != record.attempt or newer.state is not RecordState.RUNNING:
+                    continue
+                asked = replace(newer, state=RecordState.CANCELLING)
+                try:
+                    await hub.store.execute(records.update(hub.names, asked, entity.etag))
+                except (Conflict, NotFound):
+                    break
+            else:
+                return
+
+
