@@ -1,0 +1,92 @@
+# TaskHub: `make help` lists what there is. Everything is installed into .venv, at the versions of constraints.txt.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+UV = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -b constraints.txt
+INPUTS := setup.cfg pyproject.toml constraints.txt
+# make demo KEEP=1 STORAGE=azurite MONTHS=1,2; make demo-kill N=20
+STORAGE ?= sqlite
+DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
+N ?= 20
+# more arguments for pytest, such as TESTS="tests/engine -k timer"
+TESTS ?=
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite)
+	@$(DEMO)
+
+.PHONY: demo-kill
+demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLite and on Azurite; the numbers must not change
+	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
+
+.PHONY: test
+test: check .venv/.azurite .venv/.browser ## everything: check, then all tests
+	@$(BIN)/python -m pytest $(TESTS)
+
+.PHONY: check
+check: .venv/.test ## lint, format, types and layers
+	@echo "lint, format, types, layers"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config setup.cfg
+
+.PHONY: rows
+rows: .venv/.test ## which rows of the specification have tests, and which have none
+	@$(BIN)/python -m tests.rows
+
+.PHONY: bench
+bench: .venv/.test .venv/.azurite ## the workloads of tests/benchmarks on both stores: a table and JSON lines
+	@$(BIN)/python -m tests.benchmarks
+
+.PHONY: constraints
+constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
+	@$(BIN)/uv pip compile setup.cfg .ci/constraints.in --all-extras --universal --python-version 3.11 \
+		--no-header --no-annotate --no-emit-index-url --upgrade --quiet --output-file constraints.txt
+	@! grep -n '://' constraints.txt
+
+.PHONY: clean
+clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
+	@rm -rf .venv .demo .azurite .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installed again only when one of the inputs changes. The preflight runs before anything is made.
+.venv/.python: .ci/preflight.sh
+	@echo "[1/4] checking Python, Java, memory and disk"
+	@python=$$(.ci/preflight.sh . 4096) || exit 1; \
+	if [ ! -x $(BIN)/python ]; then \
+		echo "[2/4] making .venv with $$($$python --version)"; \
+		$$python -m venv --clear .venv; \
+	fi
+	@touch $@
+
+.venv/.uv: .venv/.python constraints.txt
+	@echo "[3/4] installing the installer, $$(grep '^uv==' constraints.txt)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@touch $@
+
+.venv/.demo: .venv/.uv $(INPUTS)
+	@echo "[4/4] installing Airflow, Spark and TaskHub: $$(grep -c '==' constraints.txt) pinned packages, some minutes the first time"
+	@$(UV) -e '.[demo]'
+	@touch $@
+
+.venv/.test: .venv/.demo $(INPUTS)
+	@echo "installing what the tests need"
+	@$(UV) -e '.[test]'
+	@touch $@
+
+.venv/.azurite: .venv/.demo airflow_provider_taskhub/cli/azurite.py
+	@echo "installing Azurite, the emulator of Azure Storage"
+	@$(BIN)/python -m airflow_provider_taskhub.cli.azurite install .azurite
+	@touch $@
+
+.venv/.browser: .venv/.test .ci/browser.sh
+	@.ci/browser.sh
+	@touch $@
