@@ -1,0 +1,1 @@
+"""How Airflow's connections become TaskHub settings and clients."""

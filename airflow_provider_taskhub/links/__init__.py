@@ -1,0 +1,1 @@
+"""Links from Airflow's UI to the hub's page."""

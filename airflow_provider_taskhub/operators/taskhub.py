@@ -1,0 +1,285 @@
+"""``TaskHubOperator``: starts an orchestration, defers until it has ended, returns its output.
+
+``execute()`` only starts and defers, so no worker slot is held while the orchestration runs. The operator has no
+``on_kill``: that one also runs when a worker is merely shut down. The trigger has a guarded one (DESIGN §10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # exported lazily
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferralTimeout,
+)
+
+from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.operators.launch import Counter, Launched, Reaction, Request, Taken, launch
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.hub.contract import InstanceState
+
+COUNTER_KEY = "taskhub"
+"""Of the generation in task_state_store."""
+_BACKSTOP = timedelta(minutes=5)
+"""After the trigger's own deadline, in case that no triggerer was there to keep it."""
+_SAID = {
+    Reaction.START: "started",
+    Reaction.ATTACH: "runs already: attached to it",
+    Reaction.RETURN: "has completed already: returning its result",
+    Reaction.REPLACE: "had ended without a result for this run: started again",
+    Reaction.TERMINATE_AND_REPLACE: "belonged to an older run of this task: terminated and started again",
+}
+
+
+class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """Runs an orchestration in a task hub; its output is the task's XCom.
+
+    A retry attaches to the instance that still runs, returns the result of one that has completed, and starts a failed
+    or terminated one again. Clearing the task ends what still runs and starts a new generation. The orchestration's
+    own error fails the task; one raised with ``retryable=False`` fails it without retries. ``execution_timeout``
+    covers the whole wait: the instance is terminated when it is over.
+
+    :param orchestrator: name that an ``App`` of the hub's workers declares.
+    :param input: one value that JSON can express, templated (XComArgs included); never a secret.
+    :param taskhub_conn_id: connection of type ``taskhub``; without one, the embedded hub or what the environment says.
+    :param instance_id: of your own choice; default: derived from DAG, task, map index, run and generation.
+    :param version: of the orchestration, empty for the workers' own. :param tags: texts to find the instance by.
+    :param no_worker_timeout: fail when no live worker has known the orchestrator for so long; default 10 minutes.
+    """
+
+    template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")
+    template_fields_renderers = {"input": "json", "tags": "json"}  # noqa: RUF012  # as Airflow declares it
+    operator_extra_links = (TaskHubInstanceLink(),)
+    ui_color = "#dbeafe"
+
+    def __init__(
+        self,
+        *,
+        orchestrator: str,
+        input: Any = None,
+        taskhub_conn_id: str = DEFAULT_CONNECTION,
+        instance_id: str | None = None,
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        no_worker_timeout: timedelta | float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.orchestrator = orchestrator
+        self.input = input
+        self.taskhub_conn_id = taskhub_conn_id
+        self.instance_id = instance_id
+        self.version = version
+        self.tags = tags
+        self.no_worker_timeout = no_worker_timeout
+
+    def execute(self, context: Context) -> Any:
+        """Start or attach, then wait in the triggerer."""
+        ti = context["ti"]
+        request = self._request(context)
+        link = self.operator_extra_links[0]
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # early: it opens the page at once
+        store = context["task_state_store"]
+
+        def remember(counter: Counter) -> None:
+            value = {"generation": counter.generation, "max_tries": counter.max_tries}
+            store.set(COUNTER_KEY, value, retention=NEVER_EXPIRE)
+
+        async def use(client: Client) -> Launched:
+            return await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
+
+        try:
+            launched = self._hook().run(use)
+        except Taken as error:
+            raise AirflowException(str(error)) from error
+        for note in launched.notes:
+            self.log.warning(note)
+        self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
+        ti.xcom_push(key="instance_id", value=launched.instance_id)
+        self._wait(launched.instance_id, launched.owner)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when the trigger has fired: return the output, or fail with the orchestration's own error.
+
+        :raises AirflowFailException: when the error forbids retries.
+        """
+        instance_id, why = event["instance_id"], event["reason"]
+        if why == "timeout":
+            raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
+        if why == "no_worker":
+            self._give_up(context, instance_id)
+        if why != "reached":
+            raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
+        state = self._hook().run(lambda client: self._ended(client, instance_id))
+        return self._result(state, instance_id)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """As in Airflow; a deferral that timed out (no triggerer kept the deadline) also ends the instance."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as error:
+            ti = context["ti"]
+            index = identity.UNMAPPED if ti.map_index is None else ti.map_index
+            instance_id = ti.xcom_pull(task_ids=self.task_id, key="instance_id", map_indexes=index)
+            if instance_id:
+                self._terminate(instance_id, "from Airflow: execution timeout")
+            raise AirflowTaskTimeout(f"{self._named(instance_id)}: the time allowed is over") from error
+
+    def _request(self, context: Context) -> Request:
+        """What to start, checked.
+
+        :raises AirflowFailException: for values that no retry would change.
+        """
+        problem = next(self._problems(), None)
+        if problem is not None:
+            raise AirflowFailException(problem)
+        return Request(
+            task=identity.TaskIdentity.of(context["ti"]),
+            orchestrator=self.orchestrator,
+            input=self.input,
+            version=self.version or "",
+            instance_id=self.instance_id or None,
+            tags={**(self.tags or {}), **_dates(context)},
+        )
+
+    def _problems(self) -> Iterator[str]:
+        from airflow_provider_taskhub.codec import dumps, loads
+        from airflow_provider_taskhub.errors import InputError
+        from airflow_provider_taskhub.hub.contract import check_instance_id
+
+        if not self.orchestrator or not isinstance(self.orchestrator, str):
+            yield f"orchestrator is {self.orchestrator!r}: give the name that an App declares"
+        try:
+            text = dumps(self.input, what=f"input of orchestrator {self.orchestrator!r}")
+            if self.instance_id:
+                check_instance_id(self.instance_id)
+        except InputError as error:
+            yield str(error)
+            return
+        if _holds_secret(loads(text)):
+            yield (
+                "the input holds a value that Airflow masks as a secret, and inputs are stored in the hub: "
+                "pass the name of a connection, which the worker resolves"
+            )
+        for name, value in (self.tags or {}).items():
+            if not isinstance(value, str):
+                yield f"tag {name!r} is {value!r}: tags are texts"
+            if name.startswith(identity.RESERVED):
+                yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
+
+    def _wait(self, instance_id: str, owner: str) -> None:
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        limit = self.execution_timeout
+        self.defer(
+            trigger=TaskHubTrigger(
+                instance_id=instance_id,
+                taskhub_conn_id=self.taskhub_conn_id,
+                orchestrator=self.orchestrator,
+                owner=owner,
+                deadline=(SYSTEM_CLOCK.utc_now() + limit).text() if limit else None,
+                no_worker_timeout=_seconds(self.no_worker_timeout),
+            ),
+            method_name="execute_complete",
+            timeout=limit + _BACKSTOP if limit else None,
+        )
+
+    async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
+        """The instance with its output; what failed goes to the task's log; its hint is not needed any more."""
+        from airflow_provider_taskhub.engine.events import Status
+        from airflow_provider_taskhub.triggers.outcome import causes, failed_log
+
+        state = await client.get(instance_id)
+        if state is not None and state.status is Status.FAILED:
+            for cause in causes(state.failure):
+                self.log.error(cause)
+            if (log := await failed_log(client, instance_id)) is not None:
+                title, lines = log
+                self.log.error("last %d lines of %s:", len(lines), title)
+                for line in lines:
+                    self.log.info(line)
+        await client.forget_completions([instance_id])
+        return state
+
+    def _result(self, state: InstanceState | None, instance_id: str) -> Any:
+        from airflow_provider_taskhub.engine.events import Status
+        from airflow_provider_taskhub.triggers.outcome import plain, reason, retryable
+
+        if state is None:
+            raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
+        if not state.status.is_final:  # begun again by somebody between the trigger's event and now
+            self._wait(instance_id, (state.tags or {}).get(identity.OWNER_TAG, ""))
+        if state.status is Status.COMPLETED:
+            return plain(state.output)
+        text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"
+        raise (AirflowException if retryable(state) else AirflowFailException)(text)
+
+    def _give_up(self, context: Context, instance_id: str) -> None:
+        """Nobody runs it: without a retry to come, it must not run unseen when a worker comes back."""
+        ti = context["ti"]
+        if ti.try_number <= ti.max_tries:
+            self.log.warning("instance %s stays in the hub: the next try attaches to it", instance_id)
+            return
+        self._terminate(instance_id, "from Airflow: no worker came in time")
+
+    def _terminate(self, instance_id: str, why: str) -> None:
+        """Ask for an end without waiting for it."""
+
+        async def use(client: Client) -> None:
+            state = await client.get(instance_id, payloads=False)
+            if state is not None and not state.status.is_final:
+                await client.terminate(instance_id, why)
+
+        try:
+            self._hook().run(use)
+            self.log.warning("instance %s: asked to terminate", instance_id)
+        except Exception as error:
+            self.log.error("instance %s could not be terminated: %s", instance_id, error)
+
+    def _named(self, instance_id: str | None) -> str:
+        return f"orchestration {self.orchestrator!r} (instance {instance_id})"
+
+    def _hook(self) -> TaskHubHook:
+        return TaskHubHook(self.taskhub_conn_id)
+
+
+def _dates(context: Context) -> dict[str, str]:
+    """Logical date and data interval as tags; a run without them (asset-triggered) has none."""
+    named = {
+        identity.LOGICAL_DATE_TAG: context.get("logical_date"),
+        identity.INTERVAL_START_TAG: context.get("data_interval_start"),
+        identity.INTERVAL_END_TAG: context.get("data_interval_end"),
+    }
+    return {name: value.isoformat() for name, value in named.items() if value is not None}
+
+
+def _holds_secret(value: Any) -> bool:
+    """Whether any text inside a plain JSON value contains what Airflow's masker knows as a secret."""
+    from airflow.sdk.log import redact
+
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str) and redact(item) != item:
+            return True
+        if isinstance(item, dict):
+            pending.extend((*item.keys(), *item.values()))
+        elif isinstance(item, list):
+            pending.extend(item)
+    return False
+
+
+def _seconds(value: timedelta | float | None) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value

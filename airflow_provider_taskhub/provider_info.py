@@ -1,0 +1,85 @@
+"""What Airflow reads about this provider. Imported by every Airflow process, so it imports nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ROOT = "airflow_provider_taskhub"
+_CONNECTION_FIELDS: dict[str, Any] = {
+    "hub": {
+        "label": "Hub",
+        "description": "Name of the task hub: 3 to 45 letters and digits, a letter first.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9]{2,44}$", "minLength": 3, "maxLength": 45},
+    },
+    "storage": {
+        "label": "Storage",
+        "description": "embedded: one SQLite file, for one machine. azure: Azure Storage, or its emulator Azurite.",
+        "schema": {"type": "string", "enum": ["embedded", "azure"], "default": "embedded"},
+    },
+    "path": {
+        "label": "SQLite file",
+        "description": "Embedded only: absolute path of the file. Empty: the default file of the machine.",
+        "schema": {"type": ["string", "null"], "default": None},
+    },
+    "account_url": {
+        "label": "Account address",
+        "description": "Azure only: https://NAME.blob.core.windows.net. Without a secret, DefaultAzureCredential "
+        "is used. Leave empty when the secret is a connection string.",
+        "schema": {"type": ["string", "null"], "default": None},
+    },
+}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's description, by Airflow's schema."""
+    module = [{"integration-name": "TaskHub", "python-modules": []}]
+    return {
+        "package-name": "airflow-provider-taskhub",
+        "name": "TaskHub",
+        "description": "Durable orchestration of Spark pipelines, written as Airflow DAGs.",
+        "versions": _versions(),
+        "integrations": [{"integration-name": "TaskHub", "external-doc-url": "", "tags": ["service"]}],
+        "hooks": _modules(module, "hooks"),
+        "operators": _modules(module, "operators"),
+        "sensors": _modules(module, "sensors"),
+        "triggers": _modules(module, "triggers"),
+        "connection-types": [
+            {
+                "connection-type": "taskhub",
+                "hook-class-name": f"{_ROOT}.hooks.taskhub.TaskHubHook",
+                "hook-name": "TaskHub",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["host", "schema", "login", "port"],
+                    "relabeling": {"password": "Connection string, account key or SAS"},
+                    "placeholders": {"password": "Azure only; empty for an embedded hub or a managed identity"},
+                },
+                "conn-fields": _CONNECTION_FIELDS,
+            }
+        ],
+        "extra-links": [f"{_ROOT}.links.taskhub.TaskHubInstanceLink"],
+        "config": {
+            "taskhub": {
+                "description": "The TaskHub page inside Airflow's UI.",
+                "options": {
+                    "page_connections": {
+                        "description": "Connections whose hubs the page offers, separated by commas; "
+                        "the first is shown first.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "taskhub_default, taskhub_reports",
+                        "default": "taskhub_default",
+                    }
+                },
+            }
+        },
+    }
+
+
+def _versions() -> list[str]:
+    from airflow_provider_taskhub import __version__
+
+    return [__version__]
+
+
+def _modules(template: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    return [{**entry, "python-modules": [f"{_ROOT}.{folder}.taskhub"]} for entry in template]

@@ -1,0 +1,102 @@
+"""``TaskHubSensor``: waits, without a worker slot, until an instance has ended or reached a status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout
+
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.hub.contract import InstanceState
+
+_BACKSTOP = timedelta(minutes=5)
+
+
+class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """Waits for an instance that something else has started or will start; never cancels it.
+
+    Without ``statuses``: until it has completed; one that failed or was terminated fails the sensor. With them: until
+    it is in one of them; another final status fails the sensor. Returns the output of a completed instance.
+
+    :param instance_id: templated. :param statuses: for example ``["Running"]`` or ``["Failed", "Terminated"]``.
+    :param timeout: of the whole wait, in seconds; an instance that never appears ends it, too.
+    """
+
+    template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
+    ui_color = "#e0f2fe"
+
+    def __init__(
+        self,
+        *,
+        instance_id: str,
+        statuses: Sequence[str] = (),
+        taskhub_conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.instance_id = instance_id
+        self.statuses = statuses
+        self.taskhub_conn_id = taskhub_conn_id
+
+    def execute(self, context: Context) -> Any:
+        """Wait in the triggerer, always."""
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+        from airflow_provider_taskhub.hub.contract import check_instance_id
+
+        check_instance_id(self.instance_id)
+        limit = timedelta(seconds=self.timeout)
+        self.defer(
+            trigger=TaskHubTrigger(
+                instance_id=self.instance_id,
+                taskhub_conn_id=self.taskhub_conn_id,
+                statuses=[str(status) for status in self._statuses()],
+                deadline=(SYSTEM_CLOCK.utc_now() + limit).text(),
+                may_be_missing=True,
+            ),
+            method_name="execute_complete",
+            timeout=limit + _BACKSTOP,
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when the trigger has fired."""
+        from airflow_provider_taskhub.engine.events import Status
+        from airflow_provider_taskhub.triggers.outcome import plain, reason
+
+        if event["reason"] == "timeout":
+            raise AirflowSensorTimeout(f"instance {self.instance_id}: {event['message']}")
+        if event["reason"] != "reached":
+            raise AirflowException(f"instance {self.instance_id}: {event['message']}")
+        wanted, status = self._statuses() or (Status.COMPLETED,), Status(event["status"])
+        self.log.info("instance %s is %s", self.instance_id, status)
+        if status is not Status.COMPLETED and status in wanted:
+            return None
+        state = TaskHubHook(self.taskhub_conn_id).run(self._read)
+        if status not in wanted:
+            why = reason(state) if state is not None else "no reason known"
+            raise AirflowException(f"instance {self.instance_id} {status.lower()}: {why}")
+        return plain(state.output) if state is not None else None
+
+    async def _read(self, client: Client) -> InstanceState | None:
+        return await client.get(self.instance_id)
+
+    def _statuses(self) -> tuple[Any, ...]:
+        """The wanted statuses.
+
+        :raises AirflowException: for a name that is no status.
+        """
+        from airflow_provider_taskhub.engine.events import Status
+
+        names = {status.lower(): status for status in Status}
+        unknown = [name for name in self.statuses if str(name).lower() not in names]
+        if unknown:
+            raise AirflowException(f"statuses {unknown} do not exist: choose of {', '.join(Status)}")
+        return tuple(names[str(name).lower()] for name in self.statuses)

@@ -1,0 +1,1 @@
+"""The waiting side of operators and sensors, in Airflow's triggerer."""

@@ -1,0 +1,69 @@
+"""How an ended instance ends its Airflow task: the result, or the orchestration's own error with the failed log."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.hub.contract import RecordState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.engine.events import FailureDetails
+    from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState
+
+LOG_LINES = 50
+"""Of the failed attempt, in the task's log (DESIGN §9)."""
+
+
+def plain(text: str | None) -> Any:
+    """A JSON text as its value; text that is not JSON (of a failed instance) as it is."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def failed_attempt(records: Sequence[ActivityRecord]) -> ActivityRecord | None:
+    """The attempt to blame: the last that failed, else the last that was lost."""
+    for state in (RecordState.FAILED, RecordState.LOST):
+        blamed = [record for record in records if record.state is state]
+        if blamed:
+            return max(blamed, key=lambda record: (record.ended or record.claimed).ticks)
+    return None
+
+
+async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] | None:
+    """Title and last lines of the failed attempt's log; None where no attempt failed or kept a log."""
+    attempt = failed_attempt(await client.activities(instance_id))
+    if attempt is None or attempt.log is None:
+        return None
+    title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}, on {attempt.worker}"
+    return title, (await client.log(attempt.log, last=LOG_LINES)).splitlines()[-LOG_LINES:]
+
+
+def reason(state: InstanceState) -> str:
+    """One line: the orchestration's own error, or why it was terminated."""
+    if state.failure is not None:
+        return f"{state.failure.error_type}: {state.failure.error_message}"
+    said = plain(state.output)
+    return str(said) if said else "no reason given"
+
+
+def causes(failure: FailureDetails | None) -> Iterator[str]:
+    """The error and what caused it, outermost first, with their stack traces."""
+    depth = 0
+    while failure is not None and depth < 10:
+        head = "caused by " if depth else ""
+        trace = f"\n{failure.stack_trace.rstrip()}" if failure.stack_trace else ""
+        yield f"{head}{failure.error_type}: {failure.error_message}{trace}"
+        failure, depth = failure.inner_failure, depth + 1
+
+
+def retryable(state: InstanceState) -> bool:
+    """Whether the task may be retried: not after ``OrchestrationError(retryable=False)``."""
+    return state.failure is None or not state.failure.is_non_retriable

@@ -1,0 +1,300 @@
+"""The one trigger: waits for an instance in the triggerer, for operators and sensors alike.
+
+Never ends by an error of the hub: an exception in a trigger fails its task (spec/airflow.md §0.10). Cancels the
+instance only when a user has really killed the task (:meth:`TaskHubTrigger.on_kill`) or at the deadline, never on a
+shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.settings import Settings
+    from airflow_provider_taskhub.triggers.journal import Journal
+    from airflow_provider_taskhub.triggers.watcher import Wait
+
+CONFIRM_DEADLINE = 60.0
+"""Seconds that a termination waits until nothing of the instance runs."""
+_KILL_TRIES = 6
+_LONGEST_PAUSE = 30.0
+_EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
+_LOOK = 5.0
+"""Seconds between two looks at deadlines when nothing changes."""
+_KILLS: set[asyncio.Task[None]] = set()
+"""Detached kills: Airflow cancels ``on_kill`` again every second (spec/airflow.md §0.4)."""
+_KILLED_BY = {"failed": "task marked failed", "success": "task marked success", "skipped": "task skipped"}
+
+
+class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """Waits until an instance has ended, or has reached one of some statuses.
+
+    Fires one event: ``{"reason", "instance_id", "status", "message"}`` with reason ``reached``, ``timeout``,
+    ``no_worker``, ``missing`` or ``unusable``.
+
+    :param taskhub_conn_id: the hub. :param instance_id: what to wait for.
+    :param orchestrator: its name; with it, waiting without a worker that knows it ends after ``no_worker_timeout``.
+    :param owner: value of the tag ``taskhub.owner`` of the start that this trigger may cancel; None: it never cancels.
+    :param statuses: names of statuses to wait for besides final ones; a final one always ends the wait.
+    :param deadline: ISO 8601 time at which to terminate (with an owner) and give up.
+    :param no_worker_timeout: seconds.
+    :param may_be_missing: an instance that does not exist yet is waited for (sensors) instead of reported.
+    """
+
+    clock: Clock = SYSTEM_CLOCK
+
+    def __init__(
+        self,
+        *,
+        instance_id: str,
+        taskhub_conn_id: str = DEFAULT_CONNECTION,
+        orchestrator: str = "",
+        owner: str | None = None,
+        statuses: Sequence[str] = (),
+        deadline: str | None = None,
+        no_worker_timeout: float | None = None,
+        may_be_missing: bool = False,
+        **_of_other_versions: Any,
+    ) -> None:
+        super().__init__()
+        self.instance_id = instance_id
+        self.taskhub_conn_id = taskhub_conn_id
+        self.orchestrator = orchestrator
+        self.owner = owner
+        self.statuses = list(statuses)
+        self.deadline = deadline
+        self.no_worker_timeout = no_worker_timeout
+        self.may_be_missing = may_be_missing
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Where to find this class, and plain values to make it again."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            "instance_id": self.instance_id,
+            "taskhub_conn_id": self.taskhub_conn_id,
+            "orchestrator": self.orchestrator,
+            "owner": self.owner,
+            "statuses": self.statuses,
+            "deadline": self.deadline,
+            "no_worker_timeout": self.no_worker_timeout,
+            "may_be_missing": self.may_be_missing,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait; log what happens; fire once."""
+        try:
+            settings = await self._settings()
+        except ConfigurationError as error:
+            yield self._event("unusable", None, str(error))
+            return
+        if settings is None:
+            yield await self._timed_out(None)
+            return
+        yield await self._watch(settings)
+
+    async def on_kill(self) -> None:
+        """A user has killed the task, or so Airflow says: look again, then terminate what this trigger owns."""
+        if self.owner is None:
+            return
+        task = asyncio.create_task(self._kill())
+        _KILLS.add(task)
+        task.add_done_callback(_KILLS.discard)
+        await asyncio.shield(task)
+
+    async def _settings(self) -> Settings | None:
+        """Settings of the connection, asked for until Airflow answers; None at the deadline."""
+        pause = 1.0
+        while not self._late():
+            try:
+                return await TaskHubHook(self.taskhub_conn_id).asettings()
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
+            await self.clock.sleep(pause)
+            pause = min(_LONGEST_PAUSE, pause * 2)
+        return None
+
+    async def _watch(self, settings: Settings) -> TriggerEvent:
+        from airflow_provider_taskhub.triggers.journal import Journal
+        from airflow_provider_taskhub.triggers.watcher import news, watcher_of
+
+        self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
+        key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
+        interval = _EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL
+        watcher = watcher_of(key, lambda: open_client(settings), interval=interval)
+        journal, absence = Journal(), _Absence(self, settings)
+        with watcher.waiting(self.instance_id) as wait:
+            while not self._late():
+                await news(wait, patience=self._patience())
+                self._tell(journal, absence, wait)
+                if (event := self._verdict(wait, absence)) is not None:
+                    return event
+        return await self._timed_out(settings)
+
+    def _tell(self, journal: Journal, absence: _Absence, seen: Wait) -> None:
+        for line in absence.lines(seen):
+            self.log.info(line)
+        if seen.state is not None:
+            for line in journal.lines(seen.state, seen.records):
+                self.log.info(line)
+
+    def _verdict(self, seen: Wait, absence: _Absence) -> TriggerEvent | None:
+        state = seen.state
+        if state is not None and (state.status.is_final or state.status in self.statuses):
+            return self._event("reached", state, "")
+        if seen.looked and state is None and not self.may_be_missing:
+            return self._event("missing", None, f"instance {self.instance_id!r} is not in the hub any more")
+        if (text := absence.over(seen)) is not None:
+            return self._event("no_worker", state, text)
+        return None
+
+    async def _timed_out(self, settings: Settings | None) -> TriggerEvent:
+        """The deadline has passed: end what we own, see it ended, report."""
+        message = "the time allowed is over"
+        if self.owner is not None and settings is not None:
+            self.log.warning("%s: terminating %s", message, self.instance_id)
+            message += f"; {await self._terminate(settings, 'from Airflow: execution timeout')}"
+        return self._event("timeout", None, message)
+
+    async def _terminate(self, settings: Settings, reason: str) -> str:
+        """Terminate if it is still ours and live; says how that went. Tries again through errors of the hub."""
+        pause, said = 1.0, ""
+        for _ in range(_KILL_TRIES):
+            try:
+                async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
+                    state = await client.get(self.instance_id, payloads=False)
+                    if state is None or state.status.is_final:
+                        return "the instance has ended already"
+                    if (state.tags or {}).get(OWNER_TAG) != self.owner:
+                        return "the instance belongs to a newer start by now: left alone"
+                    await client.terminate(self.instance_id, reason, wait=True)
+                    await client.forget_completions([self.instance_id])
+                    return "the instance is terminated, nothing of it runs"
+            except TimeoutError:
+                return f"told to end, but not confirmed within {CONFIRM_DEADLINE:g} s"
+            except Exception as error:
+                said = f"cannot terminate: {type(error).__name__}: {error}"
+                self.log.warning("%s; trying again", said)
+            await self.clock.sleep(pause)
+            pause *= 2
+        return said
+
+    async def _kill(self) -> None:
+        with suppress(asyncio.CancelledError):  # at the end of the process: the next attempt ends older generations
+            killed = await self._killed()
+            if killed is None:
+                self.log.info("the task still waits elsewhere (its trigger was moved): the instance goes on")
+                return
+            settings = await self._settings()
+            if settings is not None:
+                self.log.warning("%s: terminating %s", killed, self.instance_id)
+                self.log.info(await self._terminate(settings, f"from Airflow: {killed}"))
+
+    async def _killed(self) -> str | None:
+        """What a user did to the task; None where it is deferred still or again, so that nobody killed it.
+
+        A triggerer that was paused believes that all its triggers were killed (spec/airflow.md §0.3).
+        """
+        ti = self.task_instance
+        if ti is None:
+            return "task killed"
+        pause = 1.0
+        for _ in range(_KILL_TRIES):
+            try:
+                state = await asyncio.to_thread(_task_state, ti)
+            except Exception as error:
+                self.log.warning("cannot read the task's state, trying again: %s", error)
+                await self.clock.sleep(pause)
+                pause *= 2
+                continue
+            return None if state == "deferred" else _KILLED_BY.get(state or "", "task cleared")
+        self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
+        return None
+
+    def _late(self) -> bool:
+        return self.deadline is not None and self.clock.utc_now() >= Timestamp.parse(self.deadline)
+
+    def _patience(self) -> float:
+        if self.deadline is None:
+            return _LOOK
+        left = (Timestamp.parse(self.deadline) - self.clock.utc_now()).total_seconds()
+        return min(_LOOK, max(0.1, left))
+
+    def _event(self, reason: str, state: InstanceState | None, message: str) -> TriggerEvent:
+        status = str(state.status) if state is not None else None
+        return TriggerEvent(
+            {"reason": reason, "instance_id": self.instance_id, "status": status, "message": message}
+        )
+
+
+class _Absence:
+    """How long no live worker has known the orchestrator, and how long the hub could not be used at all.
+
+    Measured on this process's monotonic clock, from when the wait began here.
+    """
+
+    def __init__(self, trigger: TaskHubTrigger, settings: Settings) -> None:
+        self._clock = trigger.clock
+        self._orchestrator = trigger.orchestrator
+        limit = trigger.no_worker_timeout
+        self._limit = settings.no_worker_timeout.total_seconds() if limit is None else limit
+        self._well = self._known = self._clock.monotonic()
+        self._said: str | None = None
+        self._trouble = ""
+
+    def lines(self, seen: Wait) -> Iterator[str]:
+        """What is new about workers and the hub's health."""
+        from airflow_provider_taskhub.triggers.journal import served_by
+
+        trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            yield f"the hub cannot be read, trying again: {trouble}" if trouble else "the hub can be read again"
+        if seen.members is None or not self._orchestrator:
+            return
+        said = served_by(seen.members, self._orchestrator)
+        if said != self._said:
+            self._said = said
+            yield f"hub served by {said}"
+
+    def over(self, seen: Wait) -> str | None:
+        """Why to give up, once the time is over."""
+        from airflow_provider_taskhub.triggers.journal import able, nobody
+
+        now = self._clock.monotonic()
+        if not isinstance(seen.trouble, ConfigurationError):
+            self._well = now
+        elif now - self._well >= self._limit:
+            return f"the hub cannot be used: {seen.trouble}"
+        if seen.members is None or seen.trouble or not self._orchestrator or able(seen.members, self._orchestrator):
+            self._known = now
+        elif now - self._known >= self._limit:
+            return nobody(seen.members, self._orchestrator, self._limit)
+        return None
+
+
+def _task_state(ti: Any) -> str | None:
+    """The task's state now, from Airflow. Blocking; in a thread, where no portal is needed."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    index = -1 if ti.map_index is None else ti.map_index
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
+    )
+    found = states.get(ti.run_id, {})
+    key = ti.task_id if index < 0 else f"{ti.task_id}_{index}"
+    state = found.get(key)
+    return None if state is None else str(getattr(state, "value", state))

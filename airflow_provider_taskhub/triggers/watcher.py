@@ -1,0 +1,223 @@
+"""All waits of one hub in one event loop: a constant number of requests per interval, however many wait (DESIGN §10).
+
+Per interval: the whole (small) table of completions, :data:`IN_TURN` of the waiting instances with their activities in
+turn, and now and then the members. An instance's row is read once when its wait begins, and once when it has ended.
+
+Owns polling, back-off and the client; knows nothing of Airflow. Never ends a wait by an error: it reports trouble and
+goes on. Watchers are kept per running loop, since ``dag.test()`` and tests run every trigger in a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import Throttled
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+
+Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
+
+IN_TURN = 4
+"""Waiting instances read again per interval, so that ends without a hint (.NET workers, lost hints) are seen too."""
+AT_ONCE = 100
+"""New waits read per interval, and hints served per interval: bounds a tick."""
+_PARALLEL = 8
+MEMBERS_EVERY = timedelta(seconds=5)
+IDLE = timedelta(seconds=10)
+"""A watcher without waits closes its client after this."""
+_LONGEST_PAUSE = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """What a waiter knows so far; the newest replaces what was not looked at, so nothing piles up.
+
+    :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
+    :param trouble: why the hub cannot be read now, None when it can.
+    """
+
+    instance_id: str
+    looked: bool = False
+    state: InstanceState | None = None
+    records: tuple[ActivityRecord, ...] = ()
+    members: tuple[Member, ...] | None = None
+    trouble: Exception | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Watcher:
+    """Polls one hub for everyone who waits for it in this loop.
+
+    :param connect: opens a client; called again after trouble. :param interval: between two polls.
+    """
+
+    def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connect = connect
+        self._interval = interval.total_seconds()
+        self._clock = clock
+        self._waits: dict[str, list[Wait]] = {}
+        self._turn: deque[str] = deque()
+        self._new: deque[str] = deque()
+        self._members: tuple[Member, ...] | None = None
+        self._members_read = float("-inf")
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def waiting(self, instance_id: str) -> Iterator[Wait]:
+        """Wait for an instance for the length of the block."""
+        wait = Wait(instance_id=instance_id, members=self._members)
+        if instance_id not in self._waits:
+            self._turn.append(instance_id)
+        self._waits.setdefault(instance_id, []).append(wait)
+        self._new.append(instance_id)
+        self._wake.set()
+        if self._task is None or self._task.done():
+            # an empty context: the watcher's logs and portals are nobody's task's in particular
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+        try:
+            yield wait
+        finally:
+            self._leave(wait)
+
+    @property
+    def waits(self) -> int:
+        return len(self._waits)
+
+    def _leave(self, wait: Wait) -> None:
+        others = self._waits[wait.instance_id]
+        others.remove(wait)
+        if not others:
+            del self._waits[wait.instance_id]
+            self._turn.remove(wait.instance_id)
+
+    async def _run(self) -> None:
+        failures = 0
+        while self._waits:  # looked at with no await before the end, so a new wait finds either this task or none
+            try:
+                async with self._connect() as client:
+                    while await self._poll(client):
+                        failures = 0
+            except Exception as error:  # whatever it is, waits go on (spec/airflow.md §0.10)
+                failures += 1
+                self._report(error)
+                await self._clock.sleep(_back_off(error, failures))
+
+    async def _poll(self, client: Client) -> bool:
+        """One interval; False when nobody has waited for a while."""
+        self._wake.clear()
+        await self._read(client)
+        await self._pause(self._interval)
+        if self._waits:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE.total_seconds()):
+                await self._wake.wait()
+        return bool(self._waits)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next poll; a new wait cuts it short, so that a task already done is not kept waiting."""
+        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        wake = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait((sleep, wake), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            wake.cancel()
+
+    async def _read(self, client: Client) -> None:
+        hinted = [instance for instance in await client.completions() if instance in self._waits][:AT_ONCE]
+        await self._read_members(client)
+        fresh = [self._new.popleft() for _ in range(min(len(self._new), AT_ONCE))]
+        if self._new:
+            self._wake.set()  # the rest of the new ones: at once, too
+        try:
+            await self._look(client, dict.fromkeys([*hinted, *fresh, *self._next_in_turn()]))
+        except BaseException:
+            self._new.extend(fresh)
+            raise
+        if hinted:
+            await client.forget_completions(hinted)
+
+    def _next_in_turn(self) -> list[str]:
+        turn = [self._turn[index] for index in range(min(IN_TURN, len(self._turn)))]
+        self._turn.rotate(-len(turn))
+        return turn
+
+    async def _look(self, client: Client, instances: dict[str, None]) -> None:
+        gate = asyncio.Semaphore(_PARALLEL)
+
+        async def one(instance_id: str) -> None:
+            async with gate:
+                state = await client.get(instance_id, payloads=False)
+                records = await client.activities(instance_id) if state is not None else ()
+                self._tell(instance_id, state, records)
+
+        async with asyncio.TaskGroup() as group:
+            for instance_id in instances:
+                if instance_id in self._waits:
+                    group.create_task(one(instance_id))
+
+    async def _read_members(self, client: Client) -> None:
+        now = self._clock.monotonic()
+        if now - self._members_read < MEMBERS_EVERY.total_seconds():
+            return
+        self._members = await client.members()
+        self._members_read = now
+        for wait in self._everyone():
+            wait.members = self._members
+            wait.changed.set()
+
+    def _tell(self, instance_id: str, state: InstanceState | None, records: tuple[ActivityRecord, ...]) -> None:
+        for wait in self._waits.get(instance_id, ()):
+            wait.looked, wait.state, wait.records, wait.trouble = True, state, records, None
+            wait.changed.set()
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, ExceptionGroup):
+            error = error.exceptions[0] if isinstance(error.exceptions[0], Exception) else error
+        for wait in self._everyone():
+            wait.trouble = error
+            wait.changed.set()
+
+    def _everyone(self) -> Iterator[Wait]:
+        for waits in self._waits.values():
+            yield from waits
+
+
+_WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Watcher]] = WeakKeyDictionary()
+
+
+def watcher_of(key: object, connect: Connect, *, interval: timedelta) -> Watcher:
+    """The running loop's watcher of a hub.
+
+    :param key: what makes two hubs the same; may hold secrets, it is kept in memory only and never shown.
+    """
+    watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
+    if key not in watchers:
+        watchers[key] = Watcher(connect, interval=interval)
+    return watchers[key]
+
+
+def _back_off(error: Exception, failures: int) -> float:
+    least = error.retry_after if isinstance(error, Throttled) else 1.0
+    return min(_LONGEST_PAUSE, max(least, 2.0 ** min(failures, 5) - 1))
+
+
+async def news(wait: Wait, *, patience: float) -> None:
+    """Return when something about the wait is new, at the latest after ``patience`` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await wait.changed.wait()
+    wait.changed.clear()
