@@ -1,0 +1,6 @@
+"""The embedded store's inside: one SQLite file, or a private database in memory (DESIGN §3).
+
+``file`` opens and refuses files, ``moments`` owns the store's time, ``journal`` runs works in transactions, ``shared``
+and ``inline`` say who runs them (the process's writer thread, or the caller), ``wake`` tells other processes.
+``queues``, ``rows``, ``filters``, ``columns``, ``blobs`` and ``leases`` are Azure's semantics over SQL.
+"""

@@ -1,0 +1,77 @@
+"""A row's properties as one JSON text, Edm types kept.
+
+String, Boolean and Int32 are JSON's own; the others are an object with one member that names the type: ``l`` Int64,
+``d`` Double, ``t`` DateTime (ticks), ``g`` Guid, ``b`` Binary. Guid and Binary are hexadecimal, so that packed values
+of one type sort as the values themselves do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.storage.primitives import Int64, Property
+
+Packed: TypeAlias = str | bool | int | dict[str, Any]
+
+_RESTORE: Mapping[str, Callable[[Any], Property]] = {
+    "l": Int64,
+    "d": float,
+    "t": Timestamp,
+    "g": lambda text: UUID(hex=text),
+    "b": bytes.fromhex,
+}
+
+
+def pack(value: Property) -> Packed:
+    """One property as plain JSON."""
+    if isinstance(value, str | bool):
+        return value
+    if isinstance(value, Int64):
+        return {"l": int(value)}
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return {"d": value}
+    if isinstance(value, Timestamp):
+        return {"t": value.ticks}
+    if isinstance(value, UUID):
+        return {"g": value.hex}
+    return {"b": value.hex()}
+
+
+def unpack(packed: Packed) -> Property:
+    """The property again."""
+    if isinstance(packed, dict):
+        ((kind, value),) = packed.items()
+        return _RESTORE[kind](value)
+    return packed
+
+
+def kind_and_value(packed: Packed) -> tuple[str, Any]:
+    """What a comparison compares: values of one type only."""
+    if isinstance(packed, dict):
+        ((kind, value),) = packed.items()
+        return kind, value
+    return type(packed).__name__, packed
+
+
+def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
+    """All properties that are not None."""
+    return {name: pack(value) for name, value in properties.items() if value is not None}
+
+
+def unpack_all(packed: Mapping[str, Packed]) -> dict[str, Property]:
+    return {name: unpack(value) for name, value in packed.items()}
+
+
+def dump(packed: Mapping[str, Packed]) -> str:
+    return json.dumps(packed, separators=(",", ":"))
+
+
+def load(text: str) -> dict[str, Packed]:
+    loaded: dict[str, Packed] = json.loads(text)
+    return loaded

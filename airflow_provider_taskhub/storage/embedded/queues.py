@@ -1,0 +1,160 @@
+"""Queues over SQL: visibility, pop receipts, dequeue counts.
+
+A message's id is the file's identity and its number; its pop receipt is the number of the last change. A message made
+visible again at once gets its old place back (``visible`` is then its insertion time), so what a draining worker gives
+back is received in the order in which it was put.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from uuid import UUID
+
+from airflow_provider_taskhub.codec import Timestamp, ticks_of
+from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.storage.embedded.journal import Change, identifier
+from airflow_provider_taskhub.storage.primitives import (
+    DeleteMessage,
+    Message,
+    PutMessage,
+    Receipt,
+    ReceiptHolder,
+    UpdateMessage,
+)
+
+_LOW = (1 << 64) - 1
+
+
+def put(change: Change, operation: PutMessage) -> Receipt:
+    queue = identifier(change.connection, "queues", operation.queue)
+    now, number = change.now(), change.next()
+    visible = now + ticks_of(operation.visibility)
+    change.connection.execute(
+        "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) VALUES (?, ?, ?, ?, ?, 0, ?)",
+        (number, queue, visible, now, number, operation.text),
+    )
+    change.touch(operation.queue, visible)
+    return _receipt(change.identity, number, number, visible)
+
+
+def update(change: Change, operation: UpdateMessage) -> Receipt:
+    number, inserted = _claimed(change, operation.queue, operation.message)
+    now, receipt = change.now(), change.next()
+    visible = now + ticks_of(operation.visibility)
+    place = visible if operation.visibility else inserted
+    change.connection.execute(
+        "UPDATE messages SET visible = ?, receipt = ?, text = coalesce(?, text) WHERE number = ?",
+        (place, receipt, operation.text, number),
+    )
+    change.touch(operation.queue, visible)
+    return _receipt(change.identity, number, receipt, visible)
+
+
+def delete(change: Change, operation: DeleteMessage) -> None:
+    try:
+        number, _ = _claimed(change, operation.queue, operation.message)
+    except (Conflict, NotFound):
+        if operation.quiet:
+            return
+        raise
+    change.connection.execute("DELETE FROM messages WHERE number = ?", (number,))
+
+
+def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:
+    """Number and insertion time of a message whose receipt is still good."""
+    held = message if isinstance(message, Receipt) else message.receipt
+    owner = identifier(change.connection, "queues", queue)
+    number = _number(change.identity, held.message_id)
+    row = change.connection.execute(
+        "SELECT receipt, inserted FROM messages WHERE number = ? AND queue = ?", (number, owner)
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"message {held.message_id} is not in queue {queue!r}")
+    if str(row[0]) != held.pop_receipt:
+        raise Conflict(f"message {held.message_id} of queue {queue!r}: pop receipt {held.pop_receipt!r} is stale")
+    return number, row[1]
+
+
+def receive(change: Change, queue: str, limit: int, visibility: timedelta) -> list[Message]:
+    owner = identifier(change.connection, "queues", queue)
+    now = change.now()
+    visible = now + ticks_of(visibility)
+    messages, updates = [], []
+    for number, dequeues, inserted, text in _visible(change.connection, owner, now, limit):
+        receipt = change.next()
+        updates.append((visible, receipt, number))
+        messages.append(
+            Message(
+                text=text,
+                receipt=_receipt(change.identity, number, receipt, visible),
+                dequeue_count=dequeues + 1,
+                inserted=Timestamp(inserted),
+            )
+        )
+    change.connection.executemany(
+        "UPDATE messages SET visible = ?, receipt = ?, dequeues = dequeues + 1 WHERE number = ?", updates
+    )
+    return messages
+
+
+def peek(connection: sqlite3.Connection, identity: int, queue: str, limit: int, now: int) -> list[Message]:
+    owner = identifier(connection, "queues", queue)
+    return [
+        Message(
+            text=text,
+            receipt=Receipt(message_id=_message_id(identity, number), pop_receipt="", next_visible=Timestamp(now)),
+            dequeue_count=dequeues,
+            inserted=Timestamp(inserted),
+        )
+        for number, dequeues, inserted, text in _visible(connection, owner, now, limit)
+    ]
+
+
+def count(connection: sqlite3.Connection, queue: str) -> int:
+    owner = identifier(connection, "queues", queue)
+    return int(connection.execute("SELECT count(*) FROM messages WHERE queue = ?", (owner,)).fetchone()[0])
+
+
+def earliest(connection: sqlite3.Connection, queue: str) -> int | None:
+    """When the next message of the queue is or was visible, in ticks; None for an empty queue.
+
+    :raises NotFound: when the queue does not exist.
+    """
+    owner = identifier(connection, "queues", queue)
+    found = connection.execute("SELECT min(visible) FROM messages WHERE queue = ?", (owner,)).fetchone()[0]
+    return None if found is None else int(found)
+
+
+def drop(change: Change, queue: str) -> None:
+    """Remove a queue and its messages; none is no error."""
+    row = change.connection.execute("DELETE FROM queues WHERE name = ? RETURNING id", (queue,)).fetchone()
+    if row is not None:
+        change.connection.execute("DELETE FROM messages WHERE queue = ?", row)
+
+
+def _visible(connection: sqlite3.Connection, queue: int, now: int, limit: int) -> list[tuple[int, int, int, str]]:
+    return connection.execute(
+        "SELECT number, dequeues, inserted, text FROM messages WHERE queue = ? AND visible <= ? "
+        "ORDER BY visible, number LIMIT ?",
+        (queue, now, limit),
+    ).fetchall()
+
+
+def _receipt(identity: int, number: int, receipt: int, visible: int) -> Receipt:
+    return Receipt(
+        message_id=_message_id(identity, number), pop_receipt=str(receipt), next_visible=Timestamp(visible)
+    )
+
+
+def _message_id(identity: int, number: int) -> str:
+    return str(UUID(int=(identity & _LOW) << 64 | number))
+
+
+def _number(identity: int, message_id: str) -> int:
+    """The number in an id that this file gave out; 0, which no message has, for any other text."""
+    try:
+        whole = UUID(message_id).int
+    except ValueError:
+        return 0
+    return whole & _LOW if whole >> 64 == identity & _LOW and whole & _LOW < 1 << 63 else 0

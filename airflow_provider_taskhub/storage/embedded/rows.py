@@ -1,0 +1,232 @@
+"""Tables over SQL: ETags, merges, entity-group transactions, pages of a query."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
+from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.embedded import columns
+from airflow_provider_taskhub.storage.embedded.filters import Range, Test, range_of, sql_of, test_of
+from airflow_provider_taskhub.storage.embedded.journal import Change, identifier
+from airflow_provider_taskhub.storage.primitives import (
+    Entity,
+    EtagOf,
+    Filter,
+    Page,
+    RowOperation,
+    RowVerb,
+    Transact,
+)
+
+MAX_SCANNED = 5_000
+"""Rows looked at for one page; then the page ends early and goes on, so that no read holds a thread for long."""
+MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
+
+_MUST_EXIST = frozenset({RowVerb.REPLACE, RowVerb.MERGE, RowVerb.DELETE})
+_MERGES = frozenset({RowVerb.MERGE, RowVerb.UPSERT_MERGE})
+
+
+def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], str]) -> tuple[str, ...]:
+    """All rows or, by the error that it raises, none.
+
+    :param resolve: the ETag that an earlier operation of the unit gave a row.
+    """
+    table = identifier(change.connection, "tables", operation.table)
+    return tuple(_write(change, table, row, resolve) for row in operation.rows)
+
+
+def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[EtagOf], str]) -> str:
+    entity = row.entity
+    found = change.connection.execute(
+        "SELECT number, etag, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
+        (table, entity.partition_key, entity.row_key),
+    ).fetchone()
+    _check_condition(row, None if found is None else found[1], resolve)
+    if row.verb is RowVerb.DELETE:
+        change.connection.execute("DELETE FROM rows WHERE number = ?", (found[0],))
+        return ""
+    packed = columns.pack_all(entity.properties)
+    if found is not None and row.verb in _MERGES:
+        packed = columns.load(found[2]) | packed
+        _check_merged(entity, packed)
+    return _store(change, table, entity, None if found is None else found[0], columns.dump(packed))
+
+
+def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[EtagOf], str]) -> None:
+    where = f"row ({row.entity.partition_key!r}, {row.entity.row_key!r})"
+    if row.verb is RowVerb.INSERT and etag is not None:
+        raise Conflict(f"{where} exists")
+    if row.verb not in _MUST_EXIST:
+        return
+    if etag is None:
+        raise NotFound(f"{where} does not exist")
+    wanted = resolve(row.etag) if isinstance(row.etag, EtagOf) else row.etag
+    if wanted not in ("*", _etag(etag)):
+        raise Conflict(f"{where}: ETag {wanted} is not current")
+
+
+def _check_merged(entity: Entity, packed: dict[str, columns.Packed]) -> None:
+    rules.check_size(
+        Entity(
+            partition_key=entity.partition_key, row_key=entity.row_key, properties=columns.unpack_all(packed)
+        )
+    )
+
+
+def _store(change: Change, table: int, entity: Entity, number: int | None, data: str) -> str:
+    etag, now = change.next(), change.now()
+    if number is None:
+        change.connection.execute(
+            "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (table, entity.partition_key, entity.row_key, etag, now, data),
+        )
+    else:
+        change.connection.execute(
+            "UPDATE rows SET etag = ?, ts = ?, data = ? WHERE number = ?", (etag, now, data, number)
+        )
+    return _etag(etag)
+
+
+def _etag(number: int) -> str:
+    return f'W/"{number}"'
+
+
+def get(connection: sqlite3.Connection, table: str, partition_key: str, row_key: str) -> Entity | None:
+    found = connection.execute(
+        "SELECT pk, rk, etag, ts, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
+        (identifier(connection, "tables", table), partition_key, row_key),
+    ).fetchone()
+    return None if found is None else _Row(*found).entity(None)
+
+
+def drop(change: Change, table: str) -> None:
+    """Remove a table and its rows; none is no error."""
+    row = change.connection.execute("DELETE FROM tables WHERE name = ? RETURNING id", (table,)).fetchone()
+    if row is not None:
+        change.connection.execute("DELETE FROM rows WHERE tbl = ?", row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    partition_key: str
+    row_key: str
+    etag: int
+    ticks: int
+    data: str
+
+    def entity(self, select: Collection[str] | None) -> Entity:
+        packed = columns.load(self.data)
+        if select is not None:
+            packed = {name: value for name, value in packed.items() if name in select}
+        return Entity(
+            partition_key=self.partition_key,
+            row_key=self.row_key,
+            properties=columns.unpack_all(packed),
+            etag=_etag(self.etag),
+            timestamp=Timestamp(self.ticks),
+        )
+
+    def admitted(self, test: Test | None) -> bool:
+        if test is None:
+            return True
+        own: dict[str, columns.Packed] = {
+            "PartitionKey": self.partition_key,
+            "RowKey": self.row_key,
+            "Timestamp": {"t": self.ticks},
+        }
+        return test(columns.load(self.data) | own)
+
+
+def query(
+    connection: sqlite3.Connection,
+    table: str,
+    filter: Filter | None,
+    *,
+    select: Sequence[str] | None,
+    limit: int,
+    continuation: str | None,
+) -> Page:
+    """One page. It ends after ``limit`` rows, or where it has looked at enough of them."""
+    number = identifier(connection, "tables", table)
+    sql, values = _select(number, filter, None if continuation is None else _position(continuation))
+    test = None if filter is None else test_of(filter)
+    wanted = None if select is None else frozenset(select)
+    entities: list[Entity] = []
+    characters = 0
+    rows = _rows(connection, sql, values)
+    for scanned, row in enumerate(rows, start=1):
+        if row.admitted(test):
+            characters += len(row.data)
+            entities.append(row.entity(wanted))
+        if len(entities) == limit or scanned == MAX_SCANNED or characters >= MAX_PAGE_CHARACTERS:
+            more = next(rows, None) is not None
+            rows.close()
+            return Page(entities=tuple(entities), continuation=_token(row) if more else None)
+    return Page(entities=tuple(entities))
+
+
+def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> Generator[_Row, None, None]:
+    """Rows one by one; closing the generator ends the read, so that it holds no snapshot of the file."""
+    cursor = connection.execute(sql, values)
+    try:
+        for found in cursor:
+            yield _Row(*found)
+    finally:
+        cursor.close()
+
+
+def _select(table: int, filter: Filter | None, after: tuple[str, str] | None) -> tuple[str, list[str | int]]:
+    """The rows that a filter may admit, behind a position, in order, by one range of the index."""
+    clauses: list[str] = ["tbl = ?"]
+    values: list[str | int] = [table]
+    for clause, bound in _bounds(range_of(filter, "PartitionKey"), range_of(filter, "RowKey"), after):
+        clauses.append(clause)
+        values.extend(bound)
+    if filter is not None:
+        clause, bound = sql_of(filter)
+        clauses.append(clause)
+        values.extend(bound)
+    where = " AND ".join(clauses)
+    return f"SELECT pk, rk, etag, ts, data FROM rows WHERE {where} ORDER BY pk, rk", values
+
+
+def _bounds(
+    partitions: Range, keys: Range, after: tuple[str, str] | None
+) -> Iterator[tuple[str, Sequence[str | int]]]:
+    """Conditions that SQLite answers by the index (tbl, pk, rk).
+
+    Only one lower bound may stand there: with two of them SQLite takes either, and would walk from the beginning of
+    the partition to the position at every page.
+    """
+    if partitions.single:
+        yield "pk = ?", (str(partitions.low),)
+        if after is not None:
+            yield "rk > ?", (after[1],)
+        elif keys.low is not None:
+            yield "rk >= ?", (keys.low,)
+        if keys.high is not None:
+            yield "rk <= ?", (keys.high,)
+        return
+    if after is not None:
+        yield "(pk, rk) > (?, ?)", after
+    elif partitions.low is not None:
+        yield "pk >= ?", (partitions.low,)
+    if partitions.high is not None:
+        yield "pk <= ?", (partitions.high,)
+
+
+def _position(continuation: str) -> tuple[str, str]:
+    try:
+        partition_key, row_key = json.loads(continuation)
+    except ValueError:
+        raise InputError(f"continuation {continuation!r} is none that this store gave") from None
+    return str(partition_key), str(row_key)
+
+
+def _token(row: _Row) -> str:
+    return json.dumps([row.partition_key, row.row_key])

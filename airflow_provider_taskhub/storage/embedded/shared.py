@@ -1,0 +1,168 @@
+"""A file that many processes share: writes by the process's writer thread, reads on connections of the store's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.storage.embedded.file import RETRY, connect, retried
+from airflow_provider_taskhub.storage.embedded.journal import Journal, Work, is_busy, translated
+from airflow_provider_taskhub.storage.embedded.moments import boot_ticks
+from airflow_provider_taskhub.storage.embedded.wake import FALLBACK, Listener, Waiters, register, unregister
+from airflow_provider_taskhub.storage.embedded.writer import Job, Writer
+
+T = TypeVar("T")
+
+
+class Shared:
+    """One store's access to a file. Short reads run on the event loop, long ones in a thread.
+
+    :param timeout: deadline of every write and read, in seconds.
+    """
+
+    fallback: float | None = FALLBACK
+
+    def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
+        self._path = path
+        self._clock = clock
+        self._timeout = timeout
+        self._opened: _Opened | None = None
+        self._listening = asyncio.Lock()
+        self._listener: Listener | None = None
+        self.waiters = Waiters()
+        self.identity = 0
+
+    async def open(self) -> None:
+        if self._opened is None:
+            self._opened = await asyncio.to_thread(_Opened, self._path, self._clock, self._timeout)
+            self.identity = self._opened.identity
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            if self._listener is not None:
+                listener, self._listener = self._listener, None
+                listener.close()
+                await self._submit(opened, lambda change: unregister(change, listener.address))
+        finally:
+            await asyncio.to_thread(opened.close)
+
+    @property
+    def journal(self) -> Journal:
+        return self._current().writer.journal
+
+    def _current(self) -> _Opened:
+        if self._opened is None:
+            raise Unavailable(f"{self._path} is not open", maybe_done=False)
+        if self._opened.process != os.getpid():
+            raise Unavailable(
+                f"{self._path} was opened before a fork; a child process opens a store of its own", maybe_done=False
+            )
+        return self._opened
+
+    def now(self) -> int:
+        return boot_ticks() + self._current().shift
+
+    async def write(self, work: Work) -> Any:
+        """Run a work in the next group."""
+        return await self._submit(self._current(), work)
+
+    async def _submit(self, opened: _Opened, work: Work) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        opened.writer.submit(Job(work, loop, future, time.monotonic() + self._timeout))
+        try:
+            async with asyncio.timeout(self._timeout * 1.1):  # the writer refuses first what it has not begun
+                return await future
+        except TimeoutError:
+            raise Unavailable(f"no answer from {self._path} within {self._timeout:g} s") from None
+
+    async def read(self, reading: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
+        """The result of a reading; ``long`` ones run in the store's reader thread."""
+        if long:
+            opened = self._current()
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(opened.threads, opened.read_long, reading)
+        deadline = self._clock.monotonic() + self._timeout
+        while True:
+            try:
+                return self.glance(reading)
+            except _Busy:
+                if self._clock.monotonic() > deadline:
+                    raise Unavailable(f"{self._path} stays locked", maybe_done=False) from None
+            await self._clock.sleep(random.uniform(*RETRY))
+
+    def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        """:raises _Busy: while another process recovers the file (after a kill)."""
+        try:
+            return reading(self._current().connection)
+        except sqlite3.Error as error:
+            raise (_Busy() if is_busy(error) else translated(error)) from error
+
+    async def listen(self, queues: Sequence[str]) -> None:
+        """Hear of other processes' puts from now on."""
+        async with self._listening:
+            if self._listener is None:
+                listener = Listener(self._path, self.waiters)
+                try:
+                    await self.write(lambda change: register(change, listener.address))
+                except BaseException:
+                    listener.close()
+                    raise
+                self._listener = listener
+
+
+class _Busy(Unavailable):
+    """A reader met a lock; it tries again."""
+
+    def __init__(self) -> None:
+        super().__init__("the file is being recovered", maybe_done=False)
+
+
+class _Opened:
+    """What an open store holds. Made and closed in a thread, since both may wait for a disk."""
+
+    def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
+        self.process = os.getpid()
+        self.timeout = timeout
+        self.writer = Writer.share(path, clock, timeout)
+        try:
+            self.connection = _reader(path)
+            self._long = _reader(path)
+            anchor = "SELECT shift, identity FROM anchor"
+            row = retried(lambda: self.connection.execute(anchor).fetchone(), timeout)
+            self.shift: int = row[0]
+            self.identity: int = row[1]
+        except BaseException:
+            self.writer.leave()
+            raise
+        self.threads = ThreadPoolExecutor(1, thread_name_prefix="taskhub-reader")
+
+    def read_long(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return retried(lambda: reading(self._long), self.timeout)
+        except sqlite3.Error as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        self.threads.shutdown()
+        self._long.close()
+        self.connection.close()
+        self.writer.leave()
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
