@@ -290,9 +290,10 @@ class ContinueAsNew(ExecutionCompleted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenericEvent(HistoryEvent):
-    """What a rewind leaves in place of a failed event.
+    """What a rewind leaves in place of a failed event, and what it sends as its message.
 
-    :param original: the other columns of a rewritten row, as they were.
+    :param data: of the message only. :param reason: ``Rewound: <type>`` in a rewritten row.
+    :param original: the other columns of a rewritten row, as they were; None in a message.
     """
 
     event_type = EventType.GenericEvent
@@ -300,6 +301,7 @@ class GenericEvent(HistoryEvent):
     data: str | None = None
     reason: str | None = None
     name: str | None = None
+    original: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

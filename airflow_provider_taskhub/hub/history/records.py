@@ -1,0 +1,271 @@
+"""Rows of the history table: one per event, and the sentinel whose ETag is the instance's lock (spec §2.4).
+
+Owns columns, Edm types and keys, both ways. Never reads or writes a table; spilled columns are ``payloads``' work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    EventType,
+    GenericEvent,
+    HistoryEvent,
+    OrchestrationInstance,
+    SubOrchestrationInstanceCreated,
+    TaskScheduled,
+)
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub import wire
+from airflow_provider_taskhub.hub.keys import escape, unescape
+from airflow_provider_taskhub.hub.layouts import LAYOUTS, Layout, Member, Where
+from airflow_provider_taskhub.hub.wire import Kind
+from airflow_provider_taskhub.storage.primitives import Entity, Property
+
+__all__ = [
+    "SENTINEL",
+    "RecordError",
+    "Sentinel",
+    "decode_event",
+    "decode_sentinel",
+    "encode_event",
+    "encode_sentinel",
+    "escape",
+    "row_key",
+    "unescape",
+]
+
+SENTINEL = "sentinel"
+"""Row key of the sentinel; sorts after every event's."""
+INPUT_BYTES = 1024
+"""UTF-8 bytes up to which a scheduling event keeps its input in the history, for the monitors (DESIGN §4)."""
+MAX_CONSUMED = 800
+"""Message ids that one commit can remember: a String property holds 32,768 characters."""
+
+_RENAMED = {"Timestamp": "_Timestamp"}
+"""Columns that are not called as their member is: a row has a Timestamp of its own."""
+_KEEPING = (TaskScheduled, SubOrchestrationInstanceCreated)
+_GENERIC = frozenset({"Data", "EventId", "IsPlayed", "_Timestamp", "EventType", "ExecutionId", "TaskHubMessageId"})
+
+
+class RecordError(InputError):
+    """A row that cannot be decoded; the text names the row and what is wrong with it."""
+
+
+def row_key(ordinal: int) -> str:
+    """Row key of an event by its place in the generation."""
+    return f"{ordinal:016X}"
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, ordinal: int) -> Entity:
+    """The row of an event, before any column is spilled: null texts and numbers left out, null objects as ``null``.
+
+    :param ordinal: place in the generation, from 0.
+    """
+    layout = LAYOUTS[event.event_type]
+    properties: dict[str, Property | None] = {}
+    for member in layout.members:
+        if Where.ROW in member.where:
+            value = _column(member, getattr(event, member.field))
+            if value is not None:
+                properties[_RENAMED.get(member.name, member.name)] = value
+    if isinstance(event, _KEEPING) and event.input is not None and len(event.input.encode()) > INPUT_BYTES:
+        del properties["Input"]
+    if isinstance(event, GenericEvent):
+        properties.update(_rewound(event))
+    properties["EventType"] = event.event_type.name
+    properties["ExecutionId"] = execution_id
+    return Entity(partition_key=escape(instance_id), row_key=row_key(ordinal), properties=properties)
+
+
+def _column(member: Member, value: Any) -> Property | None:
+    if member.kind in wire.OBJECTS and not member.ours:
+        return "null" if value is None else wire.dumps(wire.write(member.kind, value, typed=False))
+    if member.kind is Kind.STATUS:
+        return str(value)
+    column: Property | None = value
+    return column
+
+
+def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:
+    columns: dict[str, Any] = {**(event.original or {}), "Reason": event.reason, "Name": event.name}
+    return {name: value for name, value in columns.items() if value is not None}
+
+
+def decode_event(entity: Entity) -> HistoryEvent:
+    """The event of a row whose spilled columns have been restored.
+
+    :raises RecordError: naming the row, when it is not one that DurableTask or TaskHub wrote.
+    """
+    try:
+        return _decode(entity)
+    except InputError as error:
+        raise RecordError(f"history row {entity.row_key} of {entity.partition_key!r}: {error}") from error
+
+
+def _decode(entity: Entity) -> HistoryEvent:
+    columns = entity.properties
+    name = columns.get("EventType")
+    if not isinstance(name, str) or name not in EventType.__members__:
+        raise InputError(f"EventType is {wire.shown(name)}, which no version writes")
+    layout = LAYOUTS.get(EventType[name])
+    if layout is None:
+        raise InputError(f"a {name} is never stored in a history")
+    return layout.cls(**_fields(layout, columns, entity))
+
+
+def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Entity) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for member in layout.members:
+        if Where.ROW not in member.where:
+            continue
+        value = _value(member, columns.get(_RENAMED.get(member.name, member.name)))
+        if value is not None:
+            fields[member.field] = value
+        elif member.field == "version":
+            fields["version"] = None
+        elif member.kind is Kind.INSTANCE:
+            fields["instance"] = _own_instance(entity)  # a .NET row always has it, ours of old need not (spec §2.9)
+        elif member.required:
+            raise InputError(f"it has no {member.name}")
+    if layout.cls is GenericEvent:
+        fields.update(_original(columns))
+    return fields
+
+
+def _value(member: Member, column: Property | None) -> Any:
+    if column is None:
+        return None
+    if member.kind in wire.OBJECTS:
+        return _object(member, column)
+    if member.kind is Kind.TIME and isinstance(column, Timestamp):
+        return column
+    return wire.read(member.kind, column, member.name)
+
+
+def _object(member: Member, column: Property) -> Any:
+    if not isinstance(column, str):
+        raise InputError(f"{member.name} is {wire.shown(column)}, not JSON")
+    if column in ("null", ""):
+        return None
+    try:
+        value = json.loads(column)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{member.name} is not JSON: {error}: {wire.shown(column)}") from error
+    return wire.read(member.kind, value, member.name)
+
+
+def _own_instance(entity: Entity) -> OrchestrationInstance:
+    execution_id = entity.properties.get("ExecutionId")
+    return OrchestrationInstance(
+        instance_id=unescape(entity.partition_key),
+        execution_id=execution_id if isinstance(execution_id, str) else None,
+    )
+
+
+def _original(columns: Mapping[str, Property | None]) -> dict[str, Any]:
+    """What a rewind left of the event that it rewrote: every column but those that every row has (spec §7.2)."""
+    rest = {name: value for name, value in columns.items() if name not in _GENERIC and value is not None}
+    reason, name = rest.pop("Reason", None), rest.pop("Name", None)
+    return {"reason": reason, "name": name, "original": rest or None}
+
+
+# --- the sentinel -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentinel:
+    """The row whose ETag is the instance's lock.
+
+    :param execution_id: of the current generation.
+    :param complete: the last transaction of its checkpoint was this one.
+    :param checkpoint_completed: when the last complete checkpoint was written; for an incomplete commit the one that
+        was loaded, so that a reader can tell ours from one of .NET's on top of it.
+    :param commit_id, committed_rows, consumed: of our last commit: its id, the rows of the generation that count, the
+        message ids consumed across a generation switch (DESIGN §7). When read from a sentinel that .NET has moved on
+        since, they say nothing and are None and empty.
+    :param timestamp: the storage service's time of the last change; None in writes.
+    """
+
+    execution_id: str
+    complete: bool
+    checkpoint_completed: Timestamp | None = None
+    etag: str = ""
+    commit_id: str | None = None
+    committed_rows: int | None = None
+    consumed: tuple[str, ...] = ()
+    timestamp: Timestamp | None = None
+
+    def committed(self, found: int) -> int:
+        """How many of the generation's rows count: all, but for those of a half commit of ours (K28).
+
+        :param found: rows of the generation in the table.
+        """
+        if self.complete or self.committed_rows is None:
+            return found
+        return min(found, self.committed_rows)
+
+
+def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
+    """The sentinel's row, for an insert or a merge; ``CheckpointCompletedTimestamp`` only when complete (spec §2.4).
+
+    :raises InputError: when more than 800 message ids are to be remembered.
+    """
+    properties: dict[str, Property | None] = {
+        "ExecutionId": sentinel.execution_id,
+        "IsCheckpointComplete": sentinel.complete,
+    }
+    if sentinel.complete:
+        properties["CheckpointCompletedTimestamp"] = sentinel.checkpoint_completed
+    if sentinel.commit_id is not None:
+        if len(sentinel.consumed) > MAX_CONSUMED:
+            raise InputError(
+                f"{len(sentinel.consumed)} messages consumed across a generation switch: at most {MAX_CONSUMED}"
+            )
+        properties |= {
+            "TaskHubCommit": sentinel.commit_id,
+            "TaskHubBasis": _basis(sentinel.execution_id, sentinel.checkpoint_completed),
+            "TaskHubRows": sentinel.committed_rows,
+            "TaskHubConsumed": ",".join(sentinel.consumed),  # "" too: a merge would keep the former ones
+        }
+    return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
+
+
+def decode_sentinel(entity: Entity) -> Sentinel:
+    """The sentinel of a row of either side.
+
+    :raises RecordError: naming the instance, when it is none.
+    """
+    columns = entity.properties
+    execution_id, completed = columns.get("ExecutionId"), columns.get("CheckpointCompletedTimestamp")
+    if not isinstance(execution_id, str) or not (completed is None or isinstance(completed, Timestamp)):
+        raise RecordError(
+            f"sentinel of {entity.partition_key!r}: ExecutionId is {wire.shown(execution_id)}, "
+            f"CheckpointCompletedTimestamp is {wire.shown(completed)}"
+        )
+    ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
+    commit_id, rows, consumed = (
+        columns.get(name) if ours else None for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed")
+    )
+    return Sentinel(
+        execution_id=execution_id,
+        complete=columns.get("IsCheckpointComplete") is True,
+        checkpoint_completed=completed,
+        etag=entity.etag,
+        commit_id=commit_id if isinstance(commit_id, str) else None,
+        committed_rows=rows if isinstance(rows, int) else None,
+        consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
+        timestamp=entity.timestamp,
+    )
+
+
+def _basis(execution_id: str, completed: Timestamp | None) -> str:
+    """What DurableTask's own columns say when we commit: .NET, which keeps ours as they are, changes it (spec §2.9)."""
+    return f"{execution_id}@{'' if completed is None else completed}"

@@ -1,0 +1,295 @@
+"""DurableTask's values in JSON, both ways (spec §2.1, §2.4).
+
+Messages carry ``$type`` in their objects and enums as numbers; columns of rows hold plain JSON and enums by name. Never
+knows which event a value belongs to (``layouts``), nor the message or row around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    OrchestrationInstance,
+    ParentInstance,
+    Status,
+    TraceContext,
+)
+from airflow_provider_taskhub.errors import InputError
+
+CORE = "DurableTask.Core."
+_SHOWN = 60
+
+
+class Kind(Enum):
+    """What a member holds."""
+
+    TEXT = auto()
+    INT = auto()
+    BOOL = auto()
+    TIME = auto()
+    STATUS = auto()
+    INSTANCE = auto()
+    PARENT = auto()
+    FAILURE = auto()
+    TRACE = auto()
+    TAGS = auto()
+
+
+OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.TAGS})
+"""Kinds that a row keeps as JSON text, a missing one as ``null`` (spec §2.4)."""
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def write(kind: Kind, value: Any, *, typed: bool) -> Any:
+    """A member's value in JSON.
+
+    :param typed: as in messages: objects start with ``$type``. Dictionaries never do (spec §2.9).
+    :raises InputError: for tags that .NET could not read.
+    """
+    if value is None:
+        return None
+    return _WRITERS[kind](value, typed) if kind in _WRITERS else value
+
+
+def _typed(typed: bool, name: str) -> dict[str, Any]:
+    return {"$type": CORE + name} if typed else {}
+
+
+def _write_instance(value: OrchestrationInstance, typed: bool) -> dict[str, Any]:
+    return {
+        **_typed(typed, "OrchestrationInstance"),
+        "InstanceId": value.instance_id,
+        "ExecutionId": value.execution_id,
+    }
+
+
+def _write_parent(value: ParentInstance, typed: bool) -> dict[str, Any]:
+    return {
+        **_typed(typed, "ParentInstance"),
+        "Name": value.name,
+        "OrchestrationInstance": _write_instance(value.instance, typed),
+        "TaskScheduleId": value.task_schedule_id,
+        "Version": value.version,
+    }
+
+
+def _write_failure(value: FailureDetails, typed: bool) -> dict[str, Any]:
+    return {
+        **_typed(typed, "FailureDetails"),
+        "ErrorType": value.error_type,
+        "ErrorMessage": value.error_message,
+        "StackTrace": value.stack_trace,
+        "InnerFailure": None if value.inner_failure is None else _write_failure(value.inner_failure, typed),
+        "IsNonRetriable": value.is_non_retriable,
+        "Properties": None if value.properties is None else dict(value.properties),
+    }
+
+
+def _write_trace(value: TraceContext, typed: bool) -> dict[str, Any]:
+    # no $type: the declared type is concrete, so readers need none
+    start = value.activity_start_time
+    return {
+        "TraceParent": value.trace_parent,
+        "TraceState": value.trace_state,
+        "Id": value.id,
+        "SpanId": value.span_id,
+        "ActivityStartTime": None if start is None else start.text().replace("Z", "+00:00"),  # a DateTimeOffset
+    }
+
+
+def _write_tags(value: Mapping[str, str], typed: bool) -> dict[str, str]:
+    if "$type" in value:
+        raise InputError("a tag cannot be named '$type': .NET takes it for the type of the dictionary")
+    return dict(value)
+
+
+_WRITERS: Mapping[Kind, Callable[[Any, bool], Any]] = {
+    Kind.TIME: lambda value, typed: value.text(),
+    Kind.STATUS: lambda value, typed: value.number if typed else str(value),
+    Kind.INSTANCE: _write_instance,
+    Kind.PARENT: _write_parent,
+    Kind.FAILURE: _write_failure,
+    Kind.TRACE: _write_trace,
+    Kind.TAGS: _write_tags,
+}
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON, ASCII only (legal in a queue's XML whatever it holds, spec §2.1).
+
+    :raises InputError: for what JSON cannot express (a failure's properties may hold anything).
+    """
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"a value cannot be written as JSON: {error}") from error
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+class Members:
+    """An object's members by name in any case, as .NET finds them (spec §2.9).
+
+    :param where: what the object is, for errors: ``TaskMessage.Event``.
+    """
+
+    __slots__ = ("_values", "where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise InputError(f"{where} is {shown(value)}, not an object")
+        self.where = where
+        self._values = {name.lower(): member for name, member in value.items()}
+
+    def raw(self, name: str) -> Any:
+        """The member as it is; None when missing or null."""
+        return self._values.get(name.lower())
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return self.raw(name) is not None
+
+    def is_null(self, name: str) -> bool:
+        """Whether it is there and null."""
+        return self._values.get(name.lower(), self) is None
+
+    def get(self, name: str, kind: Kind) -> Any:
+        """The member's value, None when missing or null. :raises InputError: naming it."""
+        return read(kind, self.raw(name), f"{self.where}.{name}")
+
+    def need(self, name: str, kind: Kind) -> Any:
+        """The same for a member that must be there."""
+        value = self.get(name, kind)
+        if value is None:
+            raise InputError(f"{self.where} has no {name}")
+        return value
+
+
+def shown(value: Any) -> str:
+    """A value in an error, short."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def read(kind: Kind, value: Any, where: str) -> Any:
+    """A member's value from JSON, as messages and nested objects of rows hold it; None stays None.
+
+    :param where: names the member in errors. :raises InputError: when the value is not of the kind.
+    """
+    if value is None:
+        return None
+    return _READERS[kind](value, where)
+
+
+def _read_text(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise InputError(f"{where} is {shown(value)}, not a text")
+
+
+def _read_int(value: Any, where: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31:
+        return value
+    raise InputError(f"{where} is {shown(value)}, not a 32-bit integer")
+
+
+def _read_bool(value: Any, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InputError(f"{where} is {shown(value)}, not true or false")
+
+
+def _read_time(value: Any, where: str) -> Timestamp:
+    if isinstance(value, str):
+        try:
+            return Timestamp.parse(value)
+        except (InputError, OverflowError):
+            pass
+    raise InputError(f"{where} is {shown(value)}, not an ISO 8601 time")
+
+
+def _read_status(value: Any, where: str) -> Status:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(Status):
+        return Status.of_number(value)
+    if isinstance(value, str):
+        for status in Status:
+            if status.lower() == value.lower():
+                return status
+    raise InputError(f"{where} is {shown(value)}, not one of {', '.join(Status)}")
+
+
+def _read_instance(value: Any, where: str) -> OrchestrationInstance:
+    members = Members(value, where)
+    return OrchestrationInstance(
+        instance_id=members.need("InstanceId", Kind.TEXT), execution_id=members.get("ExecutionId", Kind.TEXT)
+    )
+
+
+def _read_parent(value: Any, where: str) -> ParentInstance:
+    members = Members(value, where)
+    return ParentInstance(
+        name=members.get("Name", Kind.TEXT) or "",
+        instance=members.need("OrchestrationInstance", Kind.INSTANCE),
+        task_schedule_id=members.get("TaskScheduleId", Kind.INT) or 0,
+        version=members.get("Version", Kind.TEXT),
+    )
+
+
+def _read_failure(value: Any, where: str) -> FailureDetails:
+    members = Members(value, where)
+    properties = members.raw("Properties")
+    if properties is not None and not isinstance(properties, dict):
+        raise InputError(f"{where}.Properties is {shown(properties)}, not an object")
+    return FailureDetails(
+        error_type=members.get("ErrorType", Kind.TEXT) or "",
+        error_message=members.get("ErrorMessage", Kind.TEXT) or "",
+        stack_trace=members.get("StackTrace", Kind.TEXT),
+        inner_failure=members.get("InnerFailure", Kind.FAILURE),
+        is_non_retriable=members.get("IsNonRetriable", Kind.BOOL) or False,
+        properties=None if properties is None else _without_type(properties),
+    )
+
+
+def _read_trace(value: Any, where: str) -> TraceContext:
+    members = Members(value, where)
+    return TraceContext(
+        trace_parent=members.get("TraceParent", Kind.TEXT),
+        trace_state=members.get("TraceState", Kind.TEXT),
+        id=members.get("Id", Kind.TEXT),
+        span_id=members.get("SpanId", Kind.TEXT),
+        activity_start_time=members.get("ActivityStartTime", Kind.TIME),
+    )
+
+
+def _read_tags(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is {shown(value)}, not an object of texts")
+    tags = _without_type(value)
+    return {name: "" if text is None else _read_text(text, f"{where}.{name}") for name, text in tags.items()}
+
+
+def _without_type(value: dict[str, Any]) -> dict[str, Any]:
+    """A dictionary without the ``$type`` that .NET writes first in it (spec §2.1)."""
+    return {name: member for name, member in value.items() if name != "$type"}
+
+
+_READERS: Mapping[Kind, Callable[[Any, str], Any]] = {
+    Kind.TEXT: _read_text,
+    Kind.INT: _read_int,
+    Kind.BOOL: _read_bool,
+    Kind.TIME: _read_time,
+    Kind.STATUS: _read_status,
+    Kind.INSTANCE: _read_instance,
+    Kind.PARENT: _read_parent,
+    Kind.FAILURE: _read_failure,
+    Kind.TRACE: _read_trace,
+    Kind.TAGS: _read_tags,
+}
