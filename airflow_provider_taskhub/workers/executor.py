@@ -1,0 +1,333 @@
+"""The pool of executors of a worker: who runs an activity, how many at once, and what happens when an executor dies.
+
+Plain activities share a few processes, Spark activities share one with a warm Spark context. A dead executor is
+replaced; one that keeps dying is replaced ever more slowly, and whoever waits for it is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.lanes import (
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+    FairQueue,
+    Lane,
+)
+from airflow_provider_taskhub.workers.output import LogSink
+from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener
+from airflow_provider_taskhub.workers.protocol import Configure
+
+__all__ = [
+    "MAX_LOG",
+    "MAX_RESULT",
+    "ActivityOutcome",
+    "ActivityProgress",
+    "ActivityRequest",
+    "ExecutorPool",
+    "ExecutorTimes",
+]
+
+_log = structlog.get_logger()
+
+MAX_RESULT = 16 * 1024 * 1024
+"""Bytes of one result: every replay of its orchestration reads it again."""
+MAX_LOG = 10 * 1024 * 1024
+"""Bytes of one attempt's log, and of one executor's own."""
+_MAX_BACKOFF = 30.0
+_MAX_PLAIN = 4
+"""Plain executors at most: more processes than cores help only against the GIL, and each costs some 60 MiB."""
+
+
+class _Ticket:
+    """A request on its way to an executor."""
+
+    def __init__(self, lane: Lane, key: str) -> None:
+        self.lane = lane
+        self.key = key
+        self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
+
+
+class _Seat:
+    """Place of one executor, taken by one process after another.
+
+    :param wanted: set while there shall be one.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.wanted = asyncio.Event()
+        self.starts = 0
+        self.failures = 0
+        """Deaths and failed starts in a row; an activity that ends in an executor of this seat resets it."""
+        self.executor: Executor | None = None
+
+    @property
+    def backoff(self) -> float:
+        """Seconds before the next start: none after the first death, then 1, 2, 4 … 30."""
+        return 0.0 if self.failures < 2 else min(_MAX_BACKOFF, 2.0 ** (self.failures - 2))
+
+
+class ExecutorPool:
+    """Runs activities in child processes. Use it in one event loop.
+
+    :param apps: ``module:attribute`` each, as the host loaded them. :param size: activities at once.
+    :param logs: appends bytes to a log. :param lock_fd: the incarnation's lock, held open by every process of the pool.
+    :param name: of the worker; names the executors' own logs, ``executors/NAME/EXECUTOR.log``.
+    :param warm: start the Spark executor at once, if any activity needs it, instead of with the first Spark activity.
+    :param processes: plain executors; by default one per core and at most 4.
+    """
+
+    def __init__(
+        self,
+        *,
+        apps: Sequence[str],
+        size: int,
+        spark: SparkSettings,
+        logs: LogSink,
+        lock_fd: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        name: str = "worker",
+        warm: bool = False,
+        processes: int | None = None,
+        times: ExecutorTimes | None = None,
+        max_result: int = MAX_RESULT,
+        max_log: int = MAX_LOG,
+    ) -> None:
+        self._apps = tuple(apps)
+        self._size = size
+        self._spark = spark
+        self._logs = logs
+        self._lock_fd = lock_fd
+        self._clock = clock
+        self._name = name
+        self._warm = warm
+        self._times = times or ExecutorTimes()
+        self._max_result = max_result
+        self._max_log = max_log
+        plain = processes or max(1, min(size, os.cpu_count() or 1, _MAX_PLAIN))
+        self._seats = [*(_Seat(Lane.PLAIN) for _ in range(plain)), _Seat(Lane.SPARK)]
+        self._queue: FairQueue[_Ticket] = FairQueue()
+        self._busy = 0
+        self._activities: Mapping[str, bool] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopped = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def free(self) -> int:
+        """Requests that would not have to wait for others."""
+        return max(0, self._size - self._busy - len(self._queue))
+
+    @property
+    def activities(self) -> Mapping[str, bool]:
+        """Name → whether it is a Spark activity; as the executors loaded them."""
+        return self._activities
+
+    async def start(self) -> None:
+        """Start the plain executors; returns when the first is ready.
+
+        :raises ConfigurationError: when none can load the apps, with the error of the import.
+        """
+        plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
+        first, *others = plain
+        first.wanted.set()
+        try:
+            executor = await self._start_executor(first)
+        except ExecutorError as error:
+            raise ConfigurationError(f"activities cannot run: {error}") from None
+        assert executor.ready is not None
+        self._activities = dict(executor.ready.activities)
+        for seat in others:
+            seat.wanted.set()
+        if self._warm:
+            self.warm()
+        self._keepers = [
+            asyncio.create_task(self._keep(seat), name=f"seat {seat.lane} {number}")
+            for number, seat in enumerate(self._seats)
+        ]
+
+    def warm(self) -> None:
+        """Start Spark now, if any activity needs it, so that the first does not wait for it."""
+        if any(self._activities.values()):
+            for seat in self._seats:
+                if seat.lane is Lane.SPARK:
+                    seat.wanted.set()
+
+    async def stop(self, timeout: timedelta) -> None:
+        """Take no more requests, wait for running ones, then kill the executors.
+
+        What still runs then ends as crashed; what waits for an executor, too.
+        """
+        self._stopped = True
+        self._refuse(tuple(Lane), ExecutorError("the worker is stopping"))
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout.total_seconds())
+        except TimeoutError:
+            _log.warning("executors_killed_busy", running=self._busy)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        alive = [seat.executor for seat in self._seats if seat.executor is not None]
+        await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
+
+    async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
+        """Run one attempt of an activity, waiting for an executor if need be.
+
+        Cancelling the awaiting task asks the activity to stop, gives it ``times.grace``, then kills its executor
+        (activities beside it end as crashed; from the request on, no new ones are put there). Only when nothing of it
+        runs any more does the cancellation go on. A second cancellation kills at once.
+
+        :param progress: told by whom it is run, and everything that it reports; called in this loop, must return at
+            once.
+        """
+        ticket = _Ticket(Lane.SPARK if request.spark else Lane.PLAIN, request.instance.instance_id)
+        try:
+            executor = await self._assigned(ticket)
+        except ExecutorError as error:
+            failure = FailureDetails(
+                error_type="ExecutorUnavailable",
+                error_message=f"activity {request.name!r} got no executor: {error}",
+                stack_trace=error.stack_trace,
+            )
+            return ActivityOutcome(failure=failure, crashed=True)
+        try:
+            outcome = await executor.run(request, progress)
+        finally:
+            self._release(executor)
+        if not outcome.crashed:
+            self._trust(executor)
+        return outcome
+
+    # assignment
+
+    async def _assigned(self, ticket: _Ticket) -> Executor:
+        if self._stopped:
+            raise ExecutorError("the worker is stopping")
+        self._queue.put(ticket.lane, ticket.key, ticket)
+        self._idle.clear()
+        for seat in self._seats:
+            if seat.lane is ticket.lane:
+                seat.wanted.set()
+        self._assign()
+        try:
+            return await ticket.executor
+        except BaseException:
+            self._queue.discard(ticket.lane, ticket.key, ticket)
+            if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
+                self._release(ticket.executor.result())  # cancelled in the very turn in which it got one
+            else:
+                self._settle()
+            raise
+
+    def _assign(self) -> None:
+        """Give waiting requests to executors, as long as there is room."""
+        while self._busy < self._size and (ticket := self._queue.take(lambda lane: self._best(lane) is not None)):
+            executor = self._best(ticket.lane)
+            if ticket.executor.done() or executor is None:
+                continue  # its task was cancelled a moment ago
+            self._busy += 1
+            executor.load += 1
+            ticket.executor.set_result(executor)
+
+    def _best(self, lane: Lane) -> Executor | None:
+        """The least loaded executor of a lane that takes attempts."""
+        able = [
+            seat.executor
+            for seat in self._seats
+            if seat.lane is lane and seat.executor is not None and seat.executor.eligible
+        ]
+        return min(able, key=lambda executor: executor.load, default=None)
+
+    def _release(self, executor: Executor) -> None:
+        self._busy -= 1
+        executor.load -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        self._assign()
+        if not self._busy and not len(self._queue):
+            self._idle.set()
+
+    def _refuse(self, lanes: Sequence[Lane], error: ExecutorError) -> None:
+        for lane in lanes:
+            for ticket in self._queue.drain(lane):
+                if not ticket.executor.done():
+                    ticket.executor.set_exception(error)
+
+    def _trust(self, executor: Executor) -> None:
+        """It has ended an activity in an orderly way: whatever kills it later is a new story."""
+        for seat in self._seats:
+            if seat.executor is executor:
+                seat.failures = 0
+
+    # seats
+
+    async def _keep(self, seat: _Seat) -> None:
+        """Keep a seat taken while it is wanted."""
+        while True:
+            await seat.wanted.wait()
+            if seat.executor is None:
+                await self._clock.sleep(seat.backoff)
+                await self._fill(seat)
+            if seat.executor is not None:
+                self._assign()
+                await seat.executor.ended.wait()
+                seat.failures += 1
+                seat.executor = None
+
+    async def _fill(self, seat: _Seat) -> None:
+        try:
+            await self._start_executor(seat)
+        except ExecutorError as error:
+            seat.failures += 1
+            # Not again by itself: the next request asks. Until then nobody needs it, and it would only fill the log.
+            seat.wanted.clear()
+            _log.error("executor_failed_to_start", lane=str(seat.lane), attempt=seat.failures, error=str(error))
+            if self._best(seat.lane) is None:
+                self._refuse((seat.lane,), error)
+                self._settle()
+
+    async def _start_executor(self, seat: _Seat) -> Executor:
+        seat.starts += 1
+        number = self._seats.index(seat) + 1
+        name = f"{seat.lane}-{number}.{seat.starts}"
+        began = self._clock.monotonic()
+        executor = Executor(
+            self._configure(seat.lane, name),
+            logs=self._logs,
+            log=f"executors/{self._name}/{name}.log",
+            clock=self._clock,
+            times=self._times,
+        )
+        try:
+            await executor.start()
+        except OSError as error:
+            raise ExecutorError(f"executor {name} could not be started: {error}") from error
+        seat.executor = executor
+        seconds = round(self._clock.monotonic() - began, 1)
+        _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
+        return executor
+
+    def _configure(self, lane: Lane, name: str) -> Configure:
+        return Configure(
+            name=name,
+            apps=self._apps,
+            spark=lane is Lane.SPARK,
+            master=self._spark.master,
+            conf=dict(self._spark.conf),
+            lock_fd=self._lock_fd,
+            max_result=self._max_result,
+            max_log=self._max_log,
+        )

@@ -1,0 +1,144 @@
+"""What activities are to executors: request, progress, outcome; and which waiting one goes next. Pure.
+
+Plain and Spark activities run in executors of their own (*lanes*): a Spark executor costs a JVM, and a plain activity
+that leaks or crashes must not take a warm Spark context with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
+from airflow_provider_taskhub.hub.contract import ActivityRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityRequest:
+    """One attempt of an activity.
+
+    :param input: JSON array of one argument, or None. :param action_id: identity of the call, the idempotency key.
+    :param attempt: from 1. :param timeout: of this attempt, from when an executor takes it; waiting for one is not
+        counted.
+    :param spark: whether it needs a Spark executor. :param log: name of the log that its output goes to.
+    """
+
+    name: str
+    version: str | None = ""
+    input: str | None = None
+    instance: OrchestrationInstance
+    task_id: int
+    action_id: str
+    attempt: int = 1
+    tags: Mapping[str, str] | None = None
+    timeout: timedelta | None = None
+    spark: bool = False
+    log: str
+
+    @property
+    def job_group(self) -> str:
+        """Spark job group of this attempt."""
+        return f"taskhub-{self.action_id}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityProgress:
+    """How far an attempt is: the whole picture each time.
+
+    :param executor: who runs it. :param fraction: between 0 and 1. :param application_id, job_group, spark_ui: Spark's.
+    """
+
+    executor: str
+    fraction: float | None = None
+    message: str | None = None
+    application_id: str | None = None
+    job_group: str | None = None
+    spark_ui: str | None = None
+
+    def onto(self, record: ActivityRecord) -> ActivityRecord:
+        """The record with what is newly known; what is not known leaves it as it was."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(record, **known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityOutcome:
+    """How an attempt ended. When there is one, nothing of the attempt runs any more.
+
+    :param result: JSON text, unless it failed. :param failure: why it failed.
+    :param crashed: the executor failed, not the activity: the attempt was lost and does not count against a retry
+        policy.
+    :param log_tail: last 50 lines of its output. :param executor: who ran it, empty if nobody could.
+    """
+
+    result: str | None = None
+    failure: FailureDetails | None = None
+    crashed: bool = False
+    log_tail: tuple[str, ...] = ()
+    executor: str = ""
+    application_id: str | None = None
+    job_group: str | None = None
+    spark_ui: str | None = None
+
+
+class Lane(StrEnum):
+    """Kinds of executors."""
+
+    PLAIN = "plain"
+    SPARK = "spark"
+
+
+class FairQueue(Generic[T]):
+    """Waiting items by (lane, key), served in turns: one instance's fan-out of a thousand cannot make another's one
+    wait.
+
+    A key keeps its place in the round as long as it has items; a lane that cannot serve now is passed over.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[tuple[Lane, str], deque[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(items) for items in self._waiting.values())
+
+    def put(self, lane: Lane, key: str, item: T) -> None:
+        self._waiting.setdefault((lane, key), deque()).append(item)
+
+    def take(self, can_serve: Callable[[Lane], bool]) -> T | None:
+        """The next item of a lane that can serve, or None."""
+        for place in self._waiting:
+            if can_serve(place[0]):
+                items = self._waiting[place]
+                item = items.popleft()
+                self._settle(place)
+                return item
+        return None
+
+    def discard(self, lane: Lane, key: str, item: T) -> None:
+        """Forget an item that no longer waits; one that is not here was taken before."""
+        items = self._waiting.get((lane, key))
+        if items is not None and item in items:
+            items.remove(item)
+            if not items:
+                del self._waiting[lane, key]
+
+    def drain(self, lane: Lane) -> tuple[T, ...]:
+        """Take out everything of a lane."""
+        places = [place for place in self._waiting if place[0] is lane]
+        return tuple(item for place in places for item in self._waiting.pop(place))
+
+    def has(self, lane: Lane) -> bool:
+        return any(place[0] is lane for place in self._waiting)
+
+    def _settle(self, place: tuple[Lane, str]) -> None:
+        """After a turn: to the end of the round, or out of it."""
+        if self._waiting[place]:
+            self._waiting.move_to_end(place)
+        else:
+            del self._waiting[place]

@@ -1,0 +1,95 @@
+"""Output of activities on its way from an executor to where logs are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+
+_log = structlog.get_logger()
+
+TAIL_LINES = 50
+_MAX_TAIL_LINE = 2000
+_BATCH_AFTER = 0.5
+"""Seconds in which output is collected before it is appended: on Azure each append is a transaction."""
+_MAX_BATCH = 1024 * 1024
+_MAX_CLOSING = 10.0
+"""Seconds that an outcome waits for the last of its log."""
+
+LogSink = Callable[[str, bytes], Awaitable[None]]
+"""Appends bytes to a named log."""
+
+
+class OutputLog:
+    """Bytes on their way to a log, in batches; remembers the last lines. Failing storage costs lines, never the
+    activity.
+
+    :param limit: bytes accepted at most; the executor keeps to its own limit, this one holds whatever it does.
+    """
+
+    def __init__(self, name: str, sink: LogSink, clock: Clock, *, limit: int) -> None:
+        self._name = name
+        self._sink = sink
+        self._clock = clock
+        self._left = limit
+        self._waiting = bytearray()
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._partial = b""
+        self._closing = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        lines = (*self._lines, _line(self._partial)) if self._partial else tuple(self._lines)
+        return lines[-TAIL_LINES:]
+
+    def add(self, data: bytes) -> None:
+        self._remember(data)
+        self._waiting += data[: self._left]
+        self._left -= min(self._left, len(data))
+        if self._waiting and (self._pump is None or self._pump.done()):
+            self._pump = asyncio.create_task(self._run(), name=f"log {self._name}")
+
+    async def close(self) -> None:
+        """Append what is left, within ten seconds."""
+        self._closing.set()
+        if self._pump is None:
+            return
+        done, _ = await asyncio.wait({self._pump}, timeout=_MAX_CLOSING)
+        if not done:
+            self._pump.cancel()
+            _log.warning("log_lost", log=self._name, bytes=len(self._waiting), reason="storage did not answer in time")
+
+    def _remember(self, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._lines.extend(_line(line) for line in lines[-TAIL_LINES:])
+        self._partial = self._partial[-_MAX_TAIL_LINE:]
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await self._collect()
+            batch = bytes(self._waiting[:_MAX_BATCH])
+            del self._waiting[:_MAX_BATCH]
+            try:
+                await self._sink(self._name, batch)
+            except Exception as error:
+                _log.warning("log_lost", log=self._name, bytes=len(batch), reason=f"{type(error).__name__}: {error}")
+
+    async def _collect(self) -> None:
+        """Give more output a moment to come, unless the attempt is over or enough is there."""
+        if len(self._waiting) < _MAX_BATCH and not self._closing.is_set():
+            pause = asyncio.create_task(self._clock.sleep(_BATCH_AFTER))
+            closing = asyncio.create_task(self._closing.wait())
+            try:
+                await asyncio.wait({pause, closing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                pause.cancel()
+                closing.cancel()
+
+
+def _line(data: bytes) -> str:
+    return data[:_MAX_TAIL_LINE].decode("utf-8", "replace").rstrip("\r")
