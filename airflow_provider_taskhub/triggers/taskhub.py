@@ -134,7 +134,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
         key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
         interval = _EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL
-        watcher = watcher_of(key, lambda: open_client(settings), interval=interval)
+        watcher = watcher_of(key, lambda: open_client(settings), interval=interval, clock=self.clock)
         journal, absence = Journal(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():

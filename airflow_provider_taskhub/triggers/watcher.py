@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Throttled
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Watcher:
     :param connect: opens a client; called again after trouble. :param interval: between two polls.
     """
 
-    def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock) -> None:
         self._connect = connect
         self._interval = interval.total_seconds()
         self._clock = clock
@@ -199,14 +199,14 @@ class Watcher:
 _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Watcher]] = WeakKeyDictionary()
 
 
-def watcher_of(key: object, connect: Connect, *, interval: timedelta) -> Watcher:
+def watcher_of(key: object, connect: Connect, *, interval: timedelta, clock: Clock) -> Watcher:
     """The running loop's watcher of a hub.
 
     :param key: what makes two hubs the same; may hold secrets, it is kept in memory only and never shown.
     """
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
     if key not in watchers:
-        watchers[key] = Watcher(connect, interval=interval)
+        watchers[key] = Watcher(connect, interval=interval, clock=clock)
     return watchers[key]
 
 

@@ -1,0 +1,1 @@
+"""The front: against a fake hub (values), and inside a real Airflow."""

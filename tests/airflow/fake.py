@@ -1,0 +1,174 @@
+"""A hub in memory with the client's methods, counting every request: enough for the front, which uses nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.codec import Timestamp, dumps
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.errors import InstanceExists, InstanceNotFound
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    HubInfo,
+    InstanceState,
+    Member,
+    RecordState,
+    StartPolicy,
+)
+
+NOW = Timestamp.parse("2026-11-21T10:00:00Z")
+
+
+def member(worker: str = "a@host/1", *orchestrators: str, alive: bool = True) -> Member:
+    return Member(
+        worker=worker,
+        started=NOW,
+        roles=("orchestrator", "activity"),
+        apps={"flights": "3"},
+        orchestrators=orchestrators or ("flights_delays",),
+        activities=(),
+        alive=alive,
+    )
+
+
+def record(state: RecordState, *, task_id: int = 0, attempt: int = 1, **more: Any) -> ActivityRecord:
+    fields: dict[str, Any] = {
+        "instance": OrchestrationInstance(instance_id="i"),
+        "task_id": task_id,
+        "action_id": f"a{task_id}",
+        "attempt": attempt,
+        "name": "monthly_delays",
+        "state": state,
+        "worker": "a@host/1",
+        "executor": "1",
+        "claimed": NOW,
+    }
+    return ActivityRecord(**(fields | more))
+
+
+@dataclass
+class FakeHub:
+    """:param down: raised by every request while set. :param requests: count by method."""
+
+    instances: dict[str, InstanceState] = field(default_factory=dict)
+    records: dict[str, tuple[ActivityRecord, ...]] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
+    workers: tuple[Member, ...] = (member(),)
+    hints: set[str] = field(default_factory=set)
+    down: Exception | None = None
+    requests: Counter[str] = field(default_factory=Counter)
+    starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
+    terminated: list[tuple[str, str]] = field(default_factory=list)
+    opened: int = 0
+    open_now: int = 0
+
+    def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
+        old = self.instances.get(instance_id)
+        fields: dict[str, Any] = {
+            "instance_id": instance_id,
+            "execution_id": "e",
+            "name": "flights_delays",
+            "status": status,
+            "tags": old.tags if old else None,
+        }
+        self.instances[instance_id] = InstanceState(**(fields | more))
+        return self.instances[instance_id]
+
+    def end(self, instance_id: str, output: Any = None, *, status: Status = Status.COMPLETED, **more: Any) -> None:
+        """As a checkpoint does: the row, then the hint."""
+        self.put(instance_id, status, output=output if isinstance(output, str) else dumps(output), **more)
+        self.hints.add(instance_id)
+
+    def fail(self, instance_id: str, message: str, *, final: bool = False) -> None:
+        failure = FailureDetails(error_type="ValueError", error_message=message, is_non_retriable=final)
+        self.end(instance_id, f"ValueError: {message}", status=Status.FAILED, failure=failure)
+
+    @asynccontextmanager
+    async def open(self, _settings: Any) -> AsyncIterator[FakeClient]:
+        self.opened += 1
+        self.open_now += 1
+        try:
+            if self.down:
+                raise self.down
+            yield FakeClient(self)
+        finally:
+            self.open_now -= 1
+
+
+class FakeClient:
+    def __init__(self, hub: FakeHub) -> None:
+        self._hub = hub
+
+    def _count(self, name: str) -> FakeHub:
+        self._hub.requests[name] += 1
+        if self._hub.down:
+            raise self._hub.down
+        return self._hub
+
+    async def start(
+        self,
+        orchestrator: str,
+        input: Any = None,
+        *,
+        instance_id: str,
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        policy: StartPolicy = StartPolicy.REFUSE,
+    ) -> InstanceState:
+        hub = self._count("start")
+        hub.starts.append((instance_id, policy))
+        old = hub.instances.get(instance_id)
+        if old is not None and policy is StartPolicy.ATTACH:
+            return old
+        if old is not None and (policy is StartPolicy.REFUSE or not old.status.is_final):
+            raise InstanceExists(instance_id)
+        return hub.put(
+            instance_id, Status.PENDING, name=orchestrator, input=dumps(input), version=version, tags=dict(tags or {})
+        )
+
+    async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:
+        state = self._count("get").instances.get(instance_id)
+        return state if payloads or state is None else replace(state, input=None, output=None)
+
+    async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> None:
+        hub = self._count("terminate")
+        if instance_id not in hub.instances:
+            raise InstanceNotFound(instance_id)
+        assert wait or "no worker" in reason or "timeout" in reason
+        hub.terminated.append((instance_id, reason))
+        hub.end(instance_id, reason, status=Status.TERMINATED)
+
+    async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
+        return self._count("activities").records.get(instance_id, ())
+
+    async def log(self, blob_name: str, *, last: int | None = None) -> str:
+        lines = self._count("log").logs[blob_name].splitlines()
+        return "\n".join(lines[-last:] if last else lines)
+
+    async def members(self) -> tuple[Member, ...]:
+        return self._count("members").workers
+
+    async def info(self) -> HubInfo:
+        self._count("info")
+        return HubInfo(partitions=4, ready=True)
+
+    async def completions(self) -> tuple[str, ...]:
+        return tuple(sorted(self._count("completions").hints))
+
+    async def forget_completions(self, ids: Sequence[str]) -> None:
+        self._count("forget").hints.difference_update(ids)
+
+
+def install(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the fake in place of the client's module, which the hook imports by name."""
+    module = ModuleType("airflow_provider_taskhub.client")
+    module.Client = type("Client", (), {"open": staticmethod(hub.open)})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,0 +1,346 @@
+"""What a try of a task does about what it finds in the hub, and how an ended instance ends the task."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hooks.identity import TaskIdentity
+from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
+from airflow_provider_taskhub.operators.launch import REACTIONS, Found
+from tests.airflow.conftest import Ti
+from tests.airflow.fake import record
+
+ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
+
+
+def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub) -> None:
+    task, ti = make_task(input={"year": 2013}, tags={"team": "ops"}, version="3"), Ti()
+    deferred = task.start(ti)
+    state = hub.instances[ID.format(1)]
+    assert (state.name, state.input, state.version) == ("flights_delays", '{"year":2013}', "3")
+    assert state.tags == {
+        "team": "ops",
+        "airflow.dag_id": "flights",
+        "airflow.run_id": ti.run_id,
+        "airflow.task_id": "delays",
+        "airflow.map_index": "-1",
+        "airflow.try_number": "1",
+        "airflow.max_tries": "2",
+        "airflow.logical_date": "2013-12-01T00:00:00+00:00",
+        "airflow.data_interval_start": "2013-12-01T00:00:00+00:00",
+        "airflow.data_interval_end": "2013-12-01T00:00:00+00:00",
+        "taskhub.generation": "1",
+        "taskhub.owner": str(ti.id),
+        "taskhub.watch": "1",
+    }
+    _, arguments = deferred.trigger.serialize()
+    assert (arguments["instance_id"], arguments["owner"]) == (ID.format(1), str(ti.id))
+    assert deferred.method_name == "execute_complete"
+    assert arguments["deadline"] is None
+    assert ti.xcoms["instance_id"] == ID.format(1)
+    assert ti.xcoms["_link_TaskHubInstanceLink"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=flights&")
+    assert task.store.values == {"taskhub": {"generation": 1, "max_tries": 2}}
+    assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
+
+
+def test_a_retry_attaches_to_what_runs(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+    second = ti.next_try()
+    deferred = task.start(second)
+    assert len(hub.starts) == 1
+    assert deferred.trigger.instance_id == ID.format(1)
+    assert deferred.trigger.owner == str(ti.id), "cancels the start that is there, which the first try made"
+
+
+def test_attaching_to_a_pending_instance_puts_its_message_again(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    task.start(ti.next_try())
+    assert hub.starts == [(ID.format(1), StartPolicy.ATTACH)] * 2
+
+
+def test_a_retry_returns_the_result_of_what_has_completed(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), {"url": "x"})
+    second = ti.next_try()
+    task.start(second)
+    assert len(hub.starts) == 1
+    assert task.finish(second, instance_id=ID.format(1)) == {"url": "x"}
+    assert hub.hints == set(), "the hint is not needed any more"
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.TERMINATED, Status.CANCELED])
+def test_a_retry_starts_again_what_failed_or_was_terminated(make_task, hub, status) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), "no", status=status)
+    second = ti.next_try()
+    deferred = task.start(second)
+    assert hub.starts[-1] == (ID.format(1), StartPolicy.REPLACE_FINISHED)
+    assert deferred.trigger.owner == str(second.id)
+    assert hub.instances[ID.format(1)].tags["airflow.try_number"] == "2"
+
+
+def test_a_clear_makes_a_new_generation_also_after_success(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), {"url": "old"})
+    cleared = ti.cleared()
+    deferred = task.start(cleared)
+    assert deferred.trigger.instance_id == ID.format(2)
+    assert hub.instances[ID.format(2)].status is Status.PENDING
+    assert task.store.values["taskhub"] == {"generation": 2, "max_tries": 3}
+    retried = cleared.next_try()
+    hub.put(ID.format(2), Status.RUNNING)
+    assert task.start(retried).trigger.instance_id == ID.format(2), "an automatic retry keeps the generation"
+
+
+def test_a_clear_of_a_running_task_ends_the_older_generation_first(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+    task.start(ti.cleared())
+    assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
+    assert "cleared" in hub.terminated[0][1]
+    assert hub.instances[ID.format(2)].status is Status.PENDING
+
+
+def test_raising_retries_in_the_dag_file_changes_nothing(make_task, hub) -> None:
+    """spec/airflow.md §0.5: max_tries is stored, retries come from today's file; only the stored one is compared."""
+    task, ti = make_task(retries=2), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+    task.operator.retries = 7
+    assert task.start(ti.next_try()).trigger.instance_id == ID.format(1)
+
+
+def test_generation_is_found_in_the_hub_where_the_store_has_forgotten_it(make_task, hub) -> None:
+    """[state_store] clear_on_success deletes keys: a later clear must still compute anew."""
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), 1)
+    task.store.values.clear()
+    assert task.start(ti.cleared()).trigger.instance_id == ID.format(2)
+
+
+def test_a_lost_store_does_not_lose_a_running_instance(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+    task.store.values.clear()
+    assert task.start(ti.next_try()).trigger.instance_id == ID.format(1)
+
+
+def test_a_run_deleted_and_made_again_computes_anew(make_task, hub) -> None:
+    task = make_task()
+    task.start(Ti())
+    hub.end(ID.format(1), 1)
+    task.store.values.clear()
+    assert task.start(Ti()).trigger.instance_id == ID.format(2)
+
+
+def test_own_instance_id_is_used_as_it_is_and_replaced_by_a_clear(make_task, hub) -> None:
+    task, ti = make_task(instance_id="mine"), Ti()
+    assert task.start(ti).trigger.instance_id == "mine"
+    hub.put("mine", Status.RUNNING)
+    assert task.start(ti.next_try()).trigger.instance_id == "mine"
+    assert len(hub.starts) == 1
+    cleared = ti.cleared()
+    assert task.start(cleared).trigger.owner == str(cleared.id)
+    assert hub.terminated[0][0] == "mine"
+    assert hub.starts[-1] == ("mine", StartPolicy.REPLACE_FINISHED)
+
+
+def test_own_instance_id_of_another_run_that_is_live_is_refused(make_task, hub) -> None:
+    task = make_task(instance_id="mine")
+    task.start(Ti(run_id="other"))
+    task.store.values.clear()
+    with pytest.raises(AirflowException, match=r"'mine' belongs to something else that is Pending now"):
+        task.operator.execute.__wrapped__(task.operator, task.context(Ti()))
+
+
+def test_own_instance_id_of_another_run_that_has_ended_is_replaced(make_task, hub) -> None:
+    task = make_task(instance_id="mine")
+    task.start(Ti(run_id="other"))
+    hub.end("mine", 1)
+    task.store.values.clear()
+    task.start(Ti())
+    assert hub.starts[-1] == ("mine", StartPolicy.REPLACE_FINISHED)
+
+
+def test_every_find_has_a_reaction() -> None:
+    assert set(REACTIONS) == set(Found)
+
+
+def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub, capsys) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.fail(ID.format(1), "41 of 8,760 rows rejected")
+    failed = record(RecordState.FAILED, task_id=3, attempt=2, log="log-3-2")
+    hub.records[ID.format(1)] = (record(RecordState.COMPLETED), failed)
+    hub.logs["log-3-2"] = "\n".join(f"line {number}" for number in range(80))
+    with pytest.raises(AirflowException, match=r"flights_delays.*failed: ValueError: 41 of 8,760 rows") as error:
+        task.finish(ti, instance_id=ID.format(1))
+    assert not isinstance(error.value, AirflowFailException)
+    said = capsys.readouterr().out
+    assert re.findall(r"\] (line \d+)", said) == [f"line {number}" for number in range(30, 80)], "the last 50 lines"
+    assert "ValueError: 41 of 8,760 rows rejected" in said
+    assert "monthly_delays #3, attempt 2" in said
+
+
+def test_an_error_that_forbids_retries(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.fail(ID.format(1), "nobody approved", final=True)
+    with pytest.raises(AirflowFailException, match="nobody approved"):
+        task.finish(ti, instance_id=ID.format(1))
+
+
+def test_a_terminated_instance_fails_with_the_reason(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), "warehouse maintenance", status=Status.TERMINATED)
+    with pytest.raises(AirflowException, match="terminated: warehouse maintenance"):
+        task.finish(ti, instance_id=ID.format(1))
+
+
+def test_an_instance_begun_again_meanwhile_is_waited_for(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    with pytest.raises(TaskDeferred):
+        task.finish(ti, instance_id=ID.format(1))
+
+
+def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
+    task = make_task(execution_timeout=timedelta(minutes=30))
+    before = datetime.now(UTC)
+    deferred = task.start(Ti())
+    deadline = Timestamp.parse(deferred.trigger.deadline).datetime()
+    assert timedelta(minutes=30) <= deadline - before < timedelta(minutes=31)
+    assert deferred.timeout > timedelta(minutes=30), "only a backstop behind the trigger's own deadline"
+    with pytest.raises(AirflowTaskTimeout, match="the instance is terminated"):
+        task.finish(Ti(), instance_id="i", reason="timeout", message="over; the instance is terminated")
+
+
+def test_a_deferral_that_timed_out_also_ends_the_instance(make_task, hub) -> None:
+    """spec/airflow.md §0.7: Airflow itself never tells the trigger."""
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    task.start(ti)
+    with pytest.raises(AirflowTaskTimeout):
+        task.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, task.context(ti))
+    assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
+
+
+@pytest.mark.rows("K43")
+def test_without_a_worker_the_last_try_leaves_nothing_to_run_unseen(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    with pytest.raises(AirflowException, match="no worker is alive"):
+        task.finish(ti, instance_id=ID.format(1), reason="no_worker", message="no worker is alive")
+    assert hub.terminated == [], "the next try attaches"
+    with pytest.raises(AirflowException):
+        task.finish(Ti(try_number=3), instance_id=ID.format(1), reason="no_worker", message="x")
+    assert hub.terminated[0][0] == ID.format(1)
+
+
+def test_on_kill_of_the_operator_terminates_nothing(make_task, hub) -> None:
+    task = make_task()
+    task.start(Ti())
+    task.operator.on_kill()
+    assert hub.terminated == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"orchestrator": ""}, "orchestrator is ''"),
+        ({"input": object()}, "cannot be written as JSON"),
+        ({"instance_id": "x" * 300}, "at most 256"),
+        ({"tags": {"team": 3}}, "tag 'team' is 3"),
+        ({"tags": {"airflow.dag_id": "x"}}, "is reserved"),
+    ],
+)
+def test_bad_arguments_fail_at_once_and_for_good(make_task, hub, arguments, text) -> None:
+    task = make_task(**arguments)
+    with pytest.raises(AirflowFailException, match=text):
+        task.operator.execute.__wrapped__(task.operator, task.context(Ti()))
+    assert hub.starts == []
+
+
+def test_an_input_with_a_masked_secret_is_refused_without_showing_it(make_task, hub) -> None:
+    from airflow.sdk._shared.secrets_masker import _secrets_masker
+
+    masker = _secrets_masker()
+    masker.add_mask("s3cr3t-value-9")
+    try:
+        task = make_task(input={"rows": [{"url": "jdbc://u:s3cr3t-value-9@host"}]})
+        with pytest.raises(AirflowFailException, match="masks as a secret") as error:
+            task.operator.execute.__wrapped__(task.operator, task.context(Ti()))
+    finally:
+        masker.reset_masker()
+    assert "s3cr3t" not in str(error.value)
+    assert hub.starts == []
+
+
+def test_templates_render_in_input_with_upstream_results() -> None:
+    from airflow.sdk import DAG, task
+
+    from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+    with DAG("d", schedule=None):
+
+        @task
+        def months() -> list[int]:
+            return [1, 2]
+
+        given = months()
+        operator = TaskHubOperator(task_id="x", orchestrator="o", input={"months": given, "day": "{{ ds }}"})
+    assert operator.upstream_task_ids == {"months"}
+    assert {"input", "instance_id", "taskhub_conn_id", "orchestrator"} <= set(operator.template_fields)
+
+
+def identity(**changes: object) -> TaskIdentity:
+    fields = {
+        "dag_id": "d",
+        "run_id": "r",
+        "task_id": "t",
+        "map_index": -1,
+        "try_number": 1,
+        "max_tries": 0,
+        "owner": "o",
+    }
+    return TaskIdentity(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_instance_ids_are_distinct_and_legal() -> None:
+    from airflow_provider_taskhub.hub.contract import check_instance_id
+
+    parts = [
+        identity(),
+        identity(map_index=3),
+        identity(task_id="t.t"),
+        identity(run_id="r:g1"),
+        identity(run_id="r[3]"),
+        identity(run_id="r/\\#?"),
+        identity(run_id="x" * 250, dag_id="y" * 250, task_id="z" * 250),
+        identity(run_id="x" * 250, dag_id="y" * 250, task_id="z" * 249),
+        identity(run_id="manuell für Ärger"),
+    ]
+    ids = [check_instance_id(part.instance_id(generation)) for part in parts for generation in (1, 2)]
+    assert len(set(ids)) == len(ids)
+    assert identity(map_index=3).instance_id(2) == "d:t[3]:r:g2"

@@ -1,0 +1,427 @@
+"""The trigger under a jumping clock: what it asks the hub, what it survives, when it fires, when it cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.models.trigger import Trigger
+from airflow.sdk._shared.module_loading import import_string
+
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import HubError, Throttled, Unavailable
+from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.triggers import taskhub as module
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.watcher import IN_TURN
+from tests.airflow.fake import FakeHub, member, record
+
+OWNER = {"taskhub.owner": "me"}
+
+
+@pytest.fixture(autouse=True)
+def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection, so the default settings; clocks of the loop that runs."""
+
+    async def without(self: Any) -> Any:
+        return self._without_connection()
+
+    monkeypatch.setattr(module.TaskHubHook, "asettings", without)
+
+
+def waiting(**arguments: Any) -> TaskHubTrigger:
+    trigger = TaskHubTrigger(**({"instance_id": "i", "owner": "me", "orchestrator": "flights_delays"} | arguments))
+    trigger.clock = JumpingClock(asyncio.get_running_loop())
+    return trigger
+
+
+async def fired(trigger: TaskHubTrigger) -> dict[str, Any]:
+    events = [event.payload async for event in trigger.run()]
+    assert len(events) == 1
+    return events[0]
+
+
+def after(seconds: float, do: Callable[[], Any]) -> None:
+    asyncio.get_running_loop().call_later(seconds, do)
+
+
+def play(scenario: Callable[[], Coroutine[Any, Any, Any]], limit: timedelta = timedelta(days=2)) -> Any:
+    return run(scenario(), limit=limit)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Lines of the task's log."""
+    return re.findall(r"^\S+ \[\w+ *\] (.*?) *\[airflow_provider", capsys.readouterr().out, re.M)
+
+
+def test_serialises_to_plain_values_and_back() -> None:
+    trigger = TaskHubTrigger(instance_id="i", owner="me", statuses=["Running"], deadline="2026-01-01T00:00:00Z")
+    path, arguments = trigger.serialize()
+    assert import_string(path)(**arguments).serialize() == (path, arguments)
+    assert Trigger(path, arguments).kwargs == arguments
+
+
+def test_arguments_of_another_version_are_swallowed() -> None:
+    assert TaskHubTrigger(instance_id="i", some_old_argument=1).instance_id == "i"
+
+
+def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.COMPLETED, tags=OWNER)
+        assert await fired(waiting()) == {
+            "reason": "reached",
+            "instance_id": "i",
+            "status": "Completed",
+            "message": "",
+        }
+        assert asyncio.get_running_loop().time() < 1
+
+    play(scenario)
+
+
+def test_a_hint_ends_the_wait_and_is_removed(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        hub.hints.add("somebody else's")
+        after(60, lambda: hub.end("i", 1))
+        assert (await fired(waiting()))["status"] == "Completed"
+        assert 60 <= asyncio.get_running_loop().time() < 62
+        await asyncio.sleep(1)
+        assert hub.hints == {"somebody else's"}
+
+    play(scenario)
+
+
+def test_an_end_without_a_hint_is_seen_by_reading_in_turn(hub: FakeHub) -> None:
+    """.NET workers leave no hints (DESIGN §10)."""
+
+    async def scenario() -> None:
+        ids = [f"i{number}" for number in range(IN_TURN * 10)]
+        for instance_id in ids:
+            hub.put(instance_id, Status.RUNNING)
+        triggers = [asyncio.ensure_future(fired(waiting(instance_id=i))) for i in ids]
+        await asyncio.sleep(30)
+        hub.put(ids[-1], Status.FAILED)
+        assert (await triggers[-1])["status"] == "Failed"
+        assert asyncio.get_running_loop().time() <= 30 + len(ids) / IN_TURN + 2
+        for trigger in triggers:
+            trigger.cancel()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("waits", [1, IN_TURN, 50, 1000])
+def test_requests_per_interval_do_not_grow_with_the_number_of_waits(hub: FakeHub, waits: int) -> None:
+    async def scenario() -> None:
+        for number in range(waits):
+            hub.put(f"i{number}", Status.RUNNING)
+        triggers = [asyncio.ensure_future(fired(waiting(instance_id=f"i{n}"))) for n in range(waits)]
+        await asyncio.sleep(60.5)  # every wait has read its row by now
+        assert hub.requests["get"] >= waits
+        hub.requests.clear()
+        await asyncio.sleep(100)
+        turn = 100 * min(waits, IN_TURN)
+        counted = dict(hub.requests)
+        assert counted == {"completions": 100, "get": turn, "activities": turn, "members": pytest.approx(20, abs=4)}
+        assert hub.opened == 1, "one client for all"
+        for trigger in triggers:
+            trigger.cancel()
+
+    play(scenario)
+
+
+def test_all_waits_of_a_fan_out_end_together(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        ids = [f"i{number}" for number in range(300)]
+        for instance_id in ids:
+            hub.put(instance_id, Status.RUNNING)
+        after(100, lambda: [hub.end(instance_id, 1) for instance_id in ids])
+        events = await asyncio.gather(*(fired(waiting(instance_id=i)) for i in ids))
+        assert {event["status"] for event in events} == {"Completed"}
+        assert asyncio.get_running_loop().time() < 106
+        await asyncio.sleep(15)
+        assert hub.open_now == 0, "nobody waits: the client is closed"
+        assert hub.hints == set()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), Throttled("slow", retry_after=7), OSError("x"), KeyError("y")])
+def test_errors_of_the_hub_are_survived(hub: FakeHub, error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """spec/airflow.md §0.10: an exception in a trigger fails its task."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+
+        def up() -> None:
+            hub.down = None
+
+        after(10, lambda: setattr(hub, "down", error))
+        after(3600, up)
+        after(3700, lambda: hub.end("i", 1))
+        asked = hub.requests
+        assert (await fired(waiting()))["status"] == "Completed"
+        assert asked.total() < 10 * 4 + 3600 / 30 * 2 + 200 * 4, "backs off while the hub is down"
+
+    play(scenario)
+    lines = said(capsys)
+    assert sum("trying again" in line for line in lines) == 1, "said once, not per poll"
+    assert "the hub can be read again" in lines
+
+
+def test_a_hub_that_cannot_be_used_ends_the_wait_in_time(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        after(10, lambda: setattr(hub, "down", HubError("hub 'Flights' is of format 2, newer than this package")))
+        event = await fired(waiting(no_worker_timeout=600))
+        assert event["reason"] == "no_worker"
+        assert "newer than this package" in event["message"]
+        assert 600 < asyncio.get_running_loop().time() < 640
+
+    play(scenario)
+
+
+def test_an_instance_that_is_gone_is_reported(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        assert (await fired(waiting()))["reason"] == "missing"
+
+    play(scenario)
+
+
+def test_a_sensor_waits_for_an_instance_that_is_not_there_yet(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        after(30, lambda: hub.put("i", Status.RUNNING))
+        event = await fired(waiting(owner=None, orchestrator="", statuses=["Running"], may_be_missing=True))
+        assert (event["reason"], event["status"]) == ("reached", "Running")
+
+    play(scenario)
+
+
+def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.PENDING)
+        after(5, lambda: hub.put("i", Status.RUNNING, custom_status='{"months":8}'))
+        after(6, lambda: hub.records.update(i=(record(RecordState.RUNNING, task_id=3),)))
+        lost = record(RecordState.LOST, task_id=3)
+        after(20, lambda: hub.records.update(i=(lost, record(RecordState.RUNNING, task_id=3, attempt=2, worker="b"))))
+        done = record(RecordState.COMPLETED, task_id=3, attempt=2, worker="b")
+        after(30, lambda: hub.records.update(i=(lost, done)))
+        after(40, lambda: hub.end("i", 1, custom_status='{"months":8}'))
+        await fired(waiting())
+
+    play(scenario)
+    assert said(capsys)[1:] == [
+        "hub served by 1 live worker: a@host/1 (flights 3); 1 of them know 'flights_delays'",
+        "flights_delays is Pending",
+        'flights_delays says: {"months":8}',
+        "flights_delays is Running",
+        "monthly_delays #3, attempt 1, running on a@host/1",
+        "monthly_delays #3, attempt 1, lost on a@host/1: its worker fell silent, another attempt runs",
+        "monthly_delays #3, attempt 2, running on b",
+        "monthly_delays #3, attempt 2, completed on b",
+        "flights_delays is Completed",
+    ]
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ((), "no worker is alive"),
+        ((member("a", alive=False),), "no worker is alive"),
+        ((member("b@h/1", "load_weather"),), r"Alive: b@h/1 \(flights 3\); they know: load_weather"),
+    ],
+)
+def test_without_a_worker_that_knows_the_orchestrator_it_fails_in_time(hub: FakeHub, workers: Any, text: str) -> None:
+    async def scenario() -> dict[str, Any]:
+        hub.put("i", Status.PENDING)
+        hub.workers = workers
+        event = await fired(waiting(no_worker_timeout=600))
+        assert 600 <= asyncio.get_running_loop().time() < 620
+        return event
+
+    event = play(scenario)
+    assert event["reason"] == "no_worker"
+    assert re.search(text, event["message"])
+    assert "'flights_delays' for 600 s" in event["message"]
+
+
+def test_a_worker_that_comes_back_in_time_keeps_the_wait(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.PENDING)
+        hub.workers = ()
+        after(590, lambda: setattr(hub, "workers", (member(),)))
+        after(1000, lambda: setattr(hub, "workers", ()))
+        after(1500, lambda: hub.end("i", 1))
+        assert (await fired(waiting(no_worker_timeout=600)))["reason"] == "reached"
+
+    play(scenario)
+
+
+def test_the_deadline_terminates_confirms_and_fires(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        deadline = JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
+        event = await fired(waiting(deadline=deadline.text()))
+        assert (event["reason"], hub.instances["i"].status) == ("timeout", Status.TERMINATED)
+        assert "nothing of it runs" in event["message"]
+        assert 90 <= asyncio.get_running_loop().time() < 93
+        assert hub.hints == set()
+
+    play(scenario)
+
+
+def test_the_deadline_of_a_sensor_terminates_nothing(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        deadline = JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
+        event = await fired(waiting(owner=None, orchestrator="", deadline=deadline.text()))
+        assert event["reason"] == "timeout"
+        assert hub.terminated == []
+
+    play(scenario)
+
+
+# -- kills: spec/airflow.md §0.3 to §0.5 and §3 --
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int = -1) -> SimpleNamespace:
+    """The task instance of a trigger, and what Airflow says its state is now."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    def states(**asked: Any) -> dict[str, Any]:
+        assert asked == {"dag_id": "d", "task_ids": ["t"], "run_ids": ["r"], "map_index": map_index}
+        return {"r": {"t" if map_index < 0 else f"t_{map_index}": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    return SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=map_index)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [("failed", "marked failed"), ("success", "marked success"), (None, "cleared"), ("running", "cleared")],
+)
+@pytest.mark.parametrize("map_index", [-1, 4])
+def test_a_kill_terminates(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, state: str | None, why: str, map_index: int
+) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        trigger = waiting()
+        trigger._task_instance = killed(monkeypatch, state, map_index=map_index)
+        await trigger.on_kill()
+        assert hub.instances["i"].status is Status.TERMINATED
+        assert why in hub.terminated[0][1]
+        assert hub.hints == set(), "nobody will come for this hint"
+
+    play(scenario)
+
+
+def test_a_trigger_that_was_only_moved_terminates_nothing(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        trigger = waiting()
+        trigger._task_instance = killed(monkeypatch, "deferred")
+        await trigger.on_kill()
+        assert hub.terminated == []
+
+    play(scenario)
+
+
+def test_a_late_kill_leaves_a_newer_start_alone(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags={"taskhub.owner": "the next try"})
+        trigger = waiting()
+        trigger._task_instance = killed(monkeypatch, "running")
+        await trigger.on_kill()
+        assert hub.terminated == []
+
+    play(scenario)
+
+
+def test_a_kill_after_the_end_is_harmless(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.COMPLETED, tags=OWNER)
+        trigger = waiting()
+        trigger._task_instance = killed(monkeypatch, "success")
+        await trigger.on_kill()
+        assert hub.terminated == []
+
+    play(scenario)
+
+
+def test_a_kill_goes_on_although_airflow_cancels_it_again(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        hub.down = Unavailable("no answer")
+        trigger = waiting()
+        trigger._task_instance = killed(monkeypatch, "failed")
+        kill = asyncio.ensure_future(trigger.on_kill())
+        await asyncio.sleep(1)
+        kill.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await kill
+        hub.down = None
+        await asyncio.sleep(30)
+        assert hub.instances["i"].status is Status.TERMINATED
+
+    play(scenario)
+
+
+def test_a_shutdown_of_the_triggerer_terminates_nothing(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        trigger = waiting()
+        task = asyncio.ensure_future(fired(trigger))
+        await asyncio.sleep(10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await trigger.cleanup()
+        await asyncio.sleep(30)
+        assert hub.terminated == []
+        assert hub.open_now == 0
+
+    play(scenario)
+
+
+def test_a_sensors_trigger_never_cancels(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        trigger = waiting(owner=None)
+        trigger._task_instance = killed(monkeypatch, "failed")
+        await trigger.on_kill()
+        assert hub.terminated == []
+
+    play(scenario)
+
+
+def test_a_connection_that_cannot_be_read_is_asked_for_again(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.COMPLETED)
+        answers = [RuntimeError("API server is not there"), None]
+
+        async def flaky(self: Any) -> Any:
+            if (error := answers.pop(0)) is not None:
+                raise error
+            return self._without_connection()
+
+        monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
+        assert (await fired(waiting()))["reason"] == "reached"
+
+    play(scenario)
+
+
+def test_a_connection_that_is_gone_is_reported(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        event = await fired(waiting(taskhub_conn_id="gone"))
+        assert event["reason"] == "unusable"
+        assert "connection 'gone' does not exist" in event["message"]
+
+    play(scenario)
