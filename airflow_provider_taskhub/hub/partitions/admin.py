@@ -1,0 +1,317 @@
+"""Making, reading and removing a hub. The hub row in ``{Hub}Controls`` alone says how many partitions it has.
+
+The row is inserted first and made ready last (DESIGN §5), everything between is "make it unless it is there": a
+creation that was interrupted, or that two processes do at once, ends in one whole hub. Never decides who serves what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import (
+    ConfigurationError,
+    Conflict,
+    HubError,
+    NotFound,
+    StorageError,
+    Throttled,
+    Unavailable,
+)
+from airflow_provider_taskhub.hub.contract import FORMAT_VERSION, HubInfo, HubNames, PartitionState
+from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.stores import TableLeases, insert_row
+from airflow_provider_taskhub.storage.primitives import (
+    Entity,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Store,
+    Transact,
+)
+
+MAX_PARTITIONS = 1024
+_TRIES = 5
+_AT_ONCE = 16
+"""Requests under way while a hub is made or shown."""
+_KEY = ("hub", "hub")
+
+
+async def create_hub(store: Store, names: HubNames, partitions: int, *, clock: Clock = SYSTEM_CLOCK) -> HubInfo:
+    """Make a hub, finish one that was begun, adopt one that .NET made, or find it as asked for.
+
+    :param partitions: 1 to 1024. :param clock: for the date that people see.
+    :raises ConfigurationError: for a count out of range.
+    :raises HubError: the hub is there with another count (K01), newer, or with another lease store (K13).
+    """
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise ConfigurationError(f"a hub has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
+    info = await _hub_row(store, names)
+    if info is None:
+        await _check_adoptable(store, names, partitions)
+        await _retried(lambda: store.create_table(names.controls), f"table {names.controls}")
+        row = _entity(HubInfo(partitions=partitions), clock)
+        await insert_row(store, names.controls, row)  # refused: another creator was first; its row counts
+        info = await _hub_row(store, names)
+        if info is None:
+            raise HubError(f"hub {names.hub!r} was deleted while it was being created: try again")
+    _check(info, names, partitions)
+    await _make_everything(store, names, info.partitions)
+    if not info.ready:
+        await _mark(store, names, "ready")
+    return replace(info, ready=True)
+
+
+async def read_hub(store: Store, names: HubNames, *, partitions: int | None = None) -> HubInfo:
+    """How the hub is made.
+
+    :param partitions: the count that the caller was told to expect, if any.
+    :raises HubError: it is missing, not ready, newer than this package, or has another count (K01).
+    """
+    info = await _hub_row(store, names)
+    if info is None:
+        if await _control_queues(store, names):
+            raise HubError(
+                f"hub {names.hub!r} at {store.describe()} was made by DurableTask: adopt it with `taskhub hub create`"
+            )
+        raise HubError(
+            f"there is no hub {names.hub!r} at {store.describe()}: make it with `taskhub hub create`, or set "
+            "TASKHUB_HUB and TASKHUB_CONNECTION to the one you mean"
+        )
+    _check(info, names, partitions)
+    if not info.ready:
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} is not ready: its creation is under way or was "
+            "interrupted. Run `taskhub hub create` again"
+        )
+    return info
+
+
+async def ensure_hub(
+    store: Store, names: HubNames, partitions: int | None = None, *, default: int = 4, clock: Clock = SYSTEM_CLOCK
+) -> HubInfo:
+    """A ready hub: read if it is there, else made (or its creation finished) with ``partitions``, else ``default``.
+
+    :raises HubError: as :func:`create_hub`.
+    """
+    info = await _hub_row(store, names)
+    if info is not None:
+        _check(info, names, partitions)
+        if info.ready:
+            return info
+        return await create_hub(store, names, info.partitions, clock=clock)
+    found = await _control_queues(store, names)
+    return await create_hub(store, names, partitions or len(found) or default, clock=clock)
+
+
+async def delete_hub(store: Store, names: HubNames) -> None:
+    """Remove everything of a hub, its row last; interrupted, it can be run again. A missing hub is no error.
+
+    From the first moment the hub counts as not ready, so workers and clients refuse it.
+    """
+    if await _hub_row(store, names, deleting=True) is not None:
+        await _mark(store, names, "deleting")
+    for queue in [*(name for name, _ in await _control_queues(store, names)), names.work_items]:
+        await _gone(store.delete_queue(queue))
+    for container in (names.leases, names.app_lease, names.large_messages, names.logs):
+        await _gone(store.delete_container(container))
+    for table in (*_tables(names), names.partitions, names.controls):
+        await _gone(store.delete_table(table))
+
+
+async def partition_states(store: Store, names: HubNames, *, counts: bool = True) -> tuple[PartitionState, ...]:
+    """Every partition, for people.
+
+    :param counts: also ask each control queue for its approximate number of messages.
+    :raises HubError: when the hub has no Partitions table.
+    """
+    try:
+        leases = await TableLeases(store, names).scan()
+    except NotFound:
+        raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def state(lease: Lease) -> PartitionState:
+        async with limit:
+            messages = await _count(store, lease.queue) if counts else None
+        return PartitionState(
+            partition=lease.partition,
+            queue=lease.queue,
+            owner=lease.owner,
+            next_owner=lease.next_owner,
+            draining=lease.draining,
+            epoch=lease.epoch or 0,
+            owned_since=lease.owned_since,
+            last_renewal=lease.last_renewal,
+            messages=messages,
+        )
+
+    return tuple(await asyncio.gather(*(state(lease) for lease in leases)))
+
+
+# --- the hub row --------------------------------------------------------------------------------------------------
+
+
+async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> HubInfo | None:
+    try:
+        row = await store.get(names.controls, *_KEY)
+    except NotFound:  # the table is not there
+        return None
+    if row is None:
+        return None
+    columns = row.properties
+    if columns.get("State") == "deleting" and not deleting:
+        raise HubError(f"hub {names.hub!r} at {store.describe()} is being deleted: end it with `taskhub hub delete`")
+    partitions, version = columns.get("Partitions"), columns.get("FormatVersion")
+    if not isinstance(partitions, int) or not isinstance(version, int):
+        raise HubError(f"the hub row in table {names.controls} is damaged: {dict(columns)}")
+    return HubInfo(
+        partitions=int(partitions),
+        lease_store=str(columns.get("LeaseStore") or "table"),
+        format_version=int(version),
+        ready=columns.get("State") == "ready",
+    )
+
+
+def _entity(info: HubInfo, clock: Clock) -> Entity:
+    return Entity(
+        partition_key=_KEY[0],
+        row_key=_KEY[1],
+        properties={
+            "Partitions": info.partitions,
+            "LeaseStore": info.lease_store,
+            "FormatVersion": info.format_version,
+            "State": "creating",
+            "Created": clock.utc_now(),
+        },
+    )
+
+
+async def _mark(store: Store, names: HubNames, state: str) -> None:
+    entity = Entity(partition_key=_KEY[0], row_key=_KEY[1], properties={"State": state})
+    row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag="*")
+    try:
+        await _retried(lambda: store.execute(Transact(table=names.controls, rows=(row,))), "the hub row")
+    except NotFound:
+        raise HubError(f"hub {names.hub!r} was deleted meanwhile") from None
+
+
+def _check(info: HubInfo, names: HubNames, partitions: int | None) -> None:
+    if info.format_version > FORMAT_VERSION:
+        raise HubError(
+            f"hub {names.hub!r} has format version {info.format_version}, this package knows {FORMAT_VERSION}: "
+            "upgrade airflow-provider-taskhub"
+        )
+    if info.lease_store != "table":
+        raise HubError(
+            f"hub {names.hub!r} keeps its leases in a {info.lease_store} store, not in a table: workers of the two "
+            "would not see each other's leases"
+        )
+    if partitions is not None and partitions != info.partitions:
+        raise HubError(
+            f"hub {names.hub!r} has {info.partitions} partitions, not {partitions}: a partition count never changes. "
+            f"Set TASKHUB_PARTITIONS={info.partitions}, or use another hub"
+        )
+
+
+# --- what a hub is made of ----------------------------------------------------------------------------------------
+
+
+def _tables(names: HubNames) -> tuple[str, ...]:
+    return (names.history, names.instances, names.activities, names.completions, names.quarantine, names.members)
+
+
+async def _make_everything(store: Store, names: HubNames, partitions: int) -> None:
+    """In the original's order (spec §1), each "unless it is there"."""
+    await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}")
+    info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
+    with suppress(Conflict):  # it is there
+        await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}")
+    await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}")
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def make(action: Callable[[], Awaitable[object]], what: str) -> None:
+        async with limit:
+            await _retried(action, what)
+
+    leases = TableLeases(store, names)
+
+    async def partition(number: int) -> None:  # each row after its own queue
+        queue = names.control(number)
+        await make(lambda: store.create_queue(queue), f"queue of partition {number}")
+        await make(lambda: leases.insert(queue), f"lease of partition {number}")
+
+    await asyncio.gather(
+        make(lambda: store.create_queue(names.work_items), f"queue {names.work_items}"),
+        make(lambda: store.create_container(names.logs), f"container {names.logs}"),
+        *(make(lambda table=table: store.create_table(table), f"table {table}") for table in _tables(names)),  # type: ignore[misc]  # mypy cannot infer a lambda's default
+        *(partition(number) for number in range(partitions)),
+    )
+
+
+async def _check_adoptable(store: Store, names: HubNames, partitions: int) -> None:
+    """Refuse what another program left unless its control queues are numbered without a gap."""
+    found = await _control_queues(store, names)
+    numbers = [number for _, number in found]
+    if numbers and numbers != list(range(len(numbers))):
+        missing = sorted(set(range(max(numbers))) - set(numbers))
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} lacks the control queues {missing}: it cannot be adopted. Start "
+            "its DurableTask app once to complete it, or delete its queues"
+        )
+    if numbers and len(numbers) != partitions:
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} was made by DurableTask with {len(numbers)} partitions, not "
+            f"{partitions}: set TASKHUB_PARTITIONS={len(numbers)}"
+        )
+    if numbers and any("control-" in blob.name for blob in await store.list_blobs(names.leases)):
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} was made by DurableTask with blob leases (container "
+            f"{names.leases}): switch that app to UseTablePartitionManagement and delete the container, or use "
+            "another hub"
+        )
+
+
+async def _control_queues(store: Store, names: HubNames) -> Sequence[tuple[str, int]]:
+    """Names and numbers of the hub's control queues, by number."""
+    prefix = names.control_prefix
+    found = [
+        (name, int(name[len(prefix):]))
+        for name in await store.list_queues(prefix)
+        if re.fullmatch(r"\d{2,}", name[len(prefix):], re.ASCII)
+    ]
+    return sorted(found, key=lambda item: item[1])
+
+
+async def _count(store: Store, queue: str) -> int | None:
+    try:
+        return await store.count(queue)
+    except NotFound:
+        return None
+
+
+async def _gone(deletion: Awaitable[None]) -> None:
+    try:
+        await deletion
+    except NotFound:
+        return
+
+
+async def _retried(action: Callable[[], Awaitable[object]], what: str) -> None:
+    """At most 5 tries, then an error that names what could not be made (E05)."""
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            await action()
+        except (Throttled, Unavailable) as error:
+            if not left:
+                raise type(error)(f"{what} of the hub could not be written in {_TRIES} tries: {error}") from error
+            await asyncio.sleep(error.retry_after if isinstance(error, Throttled) else 0.2)
+        except StorageError as error:
+            error.add_note(f"while making {what}")
+            raise
+        else:
+            return

@@ -1,0 +1,97 @@
+"""The app lease: at any time the workers of a hub are all of one app (spec §2.7, §4.5; DESIGN §5).
+
+DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so all workers of one app hold it
+together. We hold it the same way, so that a .NET app waits for us and we refuse to start beside one.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from airflow_provider_taskhub.errors import HubError, LeaseLost, NotFound
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.partitions.hashing import fnv1a32
+from airflow_provider_taskhub.storage.primitives import PutBlob, Store
+
+SECONDS = 60
+"""AppLeaseOptions' lease interval."""
+RENEW = 20.0
+"""Seconds between renewals; the original's 25 leave one try, these leave two."""
+
+
+def lease_id(app_name: str) -> str:
+    """The lease id of an AppName: its hash as the first 8 digits of a GUID."""
+    return f"{fnv1a32(app_name):08x}-0000-0000-0000-000000000000"
+
+
+class AppLease:
+    """The hub's app lease, held in common by all workers with the same ``app_name``."""
+
+    def __init__(self, store: Store, names: HubNames, app_name: str) -> None:
+        self._store = store
+        self._names = names
+        self._app_name = app_name
+        self._id = lease_id(app_name)
+
+    async def acquire(self) -> None:
+        """Take it, share it, or renew it.
+
+        :raises HubError: another app holds it, or the hub is not there.
+        """
+        owner: str | None = None
+        try:
+            owner, desired = await self._info()
+            await self._lease(owner, desired)
+        except NotFound:
+            raise HubError(
+                f"hub {self._names.hub!r} has no container {self._names.app_lease}: run `taskhub hub create`"
+            ) from None
+        except LeaseLost:
+            raise HubError(
+                f"hub {self._names.hub!r} at {self._store.describe()} is served by another app (app lease "
+                f"{owner or 'of an unknown app'}; app name {self._app_name!r} has {self._id}): stop it and wait "
+                f"{SECONDS} s, or give this worker that app's name with TASKHUB_APP_NAME"
+            ) from None
+        if owner != self._id or desired == self._id:
+            await self._write_info()
+
+    async def renew(self) -> None:
+        """Keep it; one that ran out or was released by a worker of the same app is taken again.
+
+        :raises HubError: another app holds it now.
+        """
+        try:
+            await self._store.renew_lease(self._names.app_lease, None, lease_id=self._id)
+        except LeaseLost:
+            await self.acquire()
+
+    async def release(self) -> None:
+        """Let another app in at once. Only for the last worker of this app; a lease that is not ours is no error."""
+        try:
+            await self._store.release_lease(self._names.app_lease, None, lease_id=self._id)
+        except (LeaseLost, NotFound):
+            return
+
+    async def _lease(self, owner: str | None, desired: str | None) -> None:
+        """Take the container's lease, by the swap that its holder was asked for where that was for us."""
+        container = self._names.app_lease
+        if desired == self._id and owner and owner != self._id:
+            with suppress(LeaseLost):  # its holder is gone: take it as a free one
+                await self._store.change_lease(container, None, lease_id=owner, new_lease_id=self._id)
+        await self._store.acquire_lease(container, None, lease_id=self._id, seconds=SECONDS)
+
+    async def _info(self) -> tuple[str | None, str | None]:
+        """OwnerId and DesiredSwapId; a missing or damaged blob says nothing."""
+        blob = await self._store.get_blob(self._names.app_lease, self._names.app_lease_info)
+        try:
+            info = json.loads(blob.data) if blob is not None else {}
+        except ValueError:
+            info = {}
+        if not isinstance(info, dict):
+            return None, None
+        return info.get("OwnerId"), info.get("DesiredSwapId")
+
+    async def _write_info(self) -> None:
+        data = json.dumps({"OwnerId": self._id, "DesiredSwapId": None}, separators=(",", ":")).encode()
+        await self._store.execute(PutBlob(container=self._names.app_lease, name=self._names.app_lease_info, data=data))

@@ -1,0 +1,188 @@
+"""Partition leases as values: DurableTask's row, what each actor writes into it, and what may be done with it.
+
+Pure: no I/O, no clock. A lease lives while its ETag keeps changing, timed by each watcher on its own monotonic clock
+(:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read (DESIGN §5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.partitions.balance import Row
+from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
+
+EPOCH = "TaskHubEpoch"
+"""Our own column; .NET drops it with its next Replace, which costs a number for display and nothing else."""
+_COLUMNS = frozenset(
+    {"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH}
+)
+_QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A row of ``{Hub}Partitions`` (spec §2.6).
+
+    :param owner: who serves; None: free. :param next_owner: who asked for it.
+    :param epoch: count of takes, for display only; None in a row that never had our column.
+    :param extra: columns that are not ours to know; they survive our writes.
+    """
+
+    queue: str
+    owner: str | None = None
+    next_owner: str | None = None
+    owned_since: Timestamp | None = None
+    last_renewal: Timestamp | None = None
+    expires_at: Timestamp | None = None
+    draining: bool = False
+    epoch: int | None = None
+    extra: Mapping[str, Property | None] = field(default_factory=dict)
+    etag: str = ""
+
+    @property
+    def partition(self) -> int:
+        match = _QUEUE.fullmatch(self.queue)
+        assert match is not None, self.queue  # decode_lease lets no other name in
+        return int(match.group(1))
+
+    # what its actors write
+
+    def claimed(self, me: str, now: Timestamp, take: timedelta) -> Lease:
+        """Taken by ``me``. :param now: the wall clock, for display. :param take: for ``ExpiresAt``, for .NET."""
+        return replace(
+            self, owner=me, next_owner=None, owned_since=now, last_renewal=now, expires_at=now + take,
+            draining=False, epoch=(self.epoch or 0) + 1,
+        )
+
+    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool) -> Lease:
+        """Kept by its owner; whoever asked for it stays noted."""
+        return replace(self, last_renewal=now, expires_at=now + take, draining=draining)
+
+    def asked(self, me: str) -> Lease:
+        """Wanted by ``me``: a mark changes ``NextOwner`` alone."""
+        return replace(self, next_owner=me)
+
+    def given_up(self) -> Lease:
+        """Released by its owner; the times stay, and so does whoever asked for it (spec §2.6)."""
+        return replace(self, owner=None, draining=False)
+
+    def same_tenure(self, other: Lease) -> bool:
+        """Whether both are of one stay with one owner: asks and renewals change none of these columns.
+
+        An epoch that a .NET writer dropped proves nothing.
+        """
+        if None not in (self.epoch, other.epoch) and self.epoch != other.epoch:
+            return False
+        return self.owner == other.owner and self.owned_since == other.owned_since
+
+
+def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
+    """A row as a lease; absent columns have defaults (T10). None: a row that is no partition's (T03)."""
+    if entity.partition_key != "" or not is_control_queue(entity.row_key, names):
+        return None
+    columns = entity.properties
+    epoch = columns.get(EPOCH)
+    return Lease(
+        queue=entity.row_key,
+        owner=_text(columns.get("CurrentOwner")),
+        next_owner=_text(columns.get("NextOwner")),
+        owned_since=_time(columns.get("OwnedSince")),
+        last_renewal=_time(columns.get("LastRenewal")),
+        expires_at=_time(columns.get("ExpiresAt")),
+        draining=columns.get("IsDraining") is True,
+        epoch=int(epoch) if isinstance(epoch, int) else None,
+        extra={name: value for name, value in columns.items() if name not in _COLUMNS},
+        etag=entity.etag,
+    )
+
+
+def encode_lease(lease: Lease) -> Entity:
+    """The whole row; None columns vanish with a Replace, as in the original."""
+    return Entity(
+        partition_key="",
+        row_key=lease.queue,
+        properties={
+            "CurrentOwner": lease.owner,
+            "NextOwner": lease.next_owner,
+            "OwnedSince": lease.owned_since,
+            "LastRenewal": lease.last_renewal,
+            "ExpiresAt": lease.expires_at,
+            "IsDraining": lease.draining,
+            EPOCH: None if lease.epoch is None else Int64(lease.epoch),
+            **lease.extra,
+        },
+        etag=lease.etag,
+    )
+
+
+def is_control_queue(name: str, names: HubNames) -> bool:
+    """Whether a queue is one of the hub's numbered control queues."""
+    match = _QUEUE.fullmatch(name)
+    return match is not None and name == names.control(int(match.group(1)))
+
+
+def _text(value: Property | None) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _time(value: Property | None) -> Timestamp | None:
+    return value if isinstance(value, Timestamp) else None
+
+
+class Sightings:
+    """Since when a watcher has seen each row's ETag unchanged, by its own monotonic clock (T25, T26).
+
+    Time runs from the moment an *answer* first showed the ETag: the write that made it was sent before that, so
+    "unchanged for take" is always later than the writer's own "older than give-up" (T16).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def note(self, key: str, etag: str, now: float) -> float:
+        """Seconds for which the row has been unchanged; 0 at first sight (T27)."""
+        seen = self._seen.get(key)
+        if seen is None or seen[0] != etag:
+            self._seen[key] = (etag, now)
+            return 0.0
+        return now - seen[1]
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Forget rows that are no longer there (T47)."""
+        for key in self._seen.keys() - set(keys):
+            del self._seen[key]
+
+
+def standing(
+    lease: Lease, *, me: str, held: bool, unchanged: float, take: float, patience: float, dead: Collection[str]
+) -> Row:
+    """What a row means for the balance, as one worker sees it.
+
+    Free is a row without an owner (T28), of an owner proven dead by its lock file (DESIGN §5), of one silent for
+    ``take`` (T26), or one that names this very incarnation although it serves nothing of it: an own claim whose
+    answer was lost, or a lease that it gave up by age (E23).
+
+    :param held: whether this worker serves it now. :param unchanged: seconds since its ETag changed.
+    :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
+        death others may be unable to prove.
+    """
+    if held:
+        return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner)
+    if lease.owner == me:
+        return Row(partition=lease.partition, next_owner=me, free=True)
+    silent = unchanged >= take
+    proven = lease.owner in dead
+    free = lease.owner is None or proven or silent
+    grace = patience if lease.owner is None else take + patience
+    return Row(
+        partition=lease.partition,
+        owner=None if free else lease.owner,
+        next_owner=None if silent and lease.owner is None else lease.next_owner,
+        free=free,
+        overdue=free and (proven or unchanged >= grace),
+    )

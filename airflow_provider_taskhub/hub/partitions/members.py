@@ -1,0 +1,232 @@
+"""Who is there: one row of ``{Hub}Members`` per worker, renewed while it lives.
+
+A member is alive while its row's ETag changes, as each reader sees it by its own monotonic clock; no times are
+compared. A worker is listed before it takes its first partition, so that others count it (E49). Long-lived readers use
+:meth:`Members.watch`; a command that wants an answer now uses :meth:`Members.prove`, which reads twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.codec import Timestamp, compress, decompress
+from airflow_provider_taskhub.errors import ConfigurationError, Conflict, NotFound
+from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.partitions.leases import Sightings
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
+
+_PART = 60_000
+"""Bytes of one Binary column of names; Azure's limit is 64 KiB."""
+_MAX_PARTS = 12
+"""Names of a worker, compressed: 720,000 bytes, within Azure's 1 MiB a row."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
+FORGET = 2
+"""A row silent for so many of its own take times is removed by whoever watches: a newcomer, who cannot know that it is
+silent, would count it. A worker that was only paused lists itself anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The members as one watcher sees them.
+
+    :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
+    :param silent: the rest.
+    """
+
+    live: tuple[Member, ...] = ()
+    leaving: frozenset[str] = frozenset()
+    silent: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    member: Member
+    key: str
+    etag: str
+    leaving: bool
+    renew: float
+    take: float
+
+
+class Members:
+    """The members table, as a worker writes it and as anybody reads it.
+
+    :param times: advertised in an announced row, so that readers know when to expect a change.
+    :param clock: of this reader.
+    """
+
+    def __init__(
+        self, store: Store, names: HubNames, *, times: LeaseTimes = EMBEDDED_LEASE, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store = store
+        self._table = names.members
+        self._times = times
+        self._clock = clock
+        self._sightings = Sightings()
+
+    # a worker's own row
+
+    async def announce(self, member: Member) -> None:
+        """List a worker, or list it anew.
+
+        :raises ConfigurationError: when its names do not fit into a row even compressed.
+        """
+        columns: dict[str, Property | None] = {
+            "Worker": member.worker,
+            "Started": member.started,
+            "Roles": ",".join(member.roles),
+            "Running": member.running,
+            "Leaving": False,
+            "Renewed": self._clock.utc_now(),  # for people; every renewal changes the ETag by changing anything
+            "RenewSeconds": self._times.renew.total_seconds(),
+            "TakeSeconds": self._times.take.total_seconds(),
+            **_names_columns(member),
+        }
+        await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
+
+    async def renew(self, member: Member, *, leaving: bool = False) -> None:
+        """Show that a worker is alive; a row that somebody removed meanwhile is made again."""
+        columns: dict[str, Property | None] = {
+            "Running": member.running,
+            "Leaving": leaving,
+            "Renewed": self._clock.utc_now(),
+        }
+        try:
+            await self._write(RowVerb.MERGE, member.worker, columns)
+        except NotFound:
+            if not leaving:
+                await self.announce(member)
+
+    async def withdraw(self, worker: str) -> None:
+        """Remove a worker's row; one that is gone is no error."""
+        await self._delete(_key(worker), "*")
+
+    # readers
+
+    async def snapshot(self) -> tuple[Member, ...]:
+        """The rows as they are; whether their workers live is not known (``alive`` is True for all)."""
+        return tuple(listing.member for listing in await self._read())
+
+    async def watch(self) -> Roster:
+        """The members as this long-lived reader sees them: a row is believed until silent for its own take time."""
+        listings = await self._read()
+        now = self._clock.monotonic()
+        self._sightings.keep([listing.key for listing in listings])
+        silence = {item.key: self._sightings.note(item.key, item.etag, now) for item in listings}
+        for item in listings:
+            if silence[item.key] > FORGET * item.take:
+                await self._delete(item.key, item.etag)
+        fresh = [item for item in listings if silence[item.key] < item.take]
+        return Roster(
+            live=tuple(item.member for item in fresh if not item.leaving),
+            leaving=frozenset(item.member.worker for item in fresh if item.leaving),
+            silent=tuple(replace(item.member, alive=False) for item in listings if item not in fresh),
+        )
+
+    async def live(self) -> tuple[Member, ...]:
+        """Those of :meth:`watch` that take part."""
+        return (await self.watch()).live
+
+    async def prove(self, *, limit: timedelta = timedelta(seconds=30)) -> tuple[Member, ...]:
+        """All members, with ``alive`` as proven now: a row must change within 1.5 of its own renew intervals.
+
+        Polls until every row has changed or had its chance; at most ``limit``.
+        """
+        began = self._clock.monotonic()
+        first = {item.key: item for item in await self._read()}
+        wait = min(1.5 * max((item.renew for item in first.values()), default=0.0), limit.total_seconds())
+        alive: set[str] = set()
+        latest = first
+        while first.keys() - alive and (left := began + wait - self._clock.monotonic()) > 0:
+            await self._clock.sleep(min(left, max(0.1, wait / 10)))
+            latest = {item.key: item for item in await self._read()}
+            alive |= {key for key, item in latest.items() if key not in first or item.etag != first[key].etag}
+            alive |= first.keys() - latest.keys()  # withdrawn: nothing left to wait for
+        return tuple(replace(item.member, alive=key in alive) for key, item in latest.items())
+
+    # rows
+
+    async def _read(self) -> list[_Listing]:
+        return [listing async for row in self._store.rows(self._table) if (listing := _decode(row)) is not None]
+
+    async def _write(self, verb: RowVerb, worker: str, columns: Mapping[str, Property | None]) -> None:
+        entity = Entity(partition_key="member", row_key=_key(worker), properties=columns)
+        etag = "*" if verb is RowVerb.MERGE else None
+        row = RowOperation(verb=verb, entity=entity, etag=etag)
+        await self._store.execute(Transact(table=self._table, rows=(row,)))
+
+    async def _delete(self, key: str, etag: str) -> None:
+        row = RowOperation(verb=RowVerb.DELETE, entity=Entity(partition_key="member", row_key=key), etag=etag)
+        try:
+            await self._store.execute(Transact(table=self._table, rows=(row,)))
+        except (NotFound, Conflict):
+            return  # gone already, or alive after all
+
+
+def _key(worker: str) -> str:
+    """A row key for ``name@host/incarnation``; the incarnation alone makes it unique."""
+    return _UNSAFE.sub("-", worker)[-400:]
+
+
+def _names_columns(member: Member) -> dict[str, Property | None]:
+    """What a worker can do: plain JSON where it fits into one column, else compressed and split."""
+    names = {"apps": dict(member.apps), "orchestrators": member.orchestrators, "activities": member.activities}
+    text = json.dumps(names, separators=(",", ":"))
+    if len(text) <= _PART // 2:
+        return {"Names": text}
+    data = compress(text)
+    parts = [data[start : start + _PART] for start in range(0, len(data), _PART)]
+    if len(parts) > _MAX_PARTS:
+        raise ConfigurationError(
+            f"worker {member.worker} declares {len(member.orchestrators)} orchestrators and {len(member.activities)} "
+            f"activities: {len(data)} bytes of names, at most {_PART * _MAX_PARTS}. Split the app or shorten the names."
+        )
+    return {f"Names{index}": part for index, part in enumerate(parts)}
+
+
+def _decode(entity: Entity) -> _Listing | None:
+    """A row; None for one that is no member's."""
+    columns = entity.properties
+    worker = columns.get("Worker")
+    if not isinstance(worker, str):
+        return None
+    names = _names(columns)
+    started = columns.get("Started")
+    member = Member(
+        worker=worker,
+        started=started if isinstance(started, Timestamp) else Timestamp(0),
+        roles=tuple(role for role in str(columns.get("Roles") or "").split(",") if role),
+        apps=names.get("apps", {}),
+        orchestrators=tuple(names.get("orchestrators", ())),
+        activities=tuple(names.get("activities", ())),
+        running=int(_number(columns.get("Running"), 0)),
+    )
+    return _Listing(
+        member=member,
+        key=entity.row_key,
+        etag=entity.etag,
+        leaving=columns.get("Leaving") is True,
+        renew=_number(columns.get("RenewSeconds"), 10.0),
+        take=_number(columns.get("TakeSeconds"), 30.0),
+    )
+
+
+def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
+    text = columns.get("Names")
+    if isinstance(text, str):
+        return dict(json.loads(text))
+    parts: list[bytes] = []
+    while isinstance(part := columns.get(f"Names{len(parts)}"), bytes):
+        parts.append(part)
+    return dict(json.loads(decompress(b"".join(parts)))) if parts else {}
+
+
+def _number(value: Property | None, default: float) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default

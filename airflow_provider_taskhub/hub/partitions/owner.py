@@ -1,0 +1,130 @@
+"""Partitions on a thread of their own: renewals and the watchdog share nothing with the worker's main loop (DESIGN §5).
+
+An orchestrator that blocks the worker's loop, or a store that hangs, must not cost a lease, nor keep one that is too
+old: renewals run on this thread's event loop and store, ages are watched by a second thread that does no I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Store
+
+__all__ = ["OwnerThread", "PartitionOwner"]
+
+log = structlog.get_logger("taskhub.partitions")
+
+_COURTESY = 15.0
+"""Seconds beyond its limit that a stop may need for its last storage calls."""
+
+
+class OwnerThread:
+    """A :class:`PartitionOwner` on a thread, an event loop and a store of its own, beside a watchdog thread.
+
+    Parameters as there; the listener is called from these threads and must return at once.
+
+    :param open_store: makes the store that this thread opens and closes.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_store: Callable[[], Store],
+        names: HubNames,
+        me: WorkerIdentity,
+        times: LeaseTimes,
+        listener: TenureListener,
+        app_name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
+        member: Callable[[], Member] | None = None,
+        loads: Callable[[], Mapping[int, float]] = dict,
+        drain: timedelta = DRAIN,
+    ) -> None:
+        self._open_store = open_store
+
+        def make(store: Store) -> PartitionOwner:
+            return PartitionOwner(
+                store=store, names=names, me=me, times=times, clock=clock, listener=listener, app_name=app_name,
+                predecessors=predecessors, member=member, loads=loads, drain=drain, watchdog=False,
+            )
+
+        self._make = make
+        self._owner: PartitionOwner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="taskhub-partitions", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="taskhub-watchdog", daemon=True)
+
+    @property
+    def tenures(self) -> tuple[Tenure, ...]:
+        """What is held now."""
+        return () if self._owner is None else self._owner.tenures
+
+    async def start(self) -> None:
+        """Start; returns when this worker is listed and may take partitions (E06).
+
+        :raises HubError: the hub is missing, not ready or newer, or another app holds it.
+        :raises StorageError: the store does not answer. :raises RuntimeError: when started twice (E07).
+        """
+        self._thread.start()
+        await asyncio.wrap_future(self._ready)
+        self._watchdog.start()
+
+    async def wait(self) -> None:
+        """Until the thread has ended. :raises Exception: what ended it, if it was not :meth:`stop`."""
+        await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    async def stop(self, timeout: timedelta) -> None:
+        """Hand everything over within ``timeout``, plus the last storage calls; never waits much longer than that."""
+        if self._owner is None or self._loop is None or self._ended.done():
+            return
+        with suppress(RuntimeError, TimeoutError):  # a loop that ended meanwhile has nothing left to stop
+            stopped = asyncio.run_coroutine_threadsafe(self._owner.stop(timeout), self._loop)
+            async with asyncio.timeout(timeout.total_seconds() + _COURTESY):
+                await asyncio.wrap_future(stopped)
+                await asyncio.wrap_future(self._ended)
+        if not self._ended.done():
+            log.error("partitions_not_stopped", seconds=timeout.total_seconds() + _COURTESY)
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            else:
+                log.error("partitions_ended", error=repr(error))
+            self._over.set()
+            self._ended.set_exception(error)
+        else:
+            self._over.set()
+            self._ended.set_result(None)
+
+    async def _main(self) -> None:
+        async with self._open_store() as store:
+            owner = self._make(store)
+            self._loop = asyncio.get_running_loop()
+            await owner.start()
+            self._owner = owner
+            self._ready.set_result(None)
+            await owner.run()
+
+    def _watch(self) -> None:
+        """Ends tenures by age, whatever the other thread is stuck in."""
+        assert self._owner is not None
+        while not self._over.wait(self._owner.expire()):
+            pass

@@ -1,0 +1,182 @@
+"""The proof that a worker is dead: a lock on a local file that every incarnation holds for life (DESIGN §5).
+
+The lock belongs to the open file, not to the process: executors inherit it, so it is free only when the worker and all
+of its executors have ended. Whoever can lock the file of another incarnation knows that nothing of it runs any more and
+may take over its partitions and activities at once. Nothing else proves a death: no pid, no time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hub.contract import WorkerIdentity
+from airflow_provider_taskhub.settings import home as default_home
+
+log = structlog.get_logger("taskhub.failover")
+
+LIVE, DEAD = ".lock", ".dead"
+KEEP = timedelta(hours=1)
+"""How long a file of the dead stays for other workers of this machine to read."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What a lock file says."""
+
+    identity: WorkerIdentity
+    boot: str
+
+
+class Incarnation:
+    """This process as a worker: an identity that nobody else ever has (K11), and the lock that says it lives.
+
+    Made by :meth:`claim`. :ivar identity: ``name@host/incarnation``. :ivar lock_fd: inheritable; pass it to executors.
+    """
+
+    def __init__(self, identity: WorkerIdentity, path: Path, lock_fd: int, *, trusted: bool) -> None:
+        self.identity = identity
+        self.lock_fd = lock_fd
+        self._path = path
+        self._trusted = trusted
+
+    @classmethod
+    def claim(cls, name: str = "", home: Path | None = None) -> Incarnation:
+        """Become a new incarnation of the worker ``name``; the host's name if empty.
+
+        :param home: directory for local state; default ``$TASKHUB_HOME``.
+        :raises ConfigurationError: for a name that keys and lists cannot show, or a directory that cannot be used.
+        """
+        host = socket.gethostname()
+        name = name or re.sub(r"[^A-Za-z0-9._-]", "-", host)[:63].lstrip("._-") or "worker"
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"worker name {name!r}: use 1 to 63 letters, digits, dots, dashes and underscores, beginning with a "
+                "letter or digit"
+            )
+        identity = WorkerIdentity(name=name, host=host, incarnation=f"{os.getpid()}-{secrets.token_hex(8)}")
+        folder = (home or default_home()) / "incarnations"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path, descriptor = _lock_new(folder, identity)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot keep a lock file in {folder}: {error}. Set TASKHUB_HOME to a directory on a local disk"
+            ) from error
+        trusted = not _lockable(path)
+        if not trusted:
+            log.warning("locks_do_nothing", folder=str(folder), effect="a dead worker is taken over by time alone")
+        return cls(identity, path, descriptor, trusted=trusted)
+
+    def predecessors(self) -> tuple[str, ...]:
+        """Full names of the incarnations on this machine that are proven dead. Cheap enough for every scan.
+
+        Files of the long dead are removed on the way.
+        """
+        if not self._trusted:
+            return ()
+        dead = []
+        with suppress(OSError):
+            for path in sorted(self._path.parent.iterdir()):
+                if path != self._path and (identity := _dead(path)) is not None:
+                    dead.append(str(identity))
+        return tuple(dead)
+
+    def release(self) -> None:
+        """End this incarnation: after a graceful stop nothing is left to take over. Executors must have ended."""
+        with suppress(OSError):
+            self._path.unlink()
+        with suppress(OSError):
+            os.close(self.lock_fd)
+
+
+def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
+    """A lock file that is locked and written before others can see it: they see the name only once it is renamed."""
+    hidden = folder / f".{identity.incarnation}.new"
+    path = folder / f"{identity.incarnation}{LIVE}"
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        note = {
+            "name": identity.name, "host": identity.host, "incarnation": identity.incarnation, "pid": os.getpid(),
+            "boot": _boot(),
+        }
+        os.write(descriptor, json.dumps(note).encode())
+        os.set_inheritable(descriptor, True)
+        hidden.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        with suppress(OSError):
+            hidden.unlink()
+        raise
+    return path, descriptor
+
+
+def _dead(path: Path) -> WorkerIdentity | None:
+    """Whose file it is, if that incarnation is proven dead."""
+    if path.suffix == DEAD:
+        if time.time() - path.stat().st_mtime > KEEP.total_seconds():
+            with suppress(OSError):
+                path.unlink()
+            return None
+        note = _read(path)
+        return note.identity if note else None
+    if path.suffix != LIVE or not _lockable(path):
+        return None
+    note = _read(path)
+    # a folder shared with another machine may not share its locks: only what ran on this one is judged
+    if note is None or (note.boot != _boot() and note.identity.host != socket.gethostname()):
+        return None
+    with suppress(OSError):  # renamed by another worker at the same moment: it proves the same
+        os.utime(path)
+        path.rename(path.with_suffix(DEAD))
+    log.info("worker_dead", worker=str(note.identity))
+    return note.identity
+
+
+def _lockable(path: Path) -> bool:
+    """Whether nobody holds the lock. Tried on a description of our own: one process's two descriptions exclude too."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _read(path: Path) -> _Note | None:
+    """A damaged file proves nothing."""
+    try:
+        note: dict[str, Any] = json.loads(path.read_text())
+        identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
+        return _Note(identity=identity, boot=str(note.get("boot", "")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _boot() -> str:
+    """This boot of this machine; the same in all of its containers. Empty where the system does not say."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
