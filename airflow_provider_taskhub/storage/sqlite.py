@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.errors import InputError, NotFound
+from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.embedded import blobs, leases, queues, rows
 from airflow_provider_taskhub.storage.embedded.inline import Inline
@@ -30,7 +30,6 @@ from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     DeleteMessage,
     Entity,
-    EtagOf,
     Filter,
     Message,
     Operation,
@@ -43,6 +42,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
+from airflow_provider_taskhub.storage.steps import carry_out, etag_of
 
 
 class SqliteStore:
@@ -95,6 +95,10 @@ class SqliteStore:
     def describe(self) -> str:
         return "memory" if self._path is None else str(self._path)
 
+    def container_url(self, container: str) -> str:
+        # the same for every process and after a move of the file: rows hold it
+        return f"taskhub-embedded://blobs/{container}"
+
     @property
     def commits(self) -> int:
         """Transactions that this process has committed to the file."""
@@ -112,34 +116,11 @@ class SqliteStore:
     async def commit(self, unit: Unit) -> Results:
         rules.check_unit(unit)
         if self._stepwise:
-            return await self._commit_stepwise(unit)
+            return await carry_out(unit, self.execute, self._crash)
         for step in unit.steps:
             self._count(step.operations)
         results: Results = await self._access.write(lambda change: perform_unit(change, unit))
         return results
-
-    async def _commit_stepwise(self, unit: Unit) -> Results:
-        results: list[tuple[Result, ...]] = []
-        for step in unit.steps:
-            done: list[Result] = []
-            if step.operations:
-                await self._reach(step.name)
-                try:
-                    if unit.check is not None:
-                        unit.check()
-                    self._count(step.operations)
-                    for operation in step.operations:
-                        done.append(await self._access.write(_performing(operation, tuple(results))))
-                except Exception as error:
-                    error.add_note(f"step: {step.name}")
-                    raise
-                await self._reach(f"after:{step.name}")
-            results.append(tuple(done))
-        return tuple(results)
-
-    async def _reach(self, point: str) -> None:
-        if self._crash is not None:
-            await self._crash(point)
 
     def _count(self, operations: Sequence[Operation]) -> None:
         self.requests.update(rules.kind_of(operation) for operation in operations)
@@ -179,7 +160,7 @@ class SqliteStore:
 
     async def count(self, queue: str) -> int:
         rules.check_queue_name(queue)
-        self.requests["queue.peek"] += 1
+        self.requests["admin"] += 1
         return await self._access.read(lambda connection: queues.count(connection, queue))
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
@@ -347,7 +328,7 @@ def perform(change: Change, operation: Operation, earlier: Results) -> Result:
         case DeleteMessage():
             queues.delete(change, operation)
         case Transact():
-            return rows.transact(change, operation, lambda reference: _etag_of(reference, earlier))
+            return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
         case PutBlob():
             return blobs.put(change, operation)
         case DeleteBlob():
@@ -369,20 +350,9 @@ def perform_unit(change: Change, unit: Unit) -> Results:
     return tuple(results)
 
 
-def _performing(operation: Operation, earlier: Results) -> Work:
-    return lambda change: perform(change, operation, earlier)
-
-
 def _creation(kind: str, name: str) -> Callable[[Change], bool]:
     def create(change: Change) -> bool:
         sql = f"INSERT INTO {kind} (name) VALUES (?) ON CONFLICT DO NOTHING"
         return change.connection.execute(sql, (name,)).rowcount == 1
 
     return create
-
-
-def _etag_of(reference: EtagOf, earlier: Results) -> str:
-    result = earlier[reference.step][reference.operation]
-    if not isinstance(result, tuple):
-        raise InputError(f"{reference} is no table write")
-    return result[reference.row]

@@ -50,7 +50,7 @@ def append(change: Change, container: str, name: str, data: bytes) -> None:
     owner = identifier(change.connection, "containers", container)
     found, etag = _find(change, owner, name), change.next()
     if found is None:
-        number, appends = _insert(change, owner, name, etag, "application/octet-stream", appends=0), 0
+        number, appends = _insert(change, owner, name, etag, "text/plain", appends=0), 0
     else:
         if found.appends is None:
             raise Conflict(f"blob {name!r} is no append blob")

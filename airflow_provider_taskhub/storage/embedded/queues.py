@@ -52,6 +52,7 @@ def update(change: Change, operation: UpdateMessage) -> Receipt:
 
 
 def delete(change: Change, operation: DeleteMessage) -> None:
+    identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
     try:
         number, _ = _claimed(change, operation.queue, operation.message)
     except (Conflict, NotFound):
@@ -103,7 +104,7 @@ def peek(connection: sqlite3.Connection, identity: int, queue: str, limit: int, 
     return [
         Message(
             text=text,
-            receipt=Receipt(message_id=_message_id(identity, number), pop_receipt="", next_visible=Timestamp(now)),
+            receipt=Receipt(message_id=_message_id(identity, number), pop_receipt="", next_visible=Timestamp(inserted)),
             dequeue_count=dequeues,
             inserted=Timestamp(inserted),
         )
