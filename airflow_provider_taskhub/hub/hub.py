@@ -12,17 +12,18 @@ from datetime import timedelta
 from uuid import uuid4
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import decompress
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.history import checkpoint
-from airflow_provider_taskhub.hub.history.instances import container_url, decode_instance
+from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts, text_of_blob
 from airflow_provider_taskhub.hub.history.records import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.storage.primitives import Step, Store, Unit
+from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +46,28 @@ class Hub:
     @property
     def container_url(self) -> str:
         """Address of the container of large payloads, as written into instance rows (spec §2.5)."""
-        return container_url(self.store.describe(), self.names)
+        return self.store.container_url(self.names.large_messages)
 
     # rows
 
-    async def instance(self, instance_id: str) -> InstanceState | None:
-        """An instance's row, large values as the addresses that it holds."""
+    async def instance(self, instance_id: str, *, payloads: bool = False) -> InstanceState | None:
+        """An instance's row. :param payloads: fetch the texts that lie in blobs; else they are None."""
         entity = await self.store.get(self.names.instances, escape(instance_id), "")
-        return None if entity is None else decode_instance(entity)
+        if entity is None:
+            return None
+        state = decode_instance(entity, container_url=self.container_url)
+        return await self._filled(state, entity) if payloads else state
+
+    def state_of(self, entity: Entity) -> InstanceState:
+        """An instance as its row, just read or written, says it."""
+        return decode_instance(entity, container_url=self.container_url)
+
+    async def _filled(self, state: InstanceState, entity: Entity) -> InstanceState:
+        texts: dict[str, str | None] = {}
+        for column, name in large_texts(entity, container_url=self.container_url).items():
+            blob = await self.store.get_blob(self.names.large_messages, name)
+            texts[column] = inline_text(entity, column) if blob is None else text_of_blob(name, decompress(blob.data))
+        return fill(state, texts) if texts else state
 
     # messages
 

@@ -85,6 +85,9 @@ class AzureStore:
     def describe(self) -> str:
         return self._account.describe()
 
+    def container_url(self, container: str) -> str:
+        return f"{self._account.endpoints['blob']}/{container}"
+
     # writes
 
     async def execute(self, operation: Operation) -> Result:

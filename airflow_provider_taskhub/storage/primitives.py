@@ -321,6 +321,9 @@ class Store(Protocol):
     def describe(self) -> str:
         """Where the store is, for people: a path or an account's address. Never a secret."""
 
+    def container_url(self, container: str) -> str:
+        """Absolute address of a container, without a slash at its end, as rows hold it (spec §2.5)."""
+
     # writes
 
     async def execute(self, operation: Operation) -> Result:

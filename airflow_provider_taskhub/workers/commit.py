@@ -95,7 +95,12 @@ class Committer:
             assert isinstance(merged, tuple)
             row_etag = merged[0]
         after = checkpoint.after(
-            stored, episode, sentinel_etag=etags[-1], row_etag=row_etag, now=self._hub.clock.monotonic()
+            stored,
+            episode,
+            sentinel_etag=etags[-1],
+            completed=plan.completed,
+            row_etag=row_etag,
+            now=self._hub.clock.monotonic(),
         )
         return Done(stored=after, claimed=tuple(claimed(mail, results[plan.outbound], sent=sent)))
 
@@ -129,7 +134,12 @@ class Committer:
             merged = results[1][0]
             assert isinstance(merged, tuple)
             after = checkpoint.after(
-                stored, episode, sentinel_etag=sentinel.etag, row_etag=merged[0], now=hub.clock.monotonic()
+                stored,
+                episode,
+                sentinel_etag=sentinel.etag,
+                completed=sentinel.checkpoint_completed or hub.clock.utc_now(),
+                row_etag=merged[0],
+                now=hub.clock.monotonic(),
             )
             return Done(stored=after)
         raise Conflict(f"the instance row of {episode.current.instance_id!r} keeps changing under its checkpoint")

@@ -188,7 +188,12 @@ class Orchestrations:
         sentinel = loaded.sentinel
         if sentinel is None:
             return Live(self._execution(instance_id, (), None), Stored(), None)
-        stored = Stored(sentinel_etag=sentinel.etag, rows=len(loaded.past), surplus=loaded.surplus)
+        stored = Stored(
+            sentinel_etag=sentinel.etag,
+            rows=len(loaded.past),
+            surplus=loaded.surplus,
+            completed=sentinel.checkpoint_completed,
+        )
         live = Live(
             self._execution(instance_id, loaded.past, sentinel.execution_id), stored, sentinel.execution_id
         )

@@ -14,8 +14,8 @@ from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.instances import merge_row
-from airflow_provider_taskhub.hub.history.payloads import batches, spill_columns
-from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, escape
+from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
+from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, escape, row_key
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,
@@ -41,12 +41,14 @@ class Stored:
     :param sentinel_etag: None: no sentinel yet, it will be inserted. :param rows: history rows of the generation.
     :param row_etag: of the instance row; None: not known, the merge is then an upsert.
     :param surplus: rows beyond ``rows`` that a half commit left behind.
+    :param completed: CheckpointCompletedTimestamp as stored.
     :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
     """
 
     sentinel_etag: str | None = None
     rows: int = 0
     surplus: int = 0
+    completed: Timestamp | None = None
     row_etag: str | None = None
     status: Status | None = None
     custom_status: str | None = None
@@ -62,6 +64,7 @@ class Plan:
 
     unit: Unit
     commit_id: str
+    completed: Timestamp
     outbound: int
     history: int
     instance: int | None
@@ -115,6 +118,7 @@ def build(
     return Plan(
         unit=Unit(steps=tuple(steps), check=check),
         commit_id=commit_id,
+        completed=now,
         outbound=1,
         history=1 + len(history),
         instance=instance,
@@ -170,10 +174,21 @@ def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10
     )
 
 
-def after(stored: Stored, episode: Episode, *, sentinel_etag: str, row_etag: str | None, now: float) -> Stored:
-    """What is stored once the checkpoint is committed. :param row_etag: None: the row was not written."""
+def after(
+    stored: Stored,
+    episode: Episode,
+    *,
+    sentinel_etag: str,
+    completed: Timestamp,
+    row_etag: str | None,
+    now: float,
+) -> Stored:
+    """What is stored once the checkpoint is committed.
+
+    :param completed: CheckpointCompletedTimestamp as written. :param row_etag: None: the row was not written.
+    """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
-    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0)
+    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0, completed=completed)
     if row_etag is None:
         return kept
     return replace(kept, row_etag=row_etag, status=episode.status, custom_status=episode.custom_status, merged=now)
@@ -201,16 +216,19 @@ def _history_steps(
     now: Timestamp,
 ) -> list[Step]:
     """One entity-group transaction a batch, chained by the sentinel's ETag (K28)."""
-    groups = batches(rows)
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
+    groups = _deletions(episode, stored, committed, names)
+    groups.extend(
+        tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group) for group in batches(rows)
+    )
     steps: list[Step] = []
     for index, group in enumerate(groups):
         last = index == len(groups) - 1
         sentinel = Sentinel(
             execution_id=episode.current.execution_id or "",
             complete=last,
-            checkpoint_completed=now if last else None,
+            checkpoint_completed=now if last else stored.completed,
             commit_id=commit_id,
             committed_rows=committed if last else before,
             consumed=processed.message_ids if episode.switched and last else (),
@@ -219,12 +237,28 @@ def _history_steps(
         if index == 0 and stored.sentinel_etag is None:
             lock = RowOperation(verb=RowVerb.INSERT, entity=entity)
         else:
+            # the step before is number 1 + index: payloads and outbound come first
             previous = EtagOf(step=1 + index, row=len(groups[index - 1])) if index else stored.sentinel_etag
             lock = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=previous)
-        operations = (*(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group), lock)
         name = "history" if index == 0 else f"history:{index}"
-        steps.append(Step(name=name, operations=(Transact(table=names.history, rows=operations),)))
+        steps.append(Step(name=name, operations=(Transact(table=names.history, rows=(*group, lock)),)))
     return steps
+
+
+def _deletions(
+    episode: Episode, stored: Stored, committed: int, names: HubNames
+) -> list[tuple[RowOperation, ...]]:
+    """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag (DESIGN §7)."""
+    if episode.switched:
+        return []  # they are of another generation now, and no reader counts them
+    partition_key = escape(episode.current.instance_id)
+    left = [
+        RowOperation(
+            verb=RowVerb.DELETE, entity=Entity(partition_key=partition_key, row_key=row_key(ordinal)), etag="*"
+        )
+        for ordinal in range(committed, stored.rows + stored.surplus)
+    ]
+    return [tuple(left[start : start + BATCH_ROWS]) for start in range(0, len(left), BATCH_ROWS)]
 
 
 def _instance(names: HubNames, merge: Entity, etag: str | None) -> Transact:

@@ -1,0 +1,387 @@
+"""The client: start, watch and steer instances, and look at a hub. Used by the Airflow front, the CLI and users' code.
+
+Opens a store of its own, bound to the event loop that opened it. Never decides what an orchestration does: it writes the
+instance row of a start, puts messages, and reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from airflow_provider_taskhub import codec
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionStarted,
+    ExecutionTerminated,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+)
+from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    HubInfo,
+    HubNames,
+    InstanceState,
+    Member,
+    PartitionState,
+    RecordState,
+    StartPolicy,
+    check_instance_id,
+)
+from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.history.instances import created_row, matches, query_filter
+from airflow_provider_taskhub.hub.history.load import load
+from airflow_provider_taskhub.hub.history.records import escape, unescape
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.outbound import Letter
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.connect import open_store
+from airflow_provider_taskhub.storage.primitives import (
+    Entity,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Step,
+    Store,
+    Transact,
+    Unit,
+)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two looks of a wait: doubled from one to the other."""
+SCAN_PAGES = 50
+"""Pages of rows that one call of :meth:`Client.list` may read before it answers with what it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePage:
+    """A page of instances. :param continuation: pass it on for the next page; None at the end."""
+
+    instances: tuple[InstanceState, ...]
+    continuation: str | None = None
+
+
+class Client:
+    """A hub as its users see it. Make one with :meth:`open`.
+
+    :raises HubError: from every way in, when the hub is missing, not ready, or newer.
+    """
+
+    def __init__(self, hub: Hub, *, times: Settings) -> None:
+        self.hub = hub
+        self._settings = times
+        self._members = Members(hub.store, hub.names, times=times.lease_times, clock=hub.clock)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK) -> AsyncIterator[Client]:
+        """A client for the hub that the settings name.
+
+        :param create: make the hub if it is missing.
+        """
+        async with open_store(settings, clock=clock) as store:
+            yield await cls.over(store, settings, create=create, clock=clock)
+
+    @classmethod
+    async def over(
+        cls, store: Store, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> Client:
+        """A client over a store that is open already."""
+        names = HubNames(settings.hub)
+        if create:
+            info = await admin.ensure_hub(store, names, default=settings.partitions, clock=clock)
+        else:
+            info = await admin.read_hub(store, names)
+        return cls(Hub(store=store, names=names, info=info, clock=clock), times=settings)
+
+    def describe(self) -> str:
+        """The hub's name and place, for people; never a secret."""
+        return f"{self.hub.names.hub} at {self.hub.store.describe()}"
+
+    async def info(self) -> HubInfo:
+        return self.hub.info
+
+    # starting
+
+    async def start(
+        self,
+        orchestrator: str,
+        input: Any = None,
+        *,
+        instance_id: str | None = None,
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        start_at: datetime | None = None,
+        policy: StartPolicy = StartPolicy.REFUSE,
+    ) -> InstanceState:
+        """Start an instance: its row first, conditionally, then the message with the same execution id (DESIGN §6).
+
+        :param orchestrator: name that a worker's app declares. :param input: one value, written as JSON.
+        :param instance_id: None: a new one. :param start_at: not before this time.
+        :param policy: what to do when the id is taken (K44).
+        :returns: the instance's row: the new one, or with ATTACH the one that is there.
+        :raises InstanceExists: by the policy. :raises InputError: for an input or id that cannot be stored.
+        """
+        instance_id = uuid4().hex if instance_id is None else check_instance_id(instance_id)
+        if not orchestrator:
+            raise InputError("orchestrator is empty: give the name that a worker's app declares")
+        now = self.hub.clock.utc_now()
+        start = ExecutionStarted(
+            timestamp=now,
+            instance=OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex),
+            name=orchestrator,
+            input=codec.dumps(input, what=f"input of orchestrator {orchestrator!r}"),
+            version=version,
+            tags=dict(tags) if tags else None,
+            scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
+            generation=0,
+        )
+        try:
+            return await self._insert(start)
+        except Conflict:
+            return await self._taken(start, policy)
+
+    async def _insert(self, start: ExecutionStarted) -> InstanceState:
+        made, entity, blobs = self._start_parts(start)
+        etag = await self._write_row(RowVerb.INSERT, entity, blobs, None)
+        if made.blob is None:
+            # the start says that it inserted its row: its first delivery then runs without reading anything
+            made = self.hub.mail(replace(start, taskhub_row_etag=etag), start.instance)
+        await self.hub.send(made)
+        return self.hub.state_of(replace(entity, etag=etag))
+
+    def _start_parts(self, start: ExecutionStarted) -> tuple[Letter, Entity, tuple[PutBlob, ...]]:
+        hub = self.hub
+        made = hub.mail(start, start.instance)
+        entity, blobs = created_row(
+            start, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url, message_blob=made.blob
+        )
+        return made, entity, ((made.blob,) if made.blob is not None else ()) + tuple(blobs)
+
+    async def _write_row(
+        self, verb: RowVerb, entity: Entity, blobs: Sequence[PutBlob], etag: str | None
+    ) -> str:
+        row = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=verb, entity=entity, etag=etag),))
+        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        etags = (await self.hub.store.commit(Unit(steps=steps)))[1][0]
+        assert isinstance(etags, tuple)
+        return etags[0]
+
+    async def _taken(self, start: ExecutionStarted, policy: StartPolicy) -> InstanceState:
+        instance_id = start.instance.instance_id
+        for _ in range(5):
+            row = await self.get(instance_id, payloads=False)
+            if row is None:
+                try:
+                    return await self._insert(start)  # purged between
+                except Conflict:
+                    continue
+            if policy is StartPolicy.ATTACH:
+                if row.status is Status.PENDING:
+                    await self._put_again(row)
+                return row
+            if policy is StartPolicy.REFUSE or not row.status.is_final:
+                raise InstanceExists(f"instance {instance_id!r} exists already ({row.status})")
+            try:
+                return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)
+            except (Conflict, NotFound):
+                continue  # somebody else was faster: look again
+        raise InstanceExists(f"instance {instance_id!r} is being started by others")
+
+    async def _replace(self, start: ExecutionStarted, row: InstanceState) -> InstanceState:
+        made, entity, blobs = self._start_parts(start)
+        etag = await self._write_row(RowVerb.REPLACE, entity, blobs, row.etag)
+        await self.hub.send(made)
+        return self.hub.state_of(replace(entity, etag=etag))
+
+    async def _put_again(self, row: InstanceState) -> None:
+        """The client that wrote a Pending row may have died before its message: the same start, once more."""
+        full = await self.get(row.instance_id) or row
+        start = ExecutionStarted(
+            timestamp=row.created or self.hub.clock.utc_now(),
+            instance=OrchestrationInstance(instance_id=row.instance_id, execution_id=row.execution_id),
+            name=row.name,
+            input=full.input,
+            version=row.version,
+            tags=dict(row.tags) if row.tags else None,
+            scheduled_start_time=row.scheduled_start,
+            generation=row.generation,
+        )
+        await self.hub.send(self.hub.mail(start, start.instance))
+
+    # steering
+
+    async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+        """Send an external event to the current generation.
+
+        :raises InstanceNotFound: when there is no such instance. :raises InstanceExists: never.
+        :raises InputError: when the instance has ended, or the data is not JSON.
+        """
+        row = await self._existing(instance_id)
+        if row.status.is_final:
+            raise InputError(f"instance {instance_id!r} has ended ({row.status}): it takes no events")
+        event = EventRaised(
+            timestamp=self.hub.clock.utc_now(), name=name, input=codec.dumps(data, what=f"data of event {name!r}")
+        )
+        # before the first checkpoint a .NET worker takes only events that name the execution (spec §2.9)
+        execution_id = row.execution_id if row.status is Status.PENDING else None
+        await self.hub.send(
+            self.hub.mail(event, OrchestrationInstance(instance_id=instance_id, execution_id=execution_id))
+        )
+
+    async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> InstanceState:
+        """End an instance; one that has ended stays as it is.
+
+        :param wait: until the instance has ended and its executors have confirmed that none of its recorded activities
+            runs any more (DESIGN §9).
+        :raises InstanceNotFound: when there is no such instance.
+        """
+        row = await self._existing(instance_id)
+        if not row.status.is_final:
+            event = ExecutionTerminated(timestamp=self.hub.clock.utc_now(), input=reason)
+            await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+        if not wait:
+            return row
+        ended = await self.wait(instance_id)
+        await self._quiet(instance_id)
+        return ended
+
+    async def _quiet(self, instance_id: str) -> None:
+        pause = FIRST_PAUSE
+        while any(
+            record.state in (RecordState.RUNNING, RecordState.CANCELLING)
+            for record in await self.activities(instance_id)
+        ):
+            await self.hub.clock.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def _existing(self, instance_id: str) -> InstanceState:
+        row = await self.get(check_instance_id(instance_id), payloads=False)
+        if row is None:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub {self.describe()}")
+        return row
+
+    # looking
+
+    async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:
+        """An instance's state. :param payloads: fetch large inputs and outputs from their blobs."""
+        return await self.hub.instance(instance_id, payloads=payloads)
+
+    async def list(
+        self,
+        *,
+        statuses: Collection[Status] = (),
+        created_from: datetime | None = None,
+        created_to: datetime | None = None,
+        prefix: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int = 100,
+        continuation: str | None = None,
+    ) -> InstancePage:
+        """A page of instances in the order of their ids (K45). Large values are left as addresses.
+
+        :param tags: all of these must be on the instance; matched here, so a page may be short while more follow.
+        :param limit: 1 to 1000.
+        """
+        where = query_filter(
+            statuses=tuple(statuses),
+            created_from=Timestamp.from_datetime(created_from) if created_from else None,
+            created_to=Timestamp.from_datetime(created_to) if created_to else None,
+            prefix=prefix or "",
+        )
+        found: list[InstanceState] = []
+        for _ in range(SCAN_PAGES):
+            page = await self.hub.store.query(
+                self.hub.names.instances, where, limit=limit - len(found), continuation=continuation
+            )
+            states = [self.hub.state_of(entity) for entity in page.entities if entity.row_key == ""]
+            found.extend(state for state in states if matches(state, prefix=prefix or "", tags=tags))
+            continuation = page.continuation
+            if continuation is None or len(found) >= limit:
+                break
+        return InstancePage(instances=tuple(found), continuation=continuation)
+
+    async def wait(self, instance_id: str, *, timeout: timedelta | None = None) -> InstanceState:
+        """Wait until an instance has ended.
+
+        :raises TimeoutError: when it has not within ``timeout``. :raises InstanceNotFound: when it is not there.
+        """
+        deadline = None if timeout is None else self.hub.clock.monotonic() + timeout.total_seconds()
+        pause = FIRST_PAUSE
+        while True:
+            row = await self._existing(instance_id)
+            if row.status.is_final:
+                return await self.get(instance_id) or row
+            if deadline is not None and self.hub.clock.monotonic() >= deadline:
+                raise TimeoutError(f"instance {instance_id!r} is {row.status} after {timeout}")
+            await self.hub.clock.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 1.5)
+
+    async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
+        """The events of the instance's current generation."""
+        return (await load(self.hub.store, self.hub.names, instance_id)).past
+
+    async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
+        """Every attempt of the instance's recorded activities, in the order of task and attempt."""
+        found = await records.of_instance(self.hub.store, self.hub.names, instance_id)
+        return tuple(record for record, _ in found)
+
+    async def log(self, name: str, *, last: int | None = None) -> str:
+        """What an attempt wrote. :param name: ``ActivityRecord.log``. :param last: lines from the end only."""
+        blob = await self.hub.store.get_blob(self.hub.names.logs, name)
+        text = blob.data.decode(errors="replace") if blob else ""
+        return text if last is None else "\n".join(text.splitlines()[-last:])
+
+    async def logs(self, instance_id: str) -> tuple[str, ...]:
+        """Names of all logs of an instance's attempts."""
+        blobs = await self.hub.store.list_blobs(self.hub.names.logs, f"{escape(instance_id)}/")
+        return tuple(blob.name for blob in blobs)
+
+    async def quarantined(self) -> tuple[Quarantined, ...]:
+        """Messages that could not be processed, with their bytes and causes."""
+        return tuple(await quarantine.listing(self.hub.store, self.hub.names))
+
+    # the hub
+
+    async def members(self, *, prove: bool = False) -> tuple[Member, ...]:
+        """The workers listed.
+
+        :param prove: look twice, a renew interval apart, and say in ``alive`` who has moved; else as this client has
+            seen them so far (all of them, when it looks for the first time).
+        """
+        return await self._members.prove() if prove else await self._members.live()
+
+    async def partitions(self) -> tuple[PartitionState, ...]:
+        """Who owns what, and how much waits."""
+        return tuple(await admin.partition_states(self.hub.store, self.hub.names))
+
+    async def completions(self) -> tuple[str, ...]:
+        """Ids of watched instances that have ended and were not forgotten yet: a hint (DESIGN §10)."""
+        return tuple([unescape(entity.row_key) async for entity in self.hub.store.rows(self.hub.names.completions)])
+
+    async def forget_completions(self, instance_ids: Collection[str]) -> None:
+        """Remove delivered hints."""
+
+        async def forget(instance_id: str) -> None:
+            entity = Entity(partition_key="", row_key=escape(instance_id))
+            row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag="*")
+            try:
+                await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
+            except NotFound:
+                pass
+
+        await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
+
