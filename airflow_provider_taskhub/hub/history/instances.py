@@ -1,24 +1,17 @@
 """Rows of the instances table: what readers see of an instance (spec §2.5).
 
-Owns the columns of a start, of a checkpoint and of a reader's query. Never decides when a row is written, nor whether.
-
-Texts of ``Input`` and ``Output`` that are too large for a column, or that a .NET reader would take for the address of a
-blob (a terminate reason, a failure's text or a foreign input may look like one, K60), are kept in a blob of ours, and
-the row holds its address: .NET readers follow it and find the text unchanged. A prefix would have changed the text.
-A large ``CustomStatus``, with which DurableTask fails for ever, goes to a blob too; .NET shows its address as a string.
+Owns the columns of a start, of a checkpoint, of a repair, and of a reader's view. Never decides when a row is written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote, unquote
 
-from airflow_provider_taskhub.codec import Timestamp, compress
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -27,98 +20,42 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionSuspended,
     ExecutionTerminated,
     FailureDetails,
+    GenericEvent,
     HistoryEvent,
     Status,
 )
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
+from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob, text_of_blob
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
-from airflow_provider_taskhub.hub.keys import escape, history_folder, unescape
-from airflow_provider_taskhub.hub.wire import Kind, Members
-from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Property, PutBlob
+from airflow_provider_taskhub.hub.history.queries import matches, query_filter
+from airflow_provider_taskhub.hub.keys import escape, unescape
+from airflow_provider_taskhub.hub.wire import Kind
+from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
 
-INLINE_BYTES = 60 * 1024
-"""UTF-16 bytes of a text that a column may keep, as in the history."""
+__all__ = [
+    "FAILURE",
+    "created_row",
+    "decode_instance",
+    "failure_text",
+    "fill",
+    "inline_text",
+    "large_texts",
+    "matches",
+    "merge_row",
+    "merged",
+    "query_filter",
+    "repair_row",
+    "terminate_row",
+    "text_of_blob",
+]
+
 FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
-START_BLOB = "ExecutionStarted.json.gz"
-"""End of the name of a spilled start message: a text kept there is the ``Input`` of its event (spec §2.5)."""
-
-_LIKE_A_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S*|[/\\]\S*")
-"""Wider than what .NET takes for a well-formed absolute URI; no JSON text matches."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
-
-
-# --- large values -------------------------------------------------------------------------------------------------
-
-
-def address_of(container_url: str, blob: str) -> str:
-    """Address of a blob, each part of its name percent-encoded.
-
-    :param container_url: of the hub's large-message container, without a slash at its end.
-    """
-    return f"{container_url}/{'/'.join(quote(part, safe='') for part in blob.split('/'))}"
-
-
-def blob_at(container_url: str, text: str) -> str | None:
-    """Name of the blob of the hub's own container that a text is the address of; None for every other text (K60)."""
-    base = f"{container_url}/"
-    return unquote(text[len(base) :]) if text.startswith(base) and len(text) > len(base) else None
-
-
-def _must_spill(text: str) -> bool:
-    return _LIKE_A_URI.fullmatch(text) is not None or utf16_bytes(text) > INLINE_BYTES
-
-
-class _Texts:
-    """Where a row's texts go: into the row, to a blob that history or message has already, or to one of the row's own.
-
-    A blob of the row's own is named by its text, so that a repeated write of the row makes no second one.
-    """
-
-    def __init__(self, names: HubNames, container_url: str, instance_id: str, written: Sequence[PutBlob]) -> None:
-        self.blobs: list[PutBlob] = []
-        self._container = names.large_messages
-        self._url = container_url
-        self._folder = history_folder(instance_id)
-        self._written = [blob.name for blob in written]
-
-    def place(self, text: str | None, column: str, spilled: re.Pattern[str]) -> str | None:
-        """The column's value for a text. :param spilled: of the names of blobs that hold this very text."""
-        if text is None or not _must_spill(text):
-            return text
-        found = next((name for name in self._written if spilled.search(name)), None)
-        return address_of(self._url, self._own(text, column) if found is None else found)
-
-    def status(self, text: str | None) -> str:
-        """The ``CustomStatus`` column: JSON; of a large one, the JSON string of its blob's address."""
-        if text is None:
-            return "null"
-        if utf16_bytes(text) <= INLINE_BYTES and _status_blob(text, self._url) is None:
-            return text
-        return wire.dumps(address_of(self._url, self._own(text, "CustomStatus")))
-
-    def _own(self, text: str, column: str) -> str:
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        name = f"{self._folder}/instance-{digest}-{column}.json.gz"
-        if name not in self._written:
-            self._written.append(name)
-            self.blobs.append(PutBlob(container=self._container, name=name, data=compress(text)))
-        return name
-
-
-def _status_blob(text: str, container_url: str) -> str | None:
-    """The blob whose address a custom status is, when it is one that :class:`_Texts` has written."""
-    if not text.endswith('-CustomStatus.json.gz"'):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return blob_at(container_url, value) if isinstance(value, str) else None
 
 
 def _history_spill(event: str, column: str) -> re.Pattern[str]:
@@ -151,7 +88,7 @@ def created_row(
     :returns: the row, and blobs to write before it.
     """
     instance_id = event.instance.instance_id
-    texts = _Texts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
+    texts = Texts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
     properties: dict[str, Property | None] = {
         "Input": texts.place(event.input, "Input", _MESSAGE_SPILL),
         "CreatedTime": event.timestamp,
@@ -206,7 +143,7 @@ def merged(
     :param history_blobs: what the history's rows have spilled; the row points there instead of keeping a second copy.
     :returns: the row, and blobs to write before it.
     """
-    texts = _Texts(names, container_url, instance_id, history_blobs)
+    texts = Texts(names, container_url, instance_id, history_blobs)
     properties: dict[str, Property | None] = {
         "CustomStatus": texts.status(custom_status),
         "ExecutionId": execution_id,
@@ -218,7 +155,7 @@ def merged(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
-def _changes(event: HistoryEvent, texts: _Texts, now: Timestamp) -> dict[str, Property | None]:
+def _changes(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
     match event:
         case ExecutionStarted():
             return {
@@ -252,7 +189,7 @@ def _changes(event: HistoryEvent, texts: _Texts, now: Timestamp) -> dict[str, Pr
     return {}
 
 
-def _completion(event: ExecutionCompleted, texts: _Texts, now: Timestamp) -> dict[str, Property | None]:
+def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
     failed = event.failure is not None
     output = event.result if event.failure is None else failure_text(event.failure)
     changes: dict[str, Property | None] = {
@@ -294,6 +231,65 @@ def _tags(tags: Mapping[str, str] | None) -> str:
 def _row(instance_id: str, properties: Mapping[str, Property | None]) -> Entity:
     kept = {name: value for name, value in properties.items() if value is not None}
     return Entity(partition_key=escape(instance_id), row_key="", properties=kept)
+
+
+def repair_row(
+    events: Sequence[HistoryEvent],
+    row: InstanceState | None,
+    *,
+    names: HubNames,
+    now: Timestamp,
+    container_url: str,
+) -> tuple[Entity, tuple[PutBlob, ...]] | None:
+    """What to merge into a row that lags behind its committed history (K29); None when it does not.
+
+    The custom status is left as it is: no history holds it. A Pending row of another start is left alone: its instance
+    is about to begin anew. A rewound instance stays Pending until it ends, as .NET leaves it.
+
+    :param events: all of the current generation. :param row: as read; None when there is none.
+    :returns: the row, and blobs to write before it.
+    """
+    started = next((event for event in events if isinstance(event, ExecutionStarted)), None)
+    if started is None:
+        return None
+    entity, blobs = merged(
+        events,
+        instance_id=started.instance.instance_id,
+        execution_id=started.instance.execution_id,
+        custom_status=None,
+        names=names,
+        now=now,
+        container_url=container_url,
+    )
+    status = _status(str(entity.properties["RuntimeStatus"]))
+    if row is not None and not _lags(row, started.instance.execution_id or "", status, events):
+        return None
+    kept = {name: value for name, value in entity.properties.items() if name != "CustomStatus" or row is None}
+    return replace(entity, properties=kept), blobs
+
+
+def _lags(row: InstanceState, execution_id: str, status: Status, events: Sequence[HistoryEvent]) -> bool:
+    if row.status is Status.PENDING:
+        rewound = any(isinstance(event, GenericEvent) for event in events)
+        return _same_start(row.execution_id or "", execution_id) and (status.is_final or not rewound)
+    return row.execution_id != execution_id or row.status is not status
+
+
+def _same_start(one: str, other: str) -> bool:
+    """Generations of one start share the first half of their execution ids (DESIGN §6)."""
+    return one == other or (len(one) == len(other) == 32 and one[:16] == other[:16])
+
+
+def terminate_row(
+    event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
+) -> tuple[Entity, tuple[PutBlob, ...]]:
+    """What to merge into the row of an instance that is terminated before it ever ran (spec §5.4, K41).
+
+    :returns: the row, and blobs to write before it.
+    """
+    texts = Texts(names, container_url, instance_id, ())
+    properties = {"LastUpdatedTime": now, **_changes(event, texts, now)}
+    return _row(instance_id, properties), tuple(texts.blobs)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -351,7 +347,7 @@ def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:
         if isinstance(blob, str) and blob:
             found[field] = blob
     status = entity.properties.get("CustomStatus")
-    if isinstance(status, str) and (blob := _status_blob(status, container_url)) is not None:
+    if isinstance(status, str) and (blob := status_blob(status, container_url)) is not None:
         found["custom_status"] = blob
     return found
 
@@ -360,22 +356,6 @@ def inline_text(entity: Entity, field: str) -> str | None:
     """The text that the row itself has for a field of :func:`large_texts`."""
     text = entity.properties.get(_LARGE[field])
     return text if isinstance(text, str) else None
-
-
-def text_of_blob(blob: str, text: str) -> str | None:
-    """The value that a blob holds: of a start message the input of its event, else the text itself (spec §2.5).
-
-    :param text: of the blob, decompressed. :raises InputError: when a start message is none.
-    """
-    if not blob.endswith(START_BLOB):
-        return text
-    try:
-        message = Members(json.loads(text), blob)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{blob!r} is not JSON: {error}") from error
-    event = Members(Members(message.raw("TaskMessage"), "TaskMessage").raw("Event"), "TaskMessage.Event")
-    value: str | None = event.get("Input", Kind.TEXT)
-    return value
 
 
 def fill(state: InstanceState, texts: Mapping[str, str | None]) -> InstanceState:
@@ -413,56 +393,3 @@ class _Columns:
 def _status(name: str | None) -> Status:
     """An unknown or missing status reads as Pending: nothing is known to have run, nothing to have ended."""
     return Status(name) if name in tuple(Status) else Status.PENDING
-
-
-# --- queries ------------------------------------------------------------------------------------------------------
-
-
-def query_filter(
-    *,
-    statuses: Sequence[Status] = (),
-    created_from: Timestamp | None = None,
-    created_to: Timestamp | None = None,
-    prefix: str = "",
-) -> Filter | None:
-    """What a listing asks the table for; None: everything. :func:`matches` does what a table cannot.
-
-    :param created_from, created_to: both inclusive. :param prefix: of the raw instance id.
-    """
-    parts: list[Filter] = []
-    if prefix:
-        key = escape(prefix)
-        parts.append(Compare("PartitionKey", "ge", key))
-        if (end := _successor(key)) is not None:
-            parts.append(Compare("PartitionKey", "lt", end))
-    if statuses:
-        wanted = tuple(Compare("RuntimeStatus", "eq", status.value) for status in dict.fromkeys(statuses))
-        parts.append(wanted[0] if len(wanted) == 1 else Or(wanted))
-    if created_from is not None:
-        parts.append(Compare("CreatedTime", "ge", created_from))
-    if created_to is not None:
-        parts.append(Compare("CreatedTime", "le", created_to))
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return And(tuple(parts))
-
-
-def matches(state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] | None = None) -> bool:
-    """Whether an instance has the prefix exactly and all of the tags; to be applied to what the table returns."""
-    own = state.tags or {}
-    return state.instance_id.startswith(prefix) and all(own.get(name) == value for name, value in (tags or {}).items())
-
-
-def _successor(key: str) -> str | None:
-    """The least text above all that start with a key; None when there is none.
-
-    Stepped over the surrogates, which no text may hold alone; where a table sorts by UTF-16 units this lets through a
-    few keys more, never fewer.
-    """
-    for end in range(len(key) - 1, -1, -1):
-        following = ord(key[end]) + 1
-        if following == 0xD800:
-            following = 0xE000
-        if following <= 0x10FFFF:
-            return key[:end] + chr(following)
-    return None
