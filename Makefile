@@ -20,10 +20,12 @@ help: ## this list
 
 .PHONY: demo
 demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite)
+	@.ci/preflight.sh . 1024 >/dev/null
 	@$(DEMO)
 
 .PHONY: demo-kill
 demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLite and on Azurite; the numbers must not change
+	@.ci/preflight.sh . 1024 >/dev/null
 	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
 
 .PHONY: test
@@ -69,6 +71,7 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 
 .venv/.uv: .venv/.python constraints.txt
 	@echo "[3/4] installing the installer, $$(grep '^uv==' constraints.txt)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@touch $@
 

@@ -1,7 +1,6 @@
 """The smallest app: an activity, and an orchestrator that calls it three times at once."""
 
-from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.app import App, OrchestrationContext
 
 app = App("first")
 

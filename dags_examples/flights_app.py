@@ -13,11 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.retry import RetryPolicy
-
-from airflow_provider_taskhub.errors import OrchestrationError
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
 from airflow_provider_taskhub.settings import home
 
 if TYPE_CHECKING:

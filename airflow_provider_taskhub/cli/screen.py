@@ -1,0 +1,134 @@
+"""What a demo shows while it runs: lines with the time, one live line, and the tables at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+
+SIGNS = {
+    RecordState.RUNNING: "[yellow]▶[/]",
+    RecordState.COMPLETED: "[green]✓[/]",
+    RecordState.FAILED: "[red]✗[/]",
+    RecordState.LOST: "[red]✗[/]",
+    RecordState.CANCELLING: "[yellow]…[/]",
+    RecordState.CANCELLED: "[red]✗[/]",
+}
+
+
+class Screen:
+    """Lines on the console, each with the seconds since the start. A context manager for its live line.
+
+    :param console: where to; where it is no terminal the live line is left out.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._begun = time.monotonic()
+        self._status: Status | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._status = self.console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(f"[dim]{time.monotonic() - self._begun:6.1f} s[/]  {text}", highlight=False)
+
+    def now(self, text: str) -> None:
+        """The line that says what is going on right now."""
+        if self._status is not None:
+            self._status.update(text)
+
+
+def months_line(months: Mapping[int, ActivityRecord | None]) -> str:
+    """``✓01 ▶02 beta ·03``: each month with the state of its last attempt."""
+    parts = []
+    for month, record in months.items():
+        if record is None:
+            parts.append(f"[dim]·{month:02d}[/]")
+        else:
+            who = f" [dim]{escape(short(record.worker))}[/]" if record.state is RecordState.RUNNING else ""
+            parts.append(f"{SIGNS[record.state]}{month:02d}{who}")
+    return "months  " + "  ".join(parts)
+
+
+def short(worker: str) -> str:
+    """The name in ``name@host/incarnation``."""
+    return worker.partition("@")[0]
+
+
+def answer_tables(answer: Mapping[str, Any]) -> Iterable[Table]:
+    """The answer: totals, on-time share by carrier, worst routes."""
+    totals = answer["totals"]
+    yield _table(
+        f"Flights from New York, {answer['year']}",
+        ("", "#"),
+        [
+            ("flights", f"{totals['flights']:,}"),
+            ("mean departure delay", _minutes(totals["mean_dep_delay"])),
+            ("mean arrival delay", _minutes(totals["mean_arr_delay"])),
+            ("on time (under 15 min late)", f"{totals['on_time_share']:.1%}"),
+            ("cancelled", f"{totals['cancelled']:,}"),
+            *((f"rejected: {reason}", f"{count:,}") for reason, count in answer["rejected"].items()),
+        ],
+    )
+    routes = [
+        (f"{r['origin']} → {r['dest']}", r["name"] or "", f"{r['arrived']:,}", _minutes(r["mean_arr_delay"]))
+        for r in answer["worst_routes"]
+    ]
+    yield _table("Worst routes", ("route", "to", "# arrivals", "# mean arrival delay"), routes)
+    carriers = sorted(answer["carriers"], key=lambda c: -c["on_time_share"])
+    yield _table(
+        "On time by carrier",
+        ("carrier", "# flights", "# on time"),
+        [(c["name"] or c["carrier"], f"{c['flights']:,}", f"{c['on_time_share']:.1%}") for c in carriers],
+    )
+
+
+def stages_table(stages: Mapping[str, float]) -> Table:
+    """How long each stage of the orchestration took."""
+    return _table("Stages", ("stage", "# seconds"), [(name, f"{seconds:.1f}") for name, seconds in stages.items()])
+
+
+def attempts_table(rows: Sequence[tuple[str, ActivityRecord]]) -> Table:
+    """Who ran what: one line per attempt.
+
+    :param rows: what the activity is for people, and its record, in the order of their claims.
+    """
+    lines = []
+    for label, record in rows:
+        took = "" if record.ended is None else f"{(record.ended - record.claimed).total_seconds():.1f}"
+        lines.append((label, str(record.attempt), short(record.worker), f"{SIGNS[record.state]} {record.state}", took))
+    return _table("Who ran what", ("activity", "# attempt", "worker", "outcome", "# seconds"), lines)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """:param columns: headings; one that begins with ``#`` is a number's, set to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip("# "), justify="right" if column.startswith("#") else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _minutes(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} min"

@@ -1,0 +1,294 @@
+"""One store with everything of a demo on it: hub, workers, Airflow; and one run of the pipeline with its kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from airflow_provider_taskhub.cli.azurite import Azurite, install
+from airflow_provider_taskhub.cli.processes import Child, Processes
+from airflow_provider_taskhub.cli.screen import Screen, months_line, short
+from airflow_provider_taskhub.cli.standalone import Airflow
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import TaskScheduled
+from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
+from airflow_provider_taskhub.settings import load_settings
+
+DAG = "flights_delays"
+TASK = "delays"
+MONTHLY = "monthly_delays"
+WORKERS = ("alpha", "beta")
+STALLED = 180.0
+"""Seconds without any change after which a run is given up. A lost work item of a Spark job is back well before."""
+READY = 120.0
+GONE = 20.0
+"""Seconds in which a killed worker's executors must have noticed."""
+
+
+class DemoError(TaskHubError):
+    """A run did not come to its end, or came to a wrong one. The text ends with the log that tells why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run that came to its end.
+
+    :param seconds: from the trigger to the end of the DAG run. :param victim: name of the worker that was killed.
+    :param attempts: what each attempt was for, and its record, in the order of their claims.
+    """
+
+    run_id: str
+    instance_id: str
+    answer: Mapping[str, Any]
+    seconds: float
+    victim: str
+    month: int
+    attempts: Sequence[tuple[str, ActivityRecord]]
+    url: str
+
+    @property
+    def repeated(self) -> list[str]:
+        """What had to be run again, since its worker was gone."""
+        return sorted({label for label, record in self.attempts if record.attempt > 1})
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What has been seen of a run so far."""
+
+    run_id: str
+    begun: float
+    changed: float
+    seen: object = None
+    victim: str = ""
+    month: int = 0
+    announced: str = ""
+
+
+class Stage:
+    """Everything that runs over one store. An async context manager.
+
+    :param storage: ``sqlite`` or ``azurite``. :param folder: of this demo in the checkout.
+    :param examples: folder with the DAG and the app. :param azurite: where Azurite is, or will be, installed.
+    """
+
+    def __init__(
+        self, processes: Processes, screen: Screen, *, storage: str, folder: Path, examples: Path, azurite: Path
+    ) -> None:
+        self._processes = processes
+        self._screen = screen
+        self._storage = storage
+        self._folder = folder / storage
+        self._examples = examples
+        self._azurite = azurite
+        self._stack = AsyncExitStack()
+        self._workers: dict[str, Child] = {}
+        self._killed: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            os.environ["TASKHUB_HOME"] = str(self._folder / "hub")  # inherited by all that is started here
+            if self._storage == "azurite":
+                os.environ["TASKHUB_CONNECTION"] = await self._start_azurite(stack)
+            self._client = await stack.enter_async_context(Client.open(load_settings(), create=True))
+            self._screen.say(f"the hub is at {self._client.describe()}")
+            for name in WORKERS:
+                self._start_worker(name)
+            self._airflow = Airflow(
+                self._processes,
+                home=self._folder / "airflow",
+                dags=self._examples,
+                env={"PYTHONPATH": str(self._examples)},
+            )
+            stack.push_async_callback(self._stop)
+            self._screen.now("starting Airflow")
+            await self._airflow.start()
+            self._screen.say(f"Airflow is up at [link={self._airflow.url}]{self._airflow.url}[/link]")
+            await self._workers_ready()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self, run_id: str, months: Sequence[int]) -> Outcome:
+        """Triggers the DAG, kills a worker in the middle of a month, waits for the end.
+
+        :raises DemoError: the run failed, stood still, or a process ended that nobody ended.
+        """
+        for name in WORKERS:
+            if not self._workers[name].alive:
+                self._start_worker(name)
+        await self._workers_ready()
+        begun = time.monotonic()
+        await self._airflow.trigger(DAG, run_id, {"months": list(months)})
+        self._screen.say(f"triggered DAG {DAG}, run {run_id}")
+        watch = _Watch(run_id=run_id, begun=begun, changed=begun)
+        state = await self._watch(watch, months)
+        attempts = await self._attempts(state.instance_id)
+        if not watch.victim:
+            raise DemoError("the pipeline ended before a month was seen running, so no worker was killed")
+        return Outcome(
+            run_id=run_id,
+            instance_id=state.instance_id,
+            answer=json.loads(state.output or "null"),
+            seconds=time.monotonic() - begun,
+            victim=watch.victim,
+            month=watch.month,
+            attempts=attempts,
+            url=self._airflow.run_url(DAG, run_id),
+        )
+
+    async def keep(self) -> None:
+        """Leaves everything running until cancelled.
+
+        :raises DemoError: a process ended by itself.
+        """
+        while True:
+            self._check_children()
+            await asyncio.sleep(1)
+
+    async def _watch(self, watch: _Watch, months: Sequence[int]) -> InstanceState:
+        while True:
+            self._check_children()
+            state = await self._find(watch.run_id)
+            records = await self._client.activities(state.instance_id) if state else ()
+            if state is not None and not watch.victim:
+                await self._kill_in_a_month(watch, state, records)
+            airflow = await self._airflow.run_state(DAG, watch.run_id)
+            self._show(watch, months, state, records)
+            if airflow == "failed":
+                raise DemoError(f"the DAG run failed; its task's log ends with:\n{await self._task_log(watch.run_id)}")
+            if airflow == "success" and state is not None:
+                return state
+            self._check_progress(watch, (airflow, state, records))
+            await asyncio.sleep(0.05 if state is not None and not watch.victim else 0.3)
+
+    async def _find(self, run_id: str) -> InstanceState | None:
+        """The run's instance, with its payloads; None until the operator has started it."""
+        page = await self._client.list(prefix=f"{DAG}:{TASK}:{run_id}:", limit=1)
+        return await self._client.get(page.instances[0].instance_id) if page.instances else None
+
+    async def _kill_in_a_month(self, watch: _Watch, state: InstanceState, records: Sequence[ActivityRecord]) -> None:
+        """Kills the worker whose record of a month says running."""
+        running = [r for r in records if r.name == MONTHLY and r.state is RecordState.RUNNING]
+        if not running:
+            return
+        record = max(running, key=lambda r: r.claimed.ticks)
+        name = short(record.worker)
+        offspring = self._processes.kill(self._workers[name])
+        self._killed.add(record.worker)
+        watch.victim = name
+        watch.month = (await self._months(state.instance_id))[record.task_id]
+        self._screen.say(f"[bold red]killed worker {name}[/] (SIGKILL) in the middle of month {watch.month:02d}")
+        _, left = await asyncio.to_thread(psutil.wait_procs, offspring, timeout=GONE)
+        if left:
+            raise DemoError(f"{len(left)} processes of the killed worker {name} still run after {GONE:g} s: {left}")
+        self._screen.say(f"its {len(offspring)} executor processes, Spark among them, went with it")
+
+    def _show(
+        self, watch: _Watch, months: Sequence[int], state: InstanceState | None, records: Sequence[ActivityRecord]
+    ) -> None:
+        status = json.loads(state.custom_status) if state and state.custom_status else {}
+        stage = status.get("stage", "waiting for the task to start")
+        if state is not None and stage != watch.announced:
+            watch.announced = stage
+            facts = ", ".join(f"{key} {value}" for key, value in status.items() if key not in ("stage", "report"))
+            self._screen.say(f"stage {stage}{f' ({facts})' if facts else ''}")
+        last: dict[int, ActivityRecord] = {}
+        for record in sorted(records, key=lambda r: (r.task_id, r.attempt)):
+            if record.name == MONTHLY:
+                last[record.task_id] = record
+        first = min(last, default=0)  # months are scheduled in order, so their numbers follow each other
+        self._screen.now(
+            months_line({month: last.get(first + i) for i, month in enumerate(months)}) if last else f"stage {stage}"
+        )
+
+    async def _months(self, instance_id: str) -> dict[int, int]:
+        """Task id → month, from what the orchestrator scheduled."""
+        return {
+            event.event_id: json.loads(event.input or "")[0]["months"][0]
+            for event in await self._client.history(instance_id)
+            if isinstance(event, TaskScheduled) and event.name == MONTHLY
+        }
+
+    async def _attempts(self, instance_id: str) -> list[tuple[str, ActivityRecord]]:
+        """Every attempt with its label. A month that did not complete exactly once is an error.
+
+        :raises DemoError: naming it.
+        """
+        months = await self._months(instance_id)
+        records = await self._client.activities(instance_id)
+        for task_id, month in months.items():
+            done = [r for r in records if r.task_id == task_id and r.state is RecordState.COMPLETED]
+            if len(done) != 1:
+                raise DemoError(f"month {month} completed {len(done)} times: {[str(r.state) for r in records]}")
+        return [
+            (f"month {months[r.task_id]:02d}" if r.task_id in months else r.name, r)
+            for r in sorted(records, key=lambda r: r.claimed.ticks)
+        ]
+
+    def _check_children(self) -> None:
+        dead = self._processes.ended()
+        if dead is not None:
+            raise DemoError(f"{dead.name} ended with status {dead.process.returncode}:\n{dead.tail()}")
+
+    def _check_progress(self, watch: _Watch, now: object) -> None:
+        if now != watch.seen:
+            watch.seen, watch.changed = now, time.monotonic()
+        elif time.monotonic() - watch.changed > STALLED:
+            tails = "\n".join(f"--- {c.name}\n{c.tail(12)}" for c in self._processes.children if c.alive)
+            raise DemoError(f"nothing has changed for {STALLED:g} s:\n{tails}")
+
+    async def _task_log(self, run_id: str) -> str:
+        text = await self._airflow.task_log(DAG, run_id, TASK)
+        workers = "\n".join(f"--- worker {c.name}\n{c.tail(12)}" for c in self._workers.values())
+        return "\n".join(text.splitlines()[-40:]) + f"\n{workers}"
+
+    def _start_worker(self, name: str) -> None:
+        program = str(Path(sys.executable).with_name("taskhub"))
+        command = [program, "worker", "--app", "flights_app:app", "--name", name, "--drain-timeout", "5"]
+        env = {"PYTHONPATH": str(self._examples), "FLIGHTS_HOME": str(self._folder / "report"), "PYTHONUNBUFFERED": "1"}
+        self._workers[name] = self._processes.start(f"worker-{name}", command, env=env, cwd=self._folder)
+
+    async def _workers_ready(self) -> None:
+        self._screen.now("waiting for both workers")
+        deadline = time.monotonic() + READY
+        while True:
+            self._check_children()
+            members = [m.worker for m in await self._client.members() if m.alive and m.worker not in self._killed]
+            alive = {short(worker) for worker in members}
+            if alive >= set(WORKERS):
+                return
+            if time.monotonic() > deadline:
+                tails = "\n".join(f"--- {c.name}\n{c.tail(12)}" for c in self._workers.values())
+                raise DemoError(f"only {sorted(alive)} of the workers {WORKERS} are ready after {READY:g} s:\n{tails}")
+            await asyncio.sleep(0.2)
+
+    async def _start_azurite(self, stack: AsyncExitStack) -> str:
+        self._screen.now("starting Azurite")
+        if await asyncio.to_thread(install, self._azurite):
+            self._screen.say("Azurite is installed")
+        azurite = Azurite(self._azurite)
+        stack.callback(os.environ.pop, "TASKHUB_CONNECTION", None)
+        stack.callback(azurite.stop)
+        await asyncio.to_thread(azurite.start)
+        self._screen.say("Azurite is up")
+        return azurite.connection
+
+    async def _stop(self) -> None:
+        await asyncio.to_thread(self._processes.stop, list(self._processes.children))
