@@ -72,7 +72,7 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 .venv/.uv: .venv/.python constraints.txt
 	@echo "[3/4] installing the installer, $$(grep '^uv==' constraints.txt)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt uv
 	@touch $@
 
 .venv/.demo: .venv/.uv $(INPUTS)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from airflow_provider_taskhub.cli import processes as module
-from airflow_provider_taskhub.cli.processes import Processes, marked, sweep, tail
+from airflow_provider_taskhub.cli.processes import Processes, marked, tail
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # A child whose own child leaves its process group and does not mind SIGTERM: an executor, to a worker that is killed.
