@@ -79,15 +79,16 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         """What the connection describes (Airflow's name for :meth:`settings`)."""
         return self.settings()
 
-    def run(self, use: Callable[[Client], Awaitable[R]]) -> R:
+    def run(self, use: Callable[[Client], Awaitable[R]], *, create: bool = False) -> R:
         """Call ``use`` with an open client, from synchronous code: the one bridge of the front (STYLE 10).
 
         :param use: awaited once, on an event loop of its own.
+        :param create: make an embedded hub that is missing, so that a DAG may run before the first worker starts.
         """
         settings = self.settings()
 
         async def call() -> R:
-            async with open_client(settings) as client:
+            async with open_client(settings, create=create and settings.embedded) as client:
                 return await use(client)
 
         return _run(call)
@@ -111,10 +112,10 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
 
 
 @asynccontextmanager
-async def open_client(settings: Settings) -> AsyncIterator[Client]:
+async def open_client(settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
     """A client; its module (and a storage SDK) is imported in a thread, for that blocks a loop for a second."""
     module = await asyncio.to_thread(importlib.import_module, "airflow_provider_taskhub.client")
-    async with module.Client.open(settings) as client:
+    async with module.Client.open(settings, create=create) as client:
         yield client
 
 

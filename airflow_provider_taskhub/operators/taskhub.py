@@ -101,7 +101,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             return await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
 
         try:
-            launched = self._hook().run(use)
+            launched = self._hook().run(use, create=True)
         except Taken as error:
             raise AirflowException(str(error)) from error
         for note in launched.notes:

@@ -68,6 +68,7 @@ class FakeHub:
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
     opened: int = 0
+    created: bool = False
     open_now: int = 0
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
@@ -92,7 +93,8 @@ class FakeHub:
         self.end(instance_id, f"ValueError: {message}", status=Status.FAILED, failure=failure)
 
     @asynccontextmanager
-    async def open(self, _settings: Any) -> AsyncIterator[FakeClient]:
+    async def open(self, _settings: Any, *, create: bool = False) -> AsyncIterator[FakeClient]:
+        self.created = self.created or create
         self.opened += 1
         self.open_now += 1
         try:

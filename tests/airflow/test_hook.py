@@ -1,0 +1,133 @@
+"""What the fields of a connection mean, and that its secret is never shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from airflow.sdk import Connection
+
+from airflow_provider_taskhub.errors import ConfigurationError, HubError, Unavailable
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at, settings_of
+from airflow_provider_taskhub.settings import home
+from tests.airflow.fake import FakeHub
+
+ACCOUNT = "https://reports.blob.core.windows.net"
+STRING = "DefaultEndpointsProtocol=https;AccountName=reports;AccountKey=c2VjcmV0;EndpointSuffix=core.windows.net"
+
+
+def connection(password: str | None = None, *, conn_type: str = "taskhub", **extra: Any) -> Connection:
+    return Connection(conn_id="c", conn_type=conn_type, password=password, extra=json.dumps(extra))
+
+
+def secret_of(made: Connection) -> str:
+    settings = settings_of(made)
+    assert settings.connection is not None
+    return settings.connection.get_secret_value()
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (connection(hub="Flights"), f"sqlite://{home()}/hub.db"),
+        (connection(hub="Flights", storage="embedded", path="/data/hub.db"), "sqlite:///data/hub.db"),
+        (connection(STRING, hub="Flights"), STRING),
+        (connection("UseDevelopmentStorage=true", hub="Flights", storage="azure"), "UseDevelopmentStorage=true"),
+        (connection(hub="Flights", storage="azure", account_url=ACCOUNT), ACCOUNT),
+        (connection("c2VjcmV0", hub="Flights", storage="azure", account_url=ACCOUNT), STRING),
+        (
+            connection("?sv=2024&sig=abc", hub="Flights", account_url=ACCOUNT),
+            "BlobEndpoint=https://reports.blob.core.windows.net;QueueEndpoint=https://reports.queue.core.windows.net;"
+            "TableEndpoint=https://reports.table.core.windows.net;SharedAccessSignature=sv=2024&sig=abc",
+        ),
+    ],
+)
+def test_storage_of_a_connection(made: Connection, expected: str) -> None:
+    assert settings_of(made).hub == "Flights"
+    assert secret_of(made) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (connection(), "'c' names no hub"),
+        (connection(hub="  "), "'c' names no hub"),
+        (connection(hub="my-hub"), "hub name 'my-hub' cannot name Azure queues"),
+        (connection(conn_type="http", hub="Flights"), "is of type 'http'"),
+        (connection(hub="Flights", storage="nfs"), "'Storage' is 'nfs'"),
+        (connection(hub="Flights", path="hub.db"), "'hub.db': give an absolute path"),
+        (connection("s3cret", hub="Flights", storage="embedded"), "takes neither a secret"),
+        (connection("s3cret", hub="Flights", storage="azure"), "needs a connection string"),
+        (connection("s3cret", hub="Flights", storage="azure", path="/x"), "belongs to storage 'embedded'"),
+        (connection("s3cret", hub="Flights", account_url="http://example"), "'http://example': give https://NAME"),
+    ],
+)
+def test_a_connection_that_cannot_work_says_why_and_the_way_out(made: Connection, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as error:
+        settings_of(made)
+    assert "connection 'c'" in str(error.value) or "Azure" in str(error.value) or made.conn_type == "taskhub"
+    assert "s3cret" not in str(error.value)
+
+
+def test_secrets_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(connection(STRING, hub="Flights"))
+    assert "c2VjcmV0" not in f"{settings!r} {settings} {served_at(settings)}"
+    assert served_at(settings) == "azure, reports"
+
+
+def test_without_the_default_connection_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHUB_HUB", "Flights")
+    settings = TaskHubHook().settings()
+    assert (settings.hub, settings.embedded) == ("Flights", True)
+
+
+def test_the_default_connection_counts_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHUB_HUB", "Flights")
+    monkeypatch.setenv("AIRFLOW_CONN_TASKHUB_DEFAULT", json.dumps({"conn_type": "taskhub", "extra": {"hub": "Other"}}))
+    assert TaskHubHook().settings().hub == "Other"
+
+
+async def test_another_connection_must_exist() -> None:
+    with pytest.raises(ConfigurationError, match="connection 'gone' does not exist: create it"):
+        TaskHubHook("gone").settings()
+    with pytest.raises(ConfigurationError, match="connection 'gone' does not exist: create it"):
+        await TaskHubHook("gone").asettings()
+
+
+def test_the_test_button(hub: FakeHub) -> None:
+    assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by a@host/1.")
+    hub.workers = ()
+    assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by no worker now.")
+    hub.down = HubError("there is no hub 'TaskHub': taskhub hub create")
+    assert TaskHubHook().test_connection() == (False, "HubError: there is no hub 'TaskHub': taskhub hub create")
+    hub.down = Unavailable("no answer")
+    assert TaskHubHook().test_connection()[0] is False
+
+
+async def test_the_hook_also_runs_where_a_loop_runs(hub: FakeHub) -> None:
+    async def use(client: Any) -> int:
+        return (await client.info()).partitions  # type: ignore[no-any-return]
+
+    assert TaskHubHook().run(use) == 4
+
+
+def test_a_dag_that_uses_us_imports_nothing_heavy() -> None:
+    """DAG files are parsed for ever: azure, pyspark, fastapi, pandas, the client and the stores stay out."""
+    code = """
+import sys, airflow.sdk, airflow.triggers.base
+before = set(sys.modules)
+import airflow_provider_taskhub.operators.taskhub, airflow_provider_taskhub.sensors.taskhub
+import airflow_provider_taskhub.provider_info, airflow_provider_taskhub.plugins.taskhub
+roots = {name.split('.')[0] for name in set(sys.modules) - before}
+ours = {name for name in sys.modules if name.startswith('airflow_provider_taskhub.')}
+print(sorted(roots & {'azure', 'pyspark', 'fastapi', 'starlette', 'pandas', 'aiohttp', 'pydantic_settings', 'typer'}))
+print(sorted(name for name in ours if name.split('.')[1] in {'client', 'storage', 'engine', 'hub', 'workers', 'app'}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-2:] == ["[]", "[]"]
