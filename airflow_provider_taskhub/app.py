@@ -1,0 +1,300 @@
+"""What a user's module declares: an App with its orchestrators and activities (DESIGN §1b).
+
+Owns the decorators and the loading of ``module:attribute``. Signatures are checked where they are declared, so that a
+mistake shows when the module is imported and not in the middle of the night.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, TypeVar, overload
+
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, OrchestratorDefinition, Registry
+from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.engine.tasks import NAME, Task, when_all, when_any
+from airflow_provider_taskhub.errors import (
+    ConfigurationError,
+    OrchestrationError,
+    SubOrchestrationFailedError,
+    TaskFailedError,
+)
+
+__all__ = [
+    "App",
+    "OrchestrationContext",
+    "OrchestrationError",
+    "Registry",
+    "RetryPolicy",
+    "SubOrchestrationFailedError",
+    "Task",
+    "TaskFailedError",
+    "load_app",
+    "when_all",
+    "when_any",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class App:
+    """A named, versioned set of orchestrators and activities.
+
+    :param name: one word for logs and for the list of members. :param version: stored with each start.
+    :raises ConfigurationError: an empty name.
+    """
+
+    def __init__(self, name: str, version: str = "") -> None:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigurationError(f"App: name is {name!r}; give one, e.g. App('flights', version='3')")
+        if not isinstance(version, str):
+            raise ConfigurationError(f"App {name!r}: version is {version!r}; give it as a text, e.g. '3'")
+        self._name = name
+        self._version = version
+        self._orchestrators: dict[str, OrchestratorDefinition] = {}
+        self._activities: dict[str, ActivityDefinition] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def orchestrators(self) -> MappingProxyType[str, OrchestratorDefinition]:
+        return MappingProxyType(self._orchestrators)
+
+    @property
+    def activities(self) -> MappingProxyType[str, ActivityDefinition]:
+        return MappingProxyType(self._activities)
+
+    def __repr__(self) -> str:
+        return f"App({self._name!r}, version={self._version!r})"
+
+    @overload
+    def orchestrator(self, function: F) -> F: ...
+
+    @overload
+    def orchestrator(self, *, name: str | None = None) -> Callable[[F], F]: ...
+
+    def orchestrator(self, function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
+        """Declare an orchestrator: ``async def f(ctx)`` or ``f(ctx, input)``, or a generator.
+
+        :param name: its name; by default the function's.
+        :raises ConfigurationError: a name taken, or a signature that does not fit.
+        """
+
+        def declare(function: F) -> F:
+            self._declare_orchestrator(function, name)
+            return function
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def activity(self, function: F) -> F: ...
+
+    @overload
+    def activity(
+        self,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | None = None,
+        queue_timeout: timedelta | None = None,
+        record: bool = False,
+    ) -> Callable[[F], F]: ...
+
+    def activity(
+        self,
+        function: F | None = None,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | None = None,
+        queue_timeout: timedelta | None = None,
+        record: bool = False,
+    ) -> F | Callable[[F], F]:
+        """Declare an activity: a function of no argument or of one.
+
+        :param retry: policy used where the call gives none. :param timeout: per attempt.
+        :param queue_timeout: of the wait for a free slot.
+        :param record: an activity record decides who runs, so that a crash runs it no second time while the first run
+            still lives.
+        :raises ConfigurationError: a name taken, or a signature that does not fit.
+        """
+
+        def declare(function: F) -> F:
+            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=False)
+            return function
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def spark_activity(self, function: F) -> F: ...
+
+    @overload
+    def spark_activity(
+        self,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | None = None,
+        queue_timeout: timedelta | None = None,
+        record: bool = True,
+    ) -> Callable[[F], F]: ...
+
+    def spark_activity(
+        self,
+        function: F | None = None,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | None = None,
+        queue_timeout: timedelta | None = None,
+        record: bool = True,
+    ) -> F | Callable[[F], F]:
+        """Declare an activity that gets a SparkSession first: ``f(spark)`` or ``f(spark, input)``.
+
+        Parameters and errors as in :meth:`activity`; recorded unless told otherwise.
+        """
+
+        def declare(function: F) -> F:
+            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=True)
+            return function
+
+        return declare if function is None else declare(function)
+
+    def _declare_orchestrator(self, function: Callable[..., Any], name: str | None) -> None:
+        name = _name_of(function, name, "orchestrator")
+        if inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"orchestrator {name!r} is an async generator: "
+                "use `await` in an `async def`, or `yield` in a plain `def`"
+            )
+        parameter = _parameters(function, f"orchestrator {name!r}", first="ctx")
+        self._refuse_twice(name, self._orchestrators, "orchestrator")
+        self._orchestrators[name] = OrchestratorDefinition(
+            name=name, function=function, version=self._version, parameter=parameter, app=self._name
+        )
+        _mark(function, name)
+
+    def _declare_activity(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        retry: RetryPolicy | None,
+        timeout: timedelta | None,
+        queue_timeout: timedelta | None,
+        *,
+        record: bool,
+        spark: bool,
+    ) -> None:
+        name = _name_of(function, name, "activity")
+        what = f"activity {name!r}"
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(f"{what} is a generator: an activity returns its result")
+        for label, value in (("timeout", timeout), ("queue_timeout", queue_timeout)):
+            if value is not None and not (isinstance(value, timedelta) and value > timedelta(0)):
+                raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigurationError(
+                f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
+            )
+        parameter = _parameters(function, what, first="spark" if spark else None)
+        self._refuse_twice(name, self._activities, "activity")
+        self._activities[name] = ActivityDefinition(
+            name=name,
+            function=function,
+            spark=spark,
+            record=record,
+            timeout=timeout,
+            queue_timeout=queue_timeout,
+            retry=retry,
+            parameter=parameter,
+            app=self._name,
+            version=self._version,
+        )
+        _mark(function, name)
+
+    def _refuse_twice(self, name: str, known: dict[str, Any], kind: str) -> None:
+        if name in known:
+            raise ConfigurationError(
+                f"{kind} {name!r} is declared twice in app {self._name!r}: rename one, e.g. with name='…'"
+            )
+
+
+def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
+    if not callable(function):
+        raise ConfigurationError(f"@app.{kind} is put on {function!r}: put it on a function")
+    found = name if name is not None else getattr(function, "__name__", "")
+    if not isinstance(found, str) or not found or found == "<lambda>":
+        raise ConfigurationError(f"{kind} {function!r} has no name: give one with name='…'")
+    return found
+
+
+def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -> str | None:
+    """The name of the input's parameter, after the signature was checked."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    lead = 0 if first is None else 1
+    needed = [p for p in positional[lead + 1 :] if p.default is inspect.Parameter.empty]
+    needed += [
+        p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty
+    ]
+    shape = f"({first}) or ({first}, input)" if first else "() or (input)"
+    if len(positional) < lead:
+        raise ConfigurationError(f"{what} takes no {first!r}: its parameters are {shape}")
+    if needed:
+        names = ", ".join(p.name for p in needed)
+        raise ConfigurationError(
+            f"{what} wants more than one input ({names}): its parameters are {shape}; "
+            "put several values into a dataclass or a dict"
+        )
+    return positional[lead].name if len(positional) > lead else None
+
+
+def _mark(function: Callable[..., Any], name: str) -> None:
+    """Lets ``ctx.call_activity(function)`` find the declared name."""
+    known = getattr(function, NAME, name)
+    if known != name:
+        raise ConfigurationError(
+            f"function {function.__qualname__!r} is declared as {known!r} and as {name!r}: use one name"
+        )
+    function.__dict__[NAME] = name
+
+
+def load_app(path: str) -> App:
+    """The app named ``module:attribute``; ``:app`` may be left out. The working directory is importable.
+
+    :raises ConfigurationError: a module that does not import, with its own error, or an attribute that is no App.
+    """
+    module_name, _, attribute = path.partition(":")
+    attribute = attribute or "app"
+    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise ConfigurationError(f"app {path!r}: write it as module:attribute, e.g. flights_app:app")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"app {path!r}: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"app {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}. "
+            "It must be installed, or lie in the working directory or on PYTHONPATH."
+        ) from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+        hint = f"; it has {', '.join(apps)}" if apps else "; it declares no App"
+        raise ConfigurationError(f"app {path!r}: {module_name!r} has no App named {attribute!r}{hint}")
+    return found

@@ -1,0 +1,92 @@
+"""Exceptions to FailureDetails and back (spec §2.4, §7.2). Used wherever user code may raise."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from types import TracebackType
+
+from airflow_provider_taskhub.engine.events import FailureDetails, SubOrchestrationInstanceFailed, TaskFailed
+from airflow_provider_taskhub.errors import (
+    InputError,
+    NonDeterminismError,
+    OrchestrationError,
+    SubOrchestrationFailedError,
+    TaskFailedError,
+)
+
+MAX_STACK = 16_384
+"""Characters of a stack trace that are kept, the last ones: they name the culprit."""
+_MAX_CAUSES = 5
+_PACKAGE = "airflow_provider_taskhub.engine"
+
+
+def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:
+    """What is recorded of an exception: its type, text, trace and causes.
+
+    ``OrchestrationError(retryable=False)``, and the failure of a task that was not retryable, are not retryable.
+    """
+    return FailureDetails(
+        error_type=type(error).__name__,
+        error_message=str(error),
+        stack_trace=_trace(error),
+        inner_failure=_inner(error, depth),
+        is_non_retriable=_is_final(error),
+    )
+
+
+def _inner(error: BaseException, depth: int) -> FailureDetails | None:
+    if isinstance(error, TaskFailedError):
+        return error.details
+    cause = error.__cause__
+    return failure_of(cause, depth=depth + 1) if cause is not None and depth < _MAX_CAUSES else None
+
+
+def _is_final(error: BaseException) -> bool:
+    if isinstance(error, OrchestrationError):
+        return not error.retryable
+    if isinstance(error, TaskFailedError):
+        return error.details is not None and error.details.is_non_retriable
+    # Neither a value that does not fit nor code that does not fit its history gets better by itself.
+    return isinstance(error, InputError | NonDeterminismError)
+
+
+def _trace(error: BaseException) -> str | None:
+    shown = user_part(error.__traceback__)
+    if shown is None:
+        return None
+    text = "".join(traceback.format_tb(shown))
+    return text if len(text) <= MAX_STACK else "…" + text[-MAX_STACK:]
+
+
+def user_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the engine's own frames at its head."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace
+
+
+def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> TaskFailedError:
+    """What an orchestrator sees of a failed activity or child.
+
+    :param name: of the activity or child, for an event that brings no text at all.
+    """
+    details = event.failure or _of_serialised(event.details, event.reason)
+    kind = TaskFailedError if isinstance(event, TaskFailed) else SubOrchestrationFailedError
+    return kind(event.reason or details.error_message or f"{name} failed", details=details)
+
+
+def _of_serialised(details: str | None, reason: str | None) -> FailureDetails:
+    """The failure of a .NET worker that serialises exceptions: ``Details`` is one, or missing."""
+    try:
+        found = json.loads(details) if details else {}
+    except ValueError:
+        found = {}
+    if not isinstance(found, dict):
+        found = {}
+    kind, trace = found.get("ClassName"), found.get("StackTraceString")
+    return FailureDetails(
+        error_type=kind if isinstance(kind, str) else "Exception",
+        error_message=reason or str(found.get("Message") or ""),
+        stack_trace=trace if isinstance(trace, str) else None,
+    )

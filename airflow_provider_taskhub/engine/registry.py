@@ -1,0 +1,200 @@
+"""What a worker can run: orchestrators and activities by name, collected from apps.
+
+Owns the checks that need every app at once. Annotations are resolved lazily, and only that of the input, so that
+``spark: "SparkSession"`` needs no pyspark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeVar
+
+from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorDefinition:
+    """A declared orchestrator.
+
+    :param parameter: name of the input's parameter, None when it takes none. :param version: of its app.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    version: str = ""
+    parameter: str | None = None
+    app: str = ""
+
+    @property
+    def takes_input(self) -> bool:
+        return self.parameter is not None
+
+    @property
+    def input_annotation(self) -> Any:
+        """The type of the input, None for any.
+
+        :raises InputError: when the annotation names something that its module does not have.
+        """
+        return annotation_of(self.function, self.parameter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityDefinition:
+    """A declared activity.
+
+    :param spark: its first parameter is the SparkSession.
+    :param record: one activity record per attempt decides who runs.
+    :param timeout: per attempt, from its claim. :param queue_timeout: of the wait before.
+    :param retry: the default policy.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    spark: bool = False
+    record: bool = False
+    timeout: timedelta | None = None
+    queue_timeout: timedelta | None = None
+    retry: RetryPolicy | None = None
+    parameter: str | None = None
+    app: str = ""
+    version: str = ""
+
+    @property
+    def takes_input(self) -> bool:
+        return self.parameter is not None
+
+    @property
+    def input_annotation(self) -> Any:
+        """The type of the input, None for any.
+
+        :raises InputError: when the annotation names something that its module does not have.
+        """
+        return annotation_of(self.function, self.parameter)
+
+
+class Declared(Protocol):
+    """What a registry wants to know of an app."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def orchestrators(self) -> Mapping[str, OrchestratorDefinition]: ...
+
+    @property
+    def activities(self) -> Mapping[str, ActivityDefinition]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """Everything that a worker has loaded.
+
+    :param apps: name → version.
+    """
+
+    orchestrators: Mapping[str, OrchestratorDefinition] = field(default_factory=dict)
+    activities: Mapping[str, ActivityDefinition] = field(default_factory=dict)
+    apps: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, apps: Iterable[Declared]) -> Registry:
+        """The registry of several apps.
+
+        :raises ConfigurationError: an app, orchestrator or activity declared twice.
+        """
+        orchestrators: dict[str, OrchestratorDefinition] = {}
+        activities: dict[str, ActivityDefinition] = {}
+        versions: dict[str, str] = {}
+        for app in apps:
+            if app.name in versions:
+                raise ConfigurationError(
+                    f"app {app.name!r} is loaded twice: name each app once, and give apps own names"
+                )
+            versions[app.name] = app.version
+            _merge(orchestrators, app.orchestrators, "orchestrator")
+            _merge(activities, app.activities, "activity")
+        return cls(orchestrators=orchestrators, activities=activities, apps=versions)
+
+    def orchestrator(self, name: str) -> OrchestratorDefinition:
+        """:raises UnknownOrchestrator: naming what there is."""
+        definition = self.orchestrators.get(name)
+        if definition is None:
+            raise UnknownOrchestrator(_unknown("orchestrator", name, self.orchestrators))
+        return definition
+
+    def activity(self, name: str) -> ActivityDefinition:
+        """:raises UnknownActivity: naming what there is."""
+        definition = self.activities.get(name)
+        if definition is None:
+            raise UnknownActivity(_unknown("activity", name, self.activities))
+        return definition
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
+    listed = ", ".join(sorted(known)[:20]) or "none"
+    return f"no loaded app declares {kind} {name!r}; known here: {listed}"
+
+
+class _Owned(Protocol):
+    @property
+    def app(self) -> str: ...
+
+
+_Definition = TypeVar("_Definition", bound=_Owned)
+
+
+def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: str) -> None:
+    for name, definition in more.items():
+        if name in into:
+            raise ConfigurationError(
+                f"{kind} {name!r} is declared by app {into[name].app!r} and by app {definition.app!r}: "
+                "rename one of them, or run the apps on hubs of their own"
+            )
+        into[name] = definition
+
+
+def annotation_of(function: Callable[..., Any], parameter: str | None) -> Any:
+    """The resolved annotation of one parameter; None without a parameter or annotation.
+
+    :raises InputError: when it names something that cannot be found.
+    """
+    return None if parameter is None else _resolve(function, parameter)
+
+
+@lru_cache(maxsize=4096)
+def _resolve(function: Callable[..., Any], parameter: str) -> Any:
+    plain = inspect.unwrap(function)
+    raw = getattr(plain, "__annotations__", {}).get(parameter)
+    if raw is None:
+        return None
+    # One annotation at a time: resolving all of them would need pyspark for "SparkSession".
+    holder = SimpleNamespace(__annotations__={parameter: raw})
+    try:
+        hints = typing.get_type_hints(holder, getattr(plain, "__globals__", {}), _closure(plain), include_extras=True)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise InputError(
+            f"annotation {raw!r} of parameter {parameter!r} of {plain.__qualname__} cannot be resolved ({error}): "
+            "import it where the function is defined"
+        ) from error
+    return hints[parameter]
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    found = {}
+    for name, cell in cells:
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not yet bound
+            continue
+    return found

@@ -1,0 +1,414 @@
+"""``run(past, new) → actions``: an instance's history and new events in, an episode out (DESIGN §8).
+
+Owns the shape of histories as DurableTask.Core makes them (spec §7.1, §7.2): which events an episode appends and in
+which order, how generations follow each other within one, what leaves as a message. Reads no clock and does no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.actions import Episode, Outbound
+from airflow_provider_taskhub.engine.context import Log
+from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
+from airflow_provider_taskhub.engine.events import (
+    EventSent,
+    ExecutionCompleted,
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    GenericEvent,
+    HistoryEvent,
+    OrchestrationInstance,
+    OrchestratorCompleted,
+    OrchestratorStarted,
+    Status,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
+    TaskScheduled,
+    TimerCreated,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.generation import Generation
+from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError
+
+MAX_GENERATIONS = 10_000
+"""Generations within one episode, beyond one for each new event."""
+_ROW = 256
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:\S*")
+
+
+class Execution:
+    """A live orchestrator. A session keeps it, and each batch of new events is taken without replay.
+
+    :param past: the current generation's history, from its beginning; empty for an instance that starts.
+    :param instance: with the execution id, where it is known.
+    :param max_generations: bound of generations within one episode. :param custom_status: as the instance row has it:
+        a status set by an earlier generation is not in the history. :param log: where ``ctx.logger`` writes.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        past: Sequence[HistoryEvent],
+        *,
+        instance: OrchestrationInstance,
+        max_generations: int = MAX_GENERATIONS,
+        custom_status: str | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._registry = registry
+        self._past: Sequence[HistoryEvent] = past
+        self._instance = instance
+        self._max_generations = max_generations
+        self._custom_status = custom_status
+        self._log = log
+        self._generation: Generation | None = None
+        self._ordinal = len(past)
+        self._episodes = 0
+        self._time = Timestamp(0)
+        self._last_number = -1
+        self._completed = False
+        self._status = Status.PENDING
+        self._size = 0
+        for event in past:
+            self._account(event)
+
+    @property
+    def is_finished(self) -> bool:
+        """Its history has its completion: nothing further is accepted."""
+        return self._completed
+
+    @property
+    def size(self) -> int:
+        """Estimate of the memory it holds, in bytes: what its history says, a few times over at most."""
+        return self._size
+
+    @property
+    def instance(self) -> OrchestrationInstance:
+        """The instance and its current generation."""
+        return self._instance
+
+    def close(self) -> None:
+        """Let go of the coroutine, when the session ends."""
+        if self._generation is not None:
+            self._generation.close()
+
+    def advance(
+        self,
+        new: Sequence[HistoryEvent],
+        *,
+        now: Timestamp,
+        new_execution_id: Callable[[str], str] = next_execution_id,
+    ) -> Episode:
+        """Take new events, in the order in which they arrived, and say what follows.
+
+        An episode with an empty history has nothing to be made durable: all its events were set aside.
+
+        :param now: this machine's clock; the orchestrator's time is never before it, nor before the last time in the
+            history, nor before the FireAt of a timer in ``new``.
+        :param new_execution_id: execution id of the next generation by that of the one before.
+        :raises UnknownOrchestrator: no loaded app declares it; nothing has changed then.
+        :raises InputError: neither the history nor ``new`` has a start.
+        """
+        if self._completed:
+            return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
+        new = _start_first(new)
+        generation = self._load(new)
+        loaded = self._instance
+        times = [event.fire_at for event in new if isinstance(event, TimerFired) and generation.answers(event)]
+        time = max([now, self._time, *times])
+        history: list[HistoryEvent] = [OrchestratorStarted(timestamp=time)]
+        stale = self._receive(generation, new, time, history)
+        if len(history) == 1 and not generation.is_decided:
+            return self._set_aside(stale)
+        self._episodes += 1
+        number = self._episodes
+        outbound: list[Outbound] = []
+        switched = False
+        generations = 0
+        while generation.status is Status.CONTINUED_AS_NEW:
+            generations += 1
+            if generations > self._max_generations + len(new):
+                generation = self._endless(generation)
+                break
+            outbound += [message for _, message in generation.flush(time)]
+            generation, history = self._next(generation, time, new_execution_id)
+            switched = True
+        self._generation = generation
+        for event, message in generation.flush(time):
+            history.append(event)
+            outbound.append(message)
+        completed = self._complete(generation, time, history, outbound)
+        history.append(OrchestratorCompleted(timestamp=time))
+        first = 0 if switched else self._ordinal
+        self._commit(generation, history, switched=switched)
+        return Episode(
+            loaded=loaded,
+            current=generation.instance,
+            switched=switched,
+            history=tuple(history),
+            first_ordinal=first,
+            outbound=tuple(outbound),
+            number=number,
+            status=generation.status,
+            custom_status=generation.custom_status,
+            completed=completed,
+            started=any(isinstance(event, ExecutionStarted) for event in history),
+            output=_output(completed, history),
+            stale=tuple(stale),
+        )
+
+    # ---- the past
+
+    def _account(self, event: HistoryEvent) -> None:
+        """Keep count of an event that is, or becomes, part of the history."""
+        self._last_number = max(self._last_number, event.event_id)
+        self._size += _ROW
+        for text in ("input", "result"):
+            self._size += len(getattr(event, text, None) or "")
+        if isinstance(event, OrchestratorStarted):
+            self._episodes += 1
+        if isinstance(event, OrchestratorStarted | OrchestratorCompleted):
+            self._time = max(self._time, event.timestamp)
+        elif isinstance(event, ExecutionCompleted):
+            self._completed = True
+            self._status = event.status
+
+    def _load(self, new: Sequence[HistoryEvent]) -> Generation:
+        """The live generation: the one in memory, or replayed from the past, or begun by the start in ``new``."""
+        if self._generation is not None:
+            return self._generation
+        started = next((event for event in (*self._past, *new) if isinstance(event, ExecutionStarted)), None)
+        if started is None:
+            raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
+        execution_id = self._instance.execution_id or started.instance.execution_id
+        instance = OrchestrationInstance(instance_id=self._instance.instance_id, execution_id=execution_id)
+        generation = Generation(
+            self._registry,
+            self._registry.orchestrator(started.name),
+            started,
+            instance,
+            time=self._time,
+            timers={event.event_id: event for event in self._past if isinstance(event, TimerCreated)},
+            custom_status=self._custom_status,
+            log=self._log,
+        )
+        self._instance = instance
+        self._generation = generation
+        if self._past:
+            self._replay(generation)
+            self._past = ()
+        return generation
+
+    def _replay(self, generation: Generation) -> None:
+        generation.replaying = True
+        try:
+            for event in self._past:
+                if isinstance(event, TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent):
+                    generation.confirm(event)
+                elif isinstance(event, OrchestratorStarted):
+                    generation.episode(event.timestamp)
+                elif isinstance(event, ExecutionStarted):
+                    if generation.status is Status.PENDING:
+                        generation.begin()
+                elif isinstance(event, GenericEvent):
+                    generation.note(event)
+                elif not isinstance(event, OrchestratorCompleted):
+                    generation.receive(event)
+        except NonDeterminismError as error:
+            generation.overrule(error, self._last_number)
+        finally:
+            generation.replaying = False
+
+    # ---- the new
+
+    def _receive(
+        self, generation: Generation, new: Sequence[HistoryEvent], time: Timestamp, history: list[HistoryEvent]
+    ) -> list[tuple[HistoryEvent, str]]:
+        """Give the events to the generation; those that it takes go into the history."""
+        stale: list[tuple[HistoryEvent, str]] = []
+        try:
+            generation.episode(time)
+        except NonDeterminismError as error:
+            generation.overrule(error, self._last_number)
+        for event in new:
+            if generation.status is Status.PENDING and isinstance(event, ExecutionStarted):
+                history.append(replace(event, is_played=True))
+                generation.begin()
+            elif reason := generation.receive(event):
+                stale.append((event, reason))
+            else:
+                history.append(replace(event, is_played=True))
+        return stale
+
+    def _next(
+        self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str]
+    ) -> tuple[Generation, list[HistoryEvent]]:
+        """The next generation, run over what is carried into it, and its history so far (spec §7.2)."""
+        before.close()
+        instance = OrchestrationInstance(
+            instance_id=before.instance.instance_id,
+            execution_id=new_execution_id(before.instance.execution_id or ""),
+        )
+        started = replace(
+            before.started,
+            timestamp=time,
+            instance=instance,
+            input=before.continue_input,
+            is_played=True,
+            scheduled_start_time=None,
+            generation=None,
+            generate_new_trace=False,
+            taskhub_row_etag=None,
+            taskhub_message_id=None,
+        )
+        generation = Generation(
+            self._registry,
+            before.definition,
+            started,
+            instance,
+            time=time,
+            custom_status=before.custom_status,
+            log=self._log,
+        )
+        carried = before.carried()
+        history: list[HistoryEvent] = [
+            OrchestratorStarted(timestamp=time),
+            started,
+            *(replace(event, is_played=True) for event in carried),
+            OrchestratorCompleted(timestamp=time, is_played=True),
+        ]
+        generation.begin()
+        for event in carried:
+            generation.receive(event)
+        return generation, history
+
+    def _endless(self, generation: Generation) -> Generation:
+        error = OrchestrationError(
+            f"orchestrator {generation.definition.name!r} continued as new {self._max_generations} times "
+            "in one episode without waiting for anything: await an activity, a timer or an event in each generation",
+            retryable=False,
+        )
+        generation.give_up(error)
+        return generation
+
+    def _complete(
+        self, generation: Generation, time: Timestamp, history: list[HistoryEvent], outbound: list[Outbound]
+    ) -> ExecutionCompleted | None:
+        if not generation.status.is_final:
+            return None
+        generation.close()
+        completed = ExecutionCompleted(
+            timestamp=time,
+            event_id=generation.numbers,
+            status=generation.status,
+            result=generation.result,
+            failure=generation.failure,
+        )
+        history.append(completed)
+        response = _response(generation, completed)
+        if response is not None:
+            outbound.append(response)
+        return completed
+
+    def _commit(self, generation: Generation, history: Sequence[HistoryEvent], *, switched: bool) -> None:
+        """The episode counts as made; a session whose checkpoint fails drops the whole execution."""
+        self._instance = generation.instance
+        if switched:
+            self._ordinal = self._episodes = self._size = 0
+            self._last_number = -1
+        else:
+            self._episodes -= 1  # its OrchestratorStarted is counted below
+        self._ordinal += len(history)
+        for event in history:
+            self._account(event)
+
+    def _set_aside(self, stale: Sequence[tuple[HistoryEvent, str]]) -> Episode:
+        generation = self._generation
+        return Episode(
+            loaded=self._instance,
+            current=self._instance,
+            switched=False,
+            history=(),
+            first_ordinal=self._ordinal,
+            outbound=(),
+            number=self._episodes,
+            status=generation.status if generation is not None else self._status,
+            custom_status=generation.custom_status if generation is not None else self._custom_status,
+            stale=tuple(stale),
+        )
+
+
+def run(
+    registry: Registry,
+    past: Sequence[HistoryEvent],
+    new: Sequence[HistoryEvent],
+    *,
+    instance: OrchestrationInstance,
+    now: Timestamp,
+    new_execution_id: Callable[[str], str] = next_execution_id,
+    custom_status: str | None = None,
+) -> Episode:
+    """One episode as a pure function. Parameters and errors as in :class:`Execution`."""
+    execution = Execution(registry, past, instance=instance, custom_status=custom_status)
+    try:
+        return execution.advance(new, now=now, new_execution_id=new_execution_id)
+    finally:
+        execution.close()
+
+
+def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:
+    """Events raised right after a start may overtake it in the queue."""
+    if len(new) < 2 or isinstance(new[0], ExecutionStarted):
+        return new
+    starts = [event for event in new if isinstance(event, ExecutionStarted)]
+    return [*starts, *(event for event in new if not isinstance(event, ExecutionStarted))] if starts else new
+
+
+def _response(generation: Generation, completed: ExecutionCompleted) -> Outbound | None:
+    """What the parent is told."""
+    parent = generation.started.parent
+    if parent is None or FIRE_AND_FORGET in (generation.started.tags or {}):
+        return None
+    # Our children got their execution id from the action's identity: it is the echo (DESIGN §7).
+    echo = generation.instance.execution_id
+    event: HistoryEvent
+    if completed.status is Status.COMPLETED:
+        event = SubOrchestrationInstanceCompleted(
+            timestamp=completed.timestamp,
+            task_scheduled_id=parent.task_schedule_id,
+            result=completed.result,
+            taskhub_action_id=echo,
+        )
+    else:
+        event = SubOrchestrationInstanceFailed(
+            timestamp=completed.timestamp,
+            task_scheduled_id=parent.task_schedule_id,
+            reason=completed.result,
+            failure=completed.failure,
+            taskhub_action_id=echo,
+        )
+    return Outbound(event=event, target=parent.instance)
+
+
+def _output(completed: ExecutionCompleted | None, history: Sequence[HistoryEvent]) -> str | None:
+    """The instance row's Output (spec §2.5)."""
+    if completed is None:
+        reasons = [e.reason for e in history if isinstance(e, ExecutionSuspended | ExecutionResumed)]
+        return _plain(reasons[-1]) if reasons else None
+    if completed.failure is not None:
+        return f"{completed.failure.error_type}: {completed.failure.error_message}"
+    return completed.result if completed.status is Status.COMPLETED else _plain(completed.result)
+
+
+def _plain(reason: str | None) -> str | None:
+    """A text for a column where .NET takes an absolute URI for a blob's address: such a reason is quoted (K60)."""
+    return json.dumps(reason) if reason is not None and _URI.fullmatch(reason) else reason
