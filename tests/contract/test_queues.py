@@ -1,0 +1,340 @@
+"""Queues: visibility, receipts, dequeue counts, the arrival hint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge
+from airflow_provider_taskhub.storage.primitives import (
+    DeleteMessage,
+    Message,
+    PutMessage,
+    Receipt,
+    Store,
+    UpdateMessage,
+)
+
+Elapse = Callable[[float], Awaitable[None]]
+LONG = timedelta(minutes=5)
+SECOND = timedelta(seconds=1)
+
+
+async def put(store: Store, queue: str, text: str = "hello", visibility: timedelta = timedelta(0)) -> Receipt:
+    receipt = await store.execute(PutMessage(queue=queue, text=text, visibility=visibility))
+    assert isinstance(receipt, Receipt)
+    return receipt
+
+
+async def update(
+    store: Store, queue: str, receipt: Receipt, visibility: timedelta, text: str | None = None
+) -> Receipt:
+    renewed = await store.execute(UpdateMessage(queue=queue, message=receipt, visibility=visibility, text=text))
+    assert isinstance(renewed, Receipt)
+    return renewed
+
+
+async def delete(store: Store, queue: str, receipt: Receipt, *, quiet: bool = False) -> None:
+    assert await store.execute(DeleteMessage(queue=queue, message=receipt, quiet=quiet)) is None
+
+
+async def receive_one(store: Store, queue: str, visibility: timedelta = LONG) -> Message:
+    (message,) = await store.receive(queue, limit=32, visibility=visibility)
+    return message
+
+
+async def test_create_list_delete(store: Store, fresh: str) -> None:
+    assert await store.create_queue(f"{fresh}-b") is True
+    assert await store.create_queue(f"{fresh}-a") is True
+    assert await store.create_queue(f"{fresh}-a") is False
+    assert await store.list_queues(fresh) == [f"{fresh}-a", f"{fresh}-b"]
+    await store.delete_queue(f"{fresh}-a")
+    await store.delete_queue(f"{fresh}-a")  # an absent one is no error
+    assert await store.list_queues(fresh) == [f"{fresh}-b"]
+
+
+async def test_deleting_a_queue_deletes_its_messages(store: Store, queue: str) -> None:
+    await put(store, queue)
+    await store.delete_queue(queue)
+    await store.create_queue(queue)
+    assert await store.count(queue) == 0
+    assert await store.peek(queue) == []
+
+
+async def test_put_and_receive(store: Store, queue: str) -> None:
+    receipt = await put(store, queue, "one")
+    message = await receive_one(store, queue)
+    assert message.text == "one"
+    assert message.dequeue_count == 1
+    assert message.receipt.message_id == receipt.message_id
+    assert UUID(message.receipt.message_id)
+    assert message.receipt.pop_receipt != receipt.pop_receipt
+    assert timedelta(minutes=4) < message.receipt.next_visible - message.inserted <= timedelta(minutes=5, seconds=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " spaces around ", "<a>&amp;\"'</a>", "\t tab\nline", "naïve 😀 日本", "]]>", "\x7f\x85\ufffd", '{"$type":"x"}'],
+)
+async def test_text_comes_back_as_it_went(store: Store, queue: str, text: str) -> None:
+    await put(store, queue, text)
+    assert [message.text for message in await store.peek(queue)] == [text]
+    assert (await receive_one(store, queue)).text == text
+
+
+async def test_received_messages_are_invisible_to_others(store: Store, queue: str) -> None:
+    for number in range(5):
+        await put(store, queue, str(number))
+    first = await store.receive(queue, limit=2, visibility=LONG)
+    second = await store.receive(queue, limit=32, visibility=LONG)
+    assert [message.text for message in (*first, *second)] == ["0", "1", "2", "3", "4"]
+    assert await store.receive(queue, limit=32, visibility=LONG) == []
+    assert await store.count(queue) == 5
+    assert await store.peek(queue) == []
+
+
+async def test_at_most_32_at_once(store: Store, queue: str) -> None:
+    await asyncio.gather(*(put(store, queue, str(number)) for number in range(40)))
+    first = await store.receive(queue, limit=32, visibility=LONG)
+    second = await store.receive(queue, limit=32, visibility=LONG)
+    assert (len(first), len(second)) == (32, 8)
+    assert {message.text for message in (*first, *second)} == {str(number) for number in range(40)}
+
+
+async def test_a_message_comes_back_after_its_visibility(store: Store, queue: str, elapse: Elapse) -> None:
+    await put(store, queue)
+    first = await receive_one(store, queue, SECOND)
+    assert await store.receive(queue, limit=1, visibility=SECOND) == []
+    await elapse(1.3)
+    second = await receive_one(store, queue)
+    assert (second.dequeue_count, second.text) == (2, "hello")
+    assert second.inserted == first.inserted
+    assert second.receipt.message_id == first.receipt.message_id
+    with pytest.raises(Conflict):
+        await delete(store, queue, first.receipt)
+    await delete(store, queue, second.receipt)
+    assert await store.count(queue) == 0
+
+
+async def test_an_expired_receipt_is_good_until_somebody_else_receives(
+    store: Store, queue: str, elapse: Elapse
+) -> None:
+    await put(store, queue)
+    message = await receive_one(store, queue, SECOND)
+    await elapse(1.3)
+    await delete(store, queue, message.receipt)
+    assert await store.count(queue) == 0
+
+
+async def test_a_delayed_put_is_seen_later(store: Store, queue: str, elapse: Elapse) -> None:
+    await put(store, queue, visibility=SECOND)
+    assert await store.receive(queue, limit=1, visibility=SECOND) == []
+    assert await store.count(queue) == 1
+    await elapse(1.3)
+    assert (await receive_one(store, queue)).dequeue_count == 1
+
+
+async def test_an_invisible_put_is_a_claim(store: Store, queue: str) -> None:
+    receipt = await put(store, queue, "claimed", LONG)
+    assert await store.peek(queue) == []
+    renewed = await update(store, queue, receipt, LONG, "changed")
+    with pytest.raises(Conflict):
+        await delete(store, queue, receipt)
+    await delete(store, queue, renewed)
+    assert await store.count(queue) == 0
+
+
+async def test_update_renews_receipt_and_visibility(store: Store, queue: str) -> None:
+    await put(store, queue, "before")
+    message = await receive_one(store, queue)
+    renewed = await update(store, queue, message.receipt, LONG)
+    assert renewed.message_id == message.receipt.message_id
+    assert renewed.pop_receipt != message.receipt.pop_receipt
+    with pytest.raises(Conflict):
+        await update(store, queue, message.receipt, LONG)
+    back = await update(store, queue, renewed, timedelta(0), "after")
+    again = await receive_one(store, queue)
+    assert (again.text, again.dequeue_count) == ("after", 2)
+    with pytest.raises(Conflict):
+        await update(store, queue, back, LONG)
+
+
+async def test_update_without_text_keeps_it(store: Store, queue: str) -> None:
+    await put(store, queue, "kept")
+    message = await receive_one(store, queue)
+    await update(store, queue, message.receipt, timedelta(0))
+    assert (await receive_one(store, queue)).text == "kept"
+
+
+async def test_delete_of_a_missing_message(store: Store, queue: str) -> None:
+    receipt = await put(store, queue)
+    await delete(store, queue, receipt)
+    with pytest.raises(NotFound):
+        await delete(store, queue, receipt)
+    with pytest.raises(NotFound):
+        await update(store, queue, receipt, LONG)
+    await delete(store, queue, receipt, quiet=True)
+
+
+async def test_a_quiet_delete_with_a_stale_receipt_leaves_the_message(store: Store, queue: str) -> None:
+    receipt = await put(store, queue)
+    await receive_one(store, queue)
+    await delete(store, queue, receipt, quiet=True)
+    assert await store.count(queue) == 1
+
+
+async def test_a_holder_is_asked_when_the_operation_is_carried_out(store: Store, queue: str) -> None:
+    @dataclass
+    class Holder:
+        receipt: Receipt
+
+    holder = Holder(await put(store, queue, visibility=LONG))
+    operation = DeleteMessage(queue=queue, message=holder)
+    holder.receipt = await update(store, queue, holder.receipt, LONG)
+    await store.execute(operation)
+    assert await store.count(queue) == 0
+
+
+async def test_peek_claims_nothing(store: Store, queue: str) -> None:
+    receipt = await put(store, queue, "seen")
+    for _ in range(2):
+        (message,) = await store.peek(queue)
+        assert (message.text, message.dequeue_count, message.receipt.pop_receipt) == ("seen", 0, "")
+        assert message.receipt.message_id == receipt.message_id
+    assert (await receive_one(store, queue)).dequeue_count == 1
+
+
+async def test_peek_has_a_limit(store: Store, queue: str) -> None:
+    for number in range(4):
+        await put(store, queue, str(number))
+    assert len(await store.peek(queue, limit=3)) == 3
+
+
+async def test_an_absent_queue_is_not_found(store: Store, fresh: str) -> None:
+    with pytest.raises(NotFound):
+        await put(store, fresh)
+    with pytest.raises(NotFound):
+        await store.receive(fresh, limit=1, visibility=SECOND)
+    with pytest.raises(NotFound):
+        await store.peek(fresh)
+    with pytest.raises(NotFound):
+        await store.count(fresh)
+
+
+async def test_concurrent_receivers_share_without_overlap(store: Store, queue: str) -> None:
+    for number in range(30):
+        await put(store, queue, str(number))
+    parts = await asyncio.gather(*(store.receive(queue, limit=5, visibility=LONG) for _ in range(10)))
+    texts = [message.text for part in parts for message in part]
+    assert sorted(texts, key=int) == [str(number) for number in range(30)]
+
+
+# --- sizes and values that Azure refuses, Azurite or not
+
+
+async def test_64_kib_of_text_fit_and_no_byte_more(store: Store, queue: str) -> None:
+    await put(store, queue, "x" * 65_536)
+    assert len((await receive_one(store, queue)).text) == 65_536
+    with pytest.raises(PayloadTooLarge, match="65537 bytes"):
+        await put(store, queue, "x" * 65_537)
+    with pytest.raises(PayloadTooLarge, match="65538 bytes"):  # UTF-8 counts
+        await put(store, queue, "é" * 32_769)
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x0b", "\x1f", "\r", "\ufffe", "\ud800"])
+async def test_characters_that_do_not_survive_xml_are_refused(store: Store, queue: str, character: str) -> None:
+    with pytest.raises(InputError, match="does not survive XML"):
+        await put(store, queue, f"a{character}b")
+
+
+@pytest.mark.parametrize("visibility", [timedelta(seconds=-1), timedelta(days=7, seconds=1)])
+async def test_visibility_is_bounded(store: Store, queue: str, visibility: timedelta) -> None:
+    with pytest.raises(InputError, match="0 to 7 days"):
+        await put(store, queue, visibility=visibility)
+    with pytest.raises(InputError, match="7 days"):
+        await store.receive(queue, limit=1, visibility=visibility)
+
+
+async def test_seven_days_are_allowed(store: Store, queue: str) -> None:
+    receipt = await put(store, queue, visibility=timedelta(days=7))
+    assert await store.peek(queue) == []
+    await delete(store, queue, receipt)
+
+
+async def test_receive_needs_a_visibility_and_a_limit_of_1_to_32(store: Store, queue: str) -> None:
+    with pytest.raises(InputError, match="visibility"):
+        await store.receive(queue, limit=1, visibility=timedelta(0))
+    for limit in (0, 33):
+        with pytest.raises(InputError, match="limit"):
+            await store.receive(queue, limit=limit, visibility=SECOND)
+        with pytest.raises(InputError, match="limit"):
+            await store.peek(queue, limit=limit)
+
+
+# --- arrival
+
+
+async def test_arrival_times_out_on_an_empty_queue(store: Store, queue: str, elapse: Elapse) -> None:
+    waiting = asyncio.ensure_future(store.arrival([queue], 0.2))
+    await elapse(0.3)
+    assert await waiting is False
+
+
+async def test_arrival_wakes_on_a_put(store: Store, queue: str, fresh: str) -> None:
+    await store.create_queue(f"{fresh}-other")
+    waiting = asyncio.ensure_future(store.arrival([f"{fresh}-other", queue], 20.0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await put(store, queue)
+    assert await asyncio.wait_for(waiting, 5) is True
+
+
+async def test_arrival_sees_a_put_made_before_it(store: Store, queue: str) -> None:
+    await store.receive(queue, limit=1, visibility=SECOND)
+    await put(store, queue)
+    assert await asyncio.wait_for(store.arrival([queue], 20.0), 5) is True
+
+
+async def test_arrival_wakes_when_a_message_is_given_back(store: Store, queue: str) -> None:
+    await put(store, queue)
+    message = await receive_one(store, queue)
+    await store.receive(queue, limit=1, visibility=SECOND)  # what was heard of the put is consumed
+    waiting = asyncio.ensure_future(store.arrival([queue], 20.0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await update(store, queue, message.receipt, timedelta(0))
+    assert await asyncio.wait_for(waiting, 5) is True
+
+
+async def test_arrival_wakes_when_a_delayed_message_is_due(store: Store, queue: str, elapse: Elapse) -> None:
+    await store.receive(queue, limit=1, visibility=SECOND)
+    await put(store, queue, visibility=SECOND)
+    waiting = asyncio.ensure_future(store.arrival([queue], 20.0))
+    await elapse(0.5)
+    assert not waiting.done()
+    await elapse(0.7)
+    assert await asyncio.wait_for(waiting, 5) is True
+    await elapse(0.1)
+    assert len(await store.receive(queue, limit=1, visibility=SECOND)) == 1
+
+
+async def test_requests_are_counted(store: Store, queue: str) -> None:
+    store.requests.clear()
+    await put(store, queue)
+    message = await receive_one(store, queue)
+    renewed = await update(store, queue, message.receipt, LONG)
+    await store.peek(queue)
+    await delete(store, queue, renewed)
+    await store.receive(queue, limit=1, visibility=SECOND)
+    assert dict(store.requests) == {
+        "queue.put": 1,
+        "queue.receive": 2,
+        "queue.update": 1,
+        "queue.peek": 1,
+        "queue.delete": 1,
+    }
