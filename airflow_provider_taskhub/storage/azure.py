@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,6 @@ from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     DeleteMessage,
     Entity,
-    EtagOf,
     Filter,
     Message,
     Operation,
@@ -33,7 +32,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Receipt,
     Result,
     Results,
-    Step,
     Transact,
     Unit,
     UpdateMessage,
@@ -43,6 +41,7 @@ from airflow_provider_taskhub.storage.rest.blobs import Blobs
 from airflow_provider_taskhub.storage.rest.queues import Queues
 from airflow_provider_taskhub.storage.rest.tables import Tables
 from airflow_provider_taskhub.storage.rest.wire import Wire
+from airflow_provider_taskhub.storage.steps import carry_out
 
 PARALLEL = 16
 """Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
@@ -92,40 +91,13 @@ class AzureStore:
 
     async def execute(self, operation: Operation) -> Result:
         rules.check_alone(operation)
-        return await self._carry_out(operation, _plain)
+        return await self._carry_out(operation)
 
     async def commit(self, unit: Unit) -> Results:
         rules.check_unit(unit)
-        results: list[tuple[Result, ...]] = []
+        return await carry_out(unit, self._carry_out, self._crash, together=_parallel)
 
-        def resolve(etag: str | EtagOf) -> str:
-            if isinstance(etag, str):
-                return etag
-            written = results[etag.step][etag.operation]
-            assert isinstance(written, tuple)  # rules.check_unit: it is a Transact of an earlier step
-            return written[etag.row]
-
-        for step in unit.steps:
-            results.append(await self._step(step, unit.check, resolve) if step.operations else ())
-        return tuple(results)
-
-    async def _step(
-        self, step: Step, check: Callable[[], None] | None, resolve: Callable[[str | EtagOf], str]
-    ) -> tuple[Result, ...]:
-        try:
-            if self._crash is not None:
-                await self._crash(step.name)
-            if check is not None:
-                check()
-            results = await _parallel([self._carry_out(operation, resolve) for operation in step.operations])
-            if self._crash is not None:
-                await self._crash(f"after:{step.name}")
-        except Exception as error:
-            error.add_note(f"step: {step.name}")
-            raise
-        return results
-
-    async def _carry_out(self, operation: Operation, resolve: Callable[[str | EtagOf], str]) -> Result:
+    async def _carry_out(self, operation: Operation) -> Result:
         match operation:
             case PutMessage():
                 receipt = await self._queues.put(operation)
@@ -137,7 +109,7 @@ class AzureStore:
                 await self._queues.delete_message(operation)
                 return None
             case Transact():
-                return await self._tables.transact(operation, resolve)
+                return await self._tables.transact(operation)
             case PutBlob():
                 return await self._blobs.put(operation)
             case DeleteBlob():
@@ -272,11 +244,6 @@ class AzureStore:
         rules.check_lease_target(container, name)
         rules.check_lease_id(lease_id)
         await self._blobs.lease(container, name, "release", {"x-ms-lease-id": lease_id})
-
-
-def _plain(etag: str | EtagOf) -> str:
-    assert isinstance(etag, str)  # rules.check_alone refuses references outside a unit
-    return etag
 
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:

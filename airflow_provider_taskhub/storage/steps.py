@@ -1,12 +1,13 @@
-"""A unit carried out step by step, operation by operation, as Azure does it: the simulation's way over any store.
+"""A unit carried out step by step: Azure's way, and the simulation's over any store.
 
 Between any two operations another worker may act, and a crash may happen at each named point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from airflow_provider_taskhub.storage.primitives import (
     CrashPoint,
@@ -15,45 +16,54 @@ from airflow_provider_taskhub.storage.primitives import (
     Result,
     Results,
     RowOperation,
-    Step,
     Transact,
     Unit,
 )
 
+Execute: TypeAlias = Callable[[Operation], Coroutine[Any, Any, Result]]
+"""Carries out one operation by itself; its references to ETags are resolved already."""
+Together: TypeAlias = Callable[[Sequence[Coroutine[Any, Any, Result]]], Awaitable[tuple[Result, ...]]]
+"""Carries out the operations of one step; raises the first error in their order."""
+
+
+async def one_by_one(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
+    """In order; nothing after an error is begun."""
+    done: list[Result] = []
+    try:
+        for operation in operations:
+            done.append(await operation)
+    finally:
+        for operation in operations[len(done) :]:
+            operation.close()
+    return tuple(done)
+
 
 async def carry_out(
-    unit: Unit, execute: Callable[[Operation], Awaitable[Result]], crash: CrashPoint | None = None
+    unit: Unit, execute: Execute, crash: CrashPoint | None = None, *, together: Together = one_by_one
 ) -> Results:
     """All steps in order; the first error ends it, with the name of its step in its notes.
 
-    :param execute: carries out one operation by itself; its references to ETags are resolved already.
     :param crash: awaited with the name of each step before it, and with ``after:<name>`` behind it.
+    :param together: how the operations of a step are carried out.
     """
     results: list[tuple[Result, ...]] = []
     for step in unit.steps:
         try:
-            results.append(await _step(step, unit.check, execute, crash, tuple(results)) if step.operations else ())
+            if not step.operations:
+                results.append(())
+                continue
+            if crash is not None:
+                await crash(step.name)
+            if unit.check is not None:
+                unit.check()
+            earlier = tuple(results)
+            results.append(await together([execute(resolved(operation, earlier)) for operation in step.operations]))
+            if crash is not None:
+                await crash(f"after:{step.name}")
         except Exception as error:
             error.add_note(f"step: {step.name}")
             raise
     return tuple(results)
-
-
-async def _step(
-    step: Step,
-    check: Callable[[], None] | None,
-    execute: Callable[[Operation], Awaitable[Result]],
-    crash: CrashPoint | None,
-    earlier: Results,
-) -> tuple[Result, ...]:
-    if crash is not None:
-        await crash(step.name)
-    if check is not None:
-        check()
-    done = [await execute(resolved(operation, earlier)) for operation in step.operations]
-    if crash is not None:
-        await crash(f"after:{step.name}")
-    return tuple(done)
 
 
 def resolved(operation: Operation, earlier: Results) -> Operation:

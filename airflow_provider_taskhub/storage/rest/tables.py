@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_provider_taskhub.errors import InputError, Unavailable
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
-    EtagOf,
     Filter,
     Page,
     RowOperation,
@@ -41,14 +40,12 @@ _NEXT_KEYS = ("x-ms-continuation-nextpartitionkey", "x-ms-continuation-nextrowke
 _ABSENT = frozenset({404})
 _TAKEN = frozenset({409})
 
-Resolve = Callable[[str | EtagOf], str]
-"""Gives the ETag that an ``EtagOf`` stands for."""
 
-
-def _row_part(table: str, row: RowOperation, resolve: Resolve) -> Part:
+def _row_part(table: str, row: RowOperation) -> Part:
     entity, headers = row.entity, dict(_JSON)
     if row.etag is not None:
-        headers["if-match"] = resolve(row.etag)
+        assert isinstance(row.etag, str)  # storage.steps has resolved it
+        headers["if-match"] = row.etag
     body = b""
     if row.verb is not RowVerb.DELETE:
         headers |= _BODY
@@ -69,9 +66,9 @@ class Tables:
 
     # rows
 
-    async def transact(self, operation: Transact, resolve: Resolve) -> tuple[str, ...]:
+    async def transact(self, operation: Transact) -> tuple[str, ...]:
         """Carry out a write; the ETags of its rows."""
-        parts = [_row_part(operation.table, row, resolve) for row in operation.rows]
+        parts = [_row_part(operation.table, row) for row in operation.rows]
         if len(parts) == 1:
             return (await self._single(operation, parts[0]),)
         return await self._batch(operation, parts)
