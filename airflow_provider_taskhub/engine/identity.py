@@ -19,6 +19,7 @@ NAMESPACE = UUID("9e952958-5e33-4daf-827f-2fa12937b875")
 HALF = 16
 """Hex digits of an execution id that all generations of one start share."""
 MAX_INSTANCE_ID = 256
+_LATER = "00000000"
 
 
 def action_id(
@@ -50,9 +51,15 @@ def child_execution_id(action: str) -> str:
 def next_execution_id(execution_id: str) -> str:
     """Execution id of the generation after ``execution_id``; a re-run gives the same (DESIGN §6).
 
-    The first half stays, so that a duplicate of the first start is known after any number of generations.
+    The first half stays, so that a duplicate of the first start is known after any number of generations; the second
+    counts, so that of two generations the newer is known.
     """
-    return execution_id[:HALF] + uuid5(NAMESPACE, json.dumps(["generation", execution_id])).hex[HALF:]
+    return f"{execution_id[:HALF]:0<{HALF}}{_LATER}{generation_of(execution_id) + 1:08x}"
+
+
+def generation_of(execution_id: str) -> int:
+    """How many times the start behind this execution id has continued as new; 0 for ids that others made."""
+    return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
 
 
 def same_start(one: str | None, other: str | None) -> bool:

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionResumed,
     ExecutionStarted,
     ExecutionSuspended,
+    FailureDetails,
     GenericEvent,
     HistoryEvent,
     OrchestrationInstance,
@@ -65,13 +66,12 @@ class Execution:
         log: Log | None = None,
     ) -> None:
         self._registry = registry
-        self._past: Sequence[HistoryEvent] = past
+        self._history: list[HistoryEvent] = []
         self._instance = instance
         self._max_generations = max_generations
         self._custom_status = custom_status
         self._log = log
         self._generation: Generation | None = None
-        self._ordinal = len(past)
         self._episodes = 0
         self._time = Timestamp(0)
         self._last_number = -1
@@ -80,6 +80,11 @@ class Execution:
         self._size = 0
         for event in past:
             self._account(event)
+
+    @property
+    def history(self) -> tuple[HistoryEvent, ...]:
+        """The current generation's history, the episodes made here included."""
+        return tuple(self._history)
 
     @property
     def is_finished(self) -> bool:
@@ -148,7 +153,7 @@ class Execution:
             outbound.append(message)
         completed = self._complete(generation, time, history, outbound)
         history.append(OrchestratorCompleted(timestamp=time))
-        first = 0 if switched else self._ordinal
+        first = 0 if switched else len(self._history)
         self._commit(generation, history, switched=switched)
         return Episode(
             loaded=loaded,
@@ -166,10 +171,56 @@ class Execution:
             stale=tuple(stale),
         )
 
+    def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
+        """Fail the instance without running any code: nobody has its orchestrator (K43).
+
+        :param new: recorded as they are. :param now: as in :meth:`advance`.
+        :raises InputError: neither the history nor ``new`` has a start.
+        """
+        if self._completed:
+            return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
+        new = _start_first(new)
+        loaded = self._instance
+        started, self._instance = self._start(new)
+        self._status = Status.FAILED
+        time = max(now, self._time)
+        completed = ExecutionCompleted(
+            timestamp=time,
+            event_id=self._last_number + 1,
+            status=Status.FAILED,
+            result=failure.error_message,
+            failure=failure,
+        )
+        history: list[HistoryEvent] = [
+            OrchestratorStarted(timestamp=time),
+            *(replace(event, is_played=True) for event in new),
+            completed,
+            OrchestratorCompleted(timestamp=time),
+        ]
+        response = _response(started, self._instance, completed)
+        first, number = len(self._history), self._episodes + 1
+        for event in history:
+            self._account(event)
+        return Episode(
+            loaded=loaded if loaded.execution_id else self._instance,
+            current=self._instance,
+            switched=False,
+            history=tuple(history),
+            first_ordinal=first,
+            outbound=(response,) if response else (),
+            number=number,
+            status=Status.FAILED,
+            custom_status=self._custom_status,
+            completed=completed,
+            started=any(isinstance(event, ExecutionStarted) for event in history),
+            output=_output(completed, history),
+        )
+
     # ---- the past
 
     def _account(self, event: HistoryEvent) -> None:
-        """Keep count of an event that is, or becomes, part of the history."""
+        """Keep an event that is, or becomes, part of the history, and count it."""
+        self._history.append(event)
         self._last_number = max(self._last_number, event.event_id)
         self._size += _ROW
         for text in ("input", "result"):
@@ -186,32 +237,36 @@ class Execution:
         """The live generation: the one in memory, or replayed from the past, or begun by the start in ``new``."""
         if self._generation is not None:
             return self._generation
-        started = next((event for event in (*self._past, *new) if isinstance(event, ExecutionStarted)), None)
-        if started is None:
-            raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
-        execution_id = self._instance.execution_id or started.instance.execution_id
-        instance = OrchestrationInstance(instance_id=self._instance.instance_id, execution_id=execution_id)
+        started, instance = self._start(new)
+        definition = self._registry.orchestrator(started.name)
         generation = Generation(
             self._registry,
-            self._registry.orchestrator(started.name),
+            definition,
             started,
             instance,
             time=self._time,
-            timers={event.event_id: event for event in self._past if isinstance(event, TimerCreated)},
+            timers={event.event_id: event for event in self._history if isinstance(event, TimerCreated)},
             custom_status=self._custom_status,
             log=self._log,
         )
         self._instance = instance
         self._generation = generation
-        if self._past:
+        if self._history:
             self._replay(generation)
-            self._past = ()
         return generation
+
+    def _start(self, new: Sequence[HistoryEvent]) -> tuple[ExecutionStarted, OrchestrationInstance]:
+        """The start of this generation, in its history or in ``new``, and the instance with its execution id."""
+        started = next((event for event in (*self._history, *new) if isinstance(event, ExecutionStarted)), None)
+        if started is None:
+            raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
+        execution_id = self._instance.execution_id or started.instance.execution_id
+        return started, OrchestrationInstance(instance_id=self._instance.instance_id, execution_id=execution_id)
 
     def _replay(self, generation: Generation) -> None:
         generation.replaying = True
         try:
-            for event in self._past:
+            for event in self._history:
                 if isinstance(event, TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent):
                     generation.confirm(event)
                 elif isinstance(event, OrchestratorStarted):
@@ -314,7 +369,7 @@ class Execution:
             failure=generation.failure,
         )
         history.append(completed)
-        response = _response(generation, completed)
+        response = _response(generation.started, generation.instance, completed)
         if response is not None:
             outbound.append(response)
         return completed
@@ -323,11 +378,11 @@ class Execution:
         """The episode counts as made; a session whose checkpoint fails drops the whole execution."""
         self._instance = generation.instance
         if switched:
-            self._ordinal = self._episodes = self._size = 0
+            self._history.clear()
+            self._episodes = self._size = 0
             self._last_number = -1
         else:
             self._episodes -= 1  # its OrchestratorStarted is counted below
-        self._ordinal += len(history)
         for event in history:
             self._account(event)
 
@@ -338,7 +393,7 @@ class Execution:
             current=self._instance,
             switched=False,
             history=(),
-            first_ordinal=self._ordinal,
+            first_ordinal=len(self._history),
             outbound=(),
             number=self._episodes,
             status=generation.status if generation is not None else self._status,
@@ -373,13 +428,15 @@ def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:
     return [*starts, *(event for event in new if not isinstance(event, ExecutionStarted))] if starts else new
 
 
-def _response(generation: Generation, completed: ExecutionCompleted) -> Outbound | None:
+def _response(
+    started: ExecutionStarted, instance: OrchestrationInstance, completed: ExecutionCompleted
+) -> Outbound | None:
     """What the parent is told."""
-    parent = generation.started.parent
-    if parent is None or FIRE_AND_FORGET in (generation.started.tags or {}):
+    parent = started.parent
+    if parent is None or FIRE_AND_FORGET in (started.tags or {}):
         return None
     # Our children got their execution id from the action's identity: it is the echo (DESIGN §7).
-    echo = generation.instance.execution_id
+    echo = instance.execution_id
     event: HistoryEvent
     if completed.status is Status.COMPLETED:
         event = SubOrchestrationInstanceCompleted(
