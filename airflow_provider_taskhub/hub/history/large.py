@@ -30,9 +30,8 @@ START_BLOB = "ExecutionStarted.json.gz"
 
 _LIKE_A_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S*|[/\\]\S*")
 """Wider than what .NET takes for a well-formed absolute URI; no JSON text matches."""
-_PAYLOAD = re.compile(
-    r"(?:[^/\\\x00-\x1f\x7f-\x9f]+/)+(?:message|history|instance)-[^/\\\x00-\x1f\x7f-\x9f]+\.json\.gz"
-)
+_PART = r"[^/\\\x00-\x1f\x7f-\x9f]+"
+_PAYLOAD = re.compile(rf"(?:{_PART}/)+(?:message|history|instance)-{_PART}\.json\.gz")
 """Names of payload blobs."""
 _MAX_BLOB_NAME = 1024
 
