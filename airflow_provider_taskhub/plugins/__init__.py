@@ -1,0 +1,1 @@
+"""TaskHub's page inside Airflow's UI."""

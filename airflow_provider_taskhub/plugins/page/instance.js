@@ -1,0 +1,180 @@
+// One instance: facts, timeline, what was chosen in it, and its history.
+
+import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, trouble } from "./page.js";
+import { colour, draw, workersOf } from "./timeline.js";
+
+const main = document.getElementById("main");
+let id = query.get("id"), conn = query.get("conn") ?? "", others = [];
+let chosen = null, last = null, log = null, open = new Set();
+const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div")]));
+
+main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
+
+/** From a task's tab there is no id: its newest instance is shown. */
+async function find() {
+  if (id) return true;
+  const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
+  if (!task.dag_id) throw Object.assign(new Error("No instance was named."), { code: 404 });
+  const found = await ask("task", { ...task, conn });
+  if (!found.ids.length) return false;
+  [id] = found.ids;
+  others = found.ids;
+  conn = found.conn;
+  return true;
+}
+
+async function load() {
+  if (!(await find())) return null;
+  return ask("instance", { id, conn });
+}
+
+function show(answer) {
+  if (answer === null) {
+    main.replaceChildren(el("div", { class: "empty" }, el("b", {}, "No instance yet."), "This task has not started an orchestration in the hub."));
+    return;
+  }
+  last = answer;
+  bar(answer);
+  if (!parts.head.isConnected)
+    main.replaceChildren(parts.head, parts.note, el("h2", {}, "Timeline"), parts.time, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
+  paint();
+}
+
+function paint() {
+  const { instance, served, tally, activities } = last;
+  const live = instance.ended == null;
+  document.title = `${instance.id} · TaskHub`;
+  parts.head.replaceChildren(
+    el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}` }, "Instances"), " ›"),
+      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), others.length > 1 ? generations() : null),
+    el("dl", { class: "facts" },
+      fact("Status", status(instance.status)),
+      fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
+      fact("Started", time(instance.created), el("span", { class: "mute" }, ` · ${duration((instance.ended ?? last.time) - instance.created)}`)),
+      fact("Activities", said(tally)),
+      fact("Served by", `partition ${served.partition}`, served.owner && live ? ` · ${served.owner}` : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : ""),
+      instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
+        el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
+  parts.note.replaceChildren(...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+    instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
+    : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
+  paintTimeline(live);
+  paintDetail(activities);
+  paintHistory();
+  paintMore(instance);
+}
+
+const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+
+function said(tally) {
+  if (!tally.all) return el("span", { class: "mute" }, "none recorded");
+  return [["completed", "done"], ["running", "running"], ["failed", "failed"], ["lost", "lost"], ["cancelling", "cancelling"], ["cancelled", "cancelled"], ["retried", "retried"]]
+    .filter(([key]) => tally[key]).map(([key, name]) => `${tally[key]} ${name}`).join(" · ");
+}
+
+function generations() {
+  return el("label", { class: "small mute", style: "margin-left:auto" }, "of this task: ",
+    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, others.map((one) => el("option", { value: one, selected: one === id }, one.slice(one.lastIndexOf(":") + 1)))));
+}
+
+function paintTimeline(live) {
+  const { instance, timeline } = last;
+  const bars = timeline.lanes.flatMap((lane) => lane.bars);
+  const ends = [...bars.map((one) => one.end ?? 0), ...timeline.episodes.map(([start, end]) => end ?? start), instance.ended ?? 0];
+  const from = Math.min(instance.created ?? Infinity, ...bars.map((one) => one.start), ...timeline.episodes.map(([start]) => start));
+  const to = live ? last.time + Math.max(500, (last.time - from) * 0.03) : Math.max(...ends, from + 1) + Math.max(100, (Math.max(...ends) - from) * 0.02);
+  if (!timeline.lanes.length && !timeline.episodes.length) {
+    parts.time.replaceChildren(el("div", { class: "lane empty" }, el("b", {}, "Nothing has run yet."), "A bar will appear here for each activity."));
+    return;
+  }
+  const width = Math.max(700, parts.time.clientWidth || 1190);
+  const focus = document.activeElement?.getAttribute?.("aria-label");
+  const picture = draw(timeline, { from, to, now: last.time, live, width, chosen: chosen && `${chosen.task}/${chosen.attempt}`, pick: choose });
+  const workers = workersOf(timeline.lanes);
+  const square = (style, name) => el("span", {}, el("i", { style }), name);
+  parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
+    workers.map((worker) => square(`background:${colour(workers, worker)}`, worker)),
+    bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
+    bars.some((one) => ["lost", "failed", "cancelled"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
+    bars.some((one) => ["waiting", "fired", "scheduled"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
+    timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
+    el("span", { class: "space" }, "click a bar for input, output, log and Spark UI")));
+  if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
+}
+
+function choose(task, attempt) {
+  chosen = { task, attempt };
+  log = null;
+  paint();
+  const record = last.activities.find((one) => one.task === task && one.attempt === attempt);
+  if (record?.log) fetchLog(record);
+}
+
+async function fetchLog(record) {
+  const wanted = chosen;
+  try { log = (await ask("log", { id, conn, task: record.task, attempt: record.attempt })).text || "(nothing was written)"; } catch (error) { log = `(${error.message})`; }
+  if (wanted === chosen) paintDetail(last.activities);
+}
+
+function paintDetail(activities) {
+  if (!chosen) {
+    parts.detail.replaceChildren(el("h2", {}, "Input and output"), payloads(last.instance));
+    return;
+  }
+  const attempts = activities.filter((one) => one.task === chosen.task);
+  const record = attempts.find((one) => one.attempt === chosen.attempt);
+  const lane = last.timeline.lanes.find((one) => one.task === chosen.task);
+  const rows = [];
+  const pair = (name, ...value) => rows.push(el("dt", {}, name), el("dd", {}, ...value));
+  const input = last.inputs[chosen.task];
+  if (input) pair("input", el("pre", {}, pretty(input)));
+  if (record) {
+    pair("state", record.state, record.message ? ` · ${record.message}` : "", record.progress != null ? ` · ${Math.round(record.progress * 100)} %` : "");
+    pair("worker", `${record.worker}, executor ${record.executor}`);
+    pair("time", `${exactTime(record.claimed)} – ${record.ended ? exactTime(record.ended) : "now"}`, el("span", { class: "mute" }, ` · ${duration((record.ended ?? last.time) - record.claimed)}`));
+    if (record.application) pair("Spark", record.application, /^https?:\/\//.test(record.spark_ui ?? "") ? [" ", el("a", { href: record.spark_ui, target: "_blank", rel: "noopener noreferrer" }, "Spark UI")] : "");
+    if (record.result) pair("output", el("pre", {}, pretty(record.result)));
+    if (record.failure) pair("error", el("pre", {}, `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
+    for (const other of attempts.filter((one) => one !== record))
+      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.task, other.attempt) }, `${other.state} on ${other.worker}`));
+    if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
+  } else pair("state", lane?.bars[0]?.state ?? "");
+  parts.detail.replaceChildren(el("h2", {}, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", " ",
+    el("button", { class: "small", style: "padding:0 8px", onclick: () => { chosen = null; paint(); } }, "close")), el("dl", { class: "pairs" }, ...rows));
+}
+
+function payloads(instance) {
+  const rows = [];
+  for (const [name, value] of [["input", instance.input], ["status", instance.custom], ["output", instance.output]])
+    if (value) rows.push(el("dt", {}, name), el("dd", {}, el("pre", {}, pretty(value))));
+  return rows.length ? el("dl", { class: "pairs" }, ...rows) : el("div", { class: "mute" }, "No input, no output.");
+}
+
+function paintHistory() {
+  const { events, total } = last.history;
+  const lines = events.flatMap((event) => {
+    const shown = open.has(event.n);
+    const toggle = () => { if (shown) open.delete(event.n); else open.add(event.n); paintHistory(); };
+    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", {}, event.event), el("td", { class: "small now" }, event.what),
+      el("td", { class: "n" }, event.payload ? el("button", { class: "small", style: "padding:0 7px", "aria-expanded": String(shown), title: "payload", onclick: toggle }, shown ? "–" : "+") : ""));
+    return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", {}, pretty(event.payload))))] : [row];
+  });
+  const scrolled = parts.history.querySelector(".events")?.scrollTop ?? 0;
+  parts.history.replaceChildren(el("h2", {}, "History"), el("div", { class: "scroll events", style: "max-height:640px;overflow-y:auto" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "n" }, "#"), ...["Time", "Event", "What", ""].map((text) => el("th", {}, text)))), el("tbody", {}, ...lines))),
+    total > events.length ? el("div", { class: "foot" }, `the newest ${events.length} of ${total} events`) : "");
+  parts.history.querySelector(".events").scrollTop = scrolled;
+}
+
+function paintMore(instance) {
+  const kept = parts.more.querySelector("details")?.open;
+  const tags = Object.entries(instance.tags).sort();
+  parts.more.replaceChildren(...(tags.length ? [el("details", { style: "margin-top:20px", open: kept }, el("summary", { class: "small" }, `tags (${tags.length}), execution ${instance.execution}`),
+    el("dl", { class: "pairs", style: "margin-top:8px" }, ...tags.flatMap(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value)])))] : []));
+}
+
+refresh(load, show, (error) => {
+  if (last && (!error.code || error.code >= 500)) return false;
+  main.replaceChildren(trouble(error));
+  return error.code === 404 && Boolean(query.get("id"));
+});
+addEventListener("resize", () => { if (last) paintTimeline(last.instance.ended == null); });

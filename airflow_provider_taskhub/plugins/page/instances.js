@@ -1,0 +1,107 @@
+// The list: what is wrong or runs comes first, counts are the filter, one line says where each instance stands now.
+
+import { airflowLink, ask, bar, base, duration, el, instanceHref, query, refresh, runPath, status, time, trouble } from "./page.js";
+
+const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Terminated"];
+const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"]];
+const LIMIT = 25;
+const main = document.getElementById("main");
+const filter = {
+  conn: query.get("conn") ?? "", status: query.get("status") ?? "", text: query.get("text") ?? "",
+  window: query.get("window") ?? "day", offset: Number(query.get("offset")) || 0,
+};
+
+const chips = el("div", { class: "chips", style: "margin:0", role: "group", "aria-label": "Status" });
+const search = el("input", { type: "search", placeholder: "Id, name or tag=value", value: filter.text, "aria-label": "Filter by id, name or tag" });
+const since = el("select", { "aria-label": "Started" }, WINDOWS.map(([value, text]) => el("option", { value, selected: value === filter.window }, text)));
+const hubs = el("select", { "aria-label": "Hub", hidden: true });
+const body = el("tbody", {}, ghosts());
+const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {},
+  ...["Status", "Instance and its Airflow run", "Orchestrator", "Started"].map((text) => el("th", {}, text)),
+  el("th", { class: "n" }, "Duration"), el("th", {}, "Activities"), el("th", {}, "Now"))), body));
+const foot = el("div", { class: "foot" });
+const notes = el("div");
+main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances")),
+  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs), notes, table, foot);
+
+function ghosts() {
+  return Array.from({ length: 8 }, () => el("tr", { class: "ghost" }, [60, 260, 110, 60, 50, 130, 160].map((width) => el("td", {}, el("i", { style: `width:${width}px` })))));
+}
+
+function change(values) {
+  Object.assign(filter, { offset: 0 }, values);
+  const kept = Object.entries(filter).filter(([name, value]) => value && !(name === "window" && value === "day"));
+  history.replaceState({}, "", `${location.pathname}?${new URLSearchParams(kept)}`);
+  again();
+}
+
+function show(answer) {
+  if (answer.asked !== JSON.stringify(filter)) { again(); return; }
+  bar(answer);
+  const all = Object.values(answer.counts).reduce((sum, count) => sum + count, 0);
+  chips.replaceChildren(chip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
+    .map((name) => chip(name, name, answer.counts[name] ?? 0)));
+  notes.replaceChildren(...(answer.capped ? [el("div", { class: "note" }, "More instances than are looked at: only 5,000 of this time are counted and shown. Choose a shorter time.")] : []));
+  const narrowed = filter.text || filter.status || filter.window !== "all";
+  body.replaceChildren(...answer.rows.map((row) => line(row, answer)));
+  table.hidden = !answer.rows.length;
+  if (!answer.rows.length) {
+    foot.replaceChildren(el("div", { class: "empty", style: "flex:1" },
+      all || filter.text ? [el("b", {}, "No instance matches."), "Choose another status, text or time."]
+        : [el("b", {}, filter.window === "all" ? "No instances yet." : `No instances in the ${WINDOWS.find(([name]) => name === filter.window)[1]}.`),
+          "A TaskHubOperator's first run will appear here.", narrowed && filter.window !== "all" ? [" ", el("button", { onclick: () => { since.value = "all"; change({ window: "all" }); } }, "Show all time")] : null]));
+    return;
+  }
+  const last = answer.offset + answer.rows.length;
+  foot.replaceChildren(el("span", {}, `${answer.offset + 1}–${last} of ${answer.total.toLocaleString("en")}`), el("span", {},
+    el("button", { disabled: !answer.offset, onclick: () => change({ offset: Math.max(0, filter.offset - LIMIT) }) }, "‹ Previous"), " · ",
+    el("button", { disabled: last >= answer.total, onclick: () => change({ offset: filter.offset + LIMIT }) }, "Next ›")));
+}
+
+function chip(text, value, count) {
+  return el("button", { class: "chip", "aria-pressed": String(filter.status === value), onclick: () => change({ status: value }) }, text, " ", el("b", {}, count.toLocaleString("en")));
+}
+
+function line(row, answer) {
+  const quiet = row.status !== "Failed" && !row.now.startsWith("waits:");
+  return el("tr", {},
+    el("td", {}, status(row.status)),
+    el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn) }, row.id), " ",
+      row.airflow ? el("span", { class: "small" }, airflowLink(runPath(row.airflow), "↗ run")) : ""),
+    el("td", {}, row.name), el("td", {}, time(row.created)),
+    el("td", { class: "n" }, row.created == null || row.status === "Pending" ? "" : duration((row.ended ?? answer.time) - row.created)),
+    el("td", {}, progress(row.activities)),
+    el("td", { class: `now small ${quiet ? "mute" : ""}` }, row.now));
+}
+
+function progress(tally) {
+  if (!tally || !tally.all) return "";
+  const done = tally.completed ?? 0, running = (tally.running ?? 0) + (tally.cancelling ?? 0), bad = tally.all - done - running;
+  const width = (count) => `width:${(100 * count) / tally.all}%`;
+  const said = [`${done} done`, running && `${running} running`, bad && `${bad} failed`].filter(Boolean).join(", ");
+  return [el("span", { class: "bar", "aria-hidden": "true" }, el("i", { class: "ok", style: width(done) }), el("i", { class: "run", style: width(running) }), el("i", { class: "bad", style: width(bad) })), " ", el("span", { class: "small mute" }, said)];
+}
+
+function failed(error) {
+  if (!error.code || error.code >= 500) { if (!body.querySelector(".ghost")) return false; }
+  notes.replaceChildren();
+  table.hidden = true;
+  foot.replaceChildren(el("div", { style: "flex:1" }, trouble(error)));
+  return false;
+}
+
+let typing = 0;
+search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => change({ text: search.value }), 250); });
+since.addEventListener("change", () => change({ window: since.value }));
+hubs.addEventListener("change", () => change({ conn: hubs.value }));
+
+ask("hubs").then((known) => {
+  if (known.length < 2) return;
+  hubs.replaceChildren(...known.map((hub) => el("option", { value: hub.conn, selected: hub.conn === filter.conn }, `${hub.hub} · ${hub.place}`)));
+  hubs.hidden = false;
+}).catch(() => { /* the list itself says what is wrong */ });
+
+const again = refresh(async () => {
+  const asked = JSON.stringify(filter);
+  return { ...(await ask("instances", { ...filter, limit: LIMIT })), asked };
+}, show, failed);

@@ -1,0 +1,158 @@
+// What every page shares: theme, elements, times, requests, and moving Airflow's own frame.
+
+export const base = document.querySelector("meta[name=taskhub-base]").content;
+export const query = new URLSearchParams(location.search);
+
+const KIND = { Running: "run", Completed: "ok", Failed: "bad", Suspended: "wait", Terminated: "off", Canceled: "off" };
+
+/** An element; children are elements or texts, never HTML, so nothing that a hub says is ever markup. */
+export function el(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child != null && child !== false));
+  return node;
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) if (value != null) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+export const status = (name) => el("span", { class: `s ${KIND[name] ?? ""}` }, el("i", { "aria-hidden": "true" }), name);
+
+// --- times: the browser's zone, seconds where they matter
+
+const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat("sv-SE", { month: "2-digit", day: "2-digit" });
+const full = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "long" });
+
+export const fullTime = (ms) => (ms == null ? "" : full.format(ms));
+export const exactTime = (ms) => (ms == null ? "" : `${clock.format(ms)}.${String(Math.floor(ms % 1000)).padStart(3, "0")}`);
+
+export function time(ms) {
+  if (ms == null) return el("span", { class: "mute" }, "–");
+  const today = new Date().toDateString() === new Date(ms).toDateString();
+  return el("time", { title: fullTime(ms) }, today ? clock.format(ms) : `${day.format(ms)} ${clock.format(ms)}`);
+}
+
+export function duration(ms) {
+  const s = Math.max(0, ms) / 1000;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 60) return `${Math.round(s)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} m ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} m`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** A JSON text as people read it. */
+export function pretty(text) {
+  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+}
+
+// --- requests
+
+export class Refused extends Error {
+  constructor(code, text) { super(text); this.code = code; }
+}
+
+export async function ask(path, parameters = {}) {
+  const url = new URL(`${base}/taskhub/api/${path}`, location.origin);
+  for (const [name, value] of Object.entries(parameters)) if (value !== "" && value != null) url.searchParams.set(name, value);
+  const answer = await fetch(url, { headers: { Accept: "application/json" } });
+  if (answer.ok) return answer.json();
+  let said = "";
+  try { const { detail } = await answer.json(); said = typeof detail === "string" ? detail : JSON.stringify(detail); } catch { /* no JSON */ }
+  throw new Refused(answer.status, said || answer.statusText);
+}
+
+export function trouble(error) {
+  const texts = {
+    401: ["You are not logged in", "Log in to Airflow, then load this page again."],
+    403: ["You may not see this", error.message],
+    404: ["Not found", error.message],
+    409: ["This hub cannot be shown", error.message],
+    503: ["The hub does not answer", error.message],
+  };
+  const [title, text] = texts[error.code] ?? ["The page cannot be loaded", error.message];
+  return el("div", { class: "empty", role: "alert" }, el("b", {}, title), text);
+}
+
+/** Call again and again while the page is looked at; trouble slows down, and is said without wiping what is there. */
+export function refresh(load, show, failed) {
+  let pause = 2000, timer = 0, running = false;
+  const turn = async () => {
+    clearTimeout(timer);
+    if (running) return;
+    running = true;
+    try { show(await load()); pause = 2000; stale(null); } catch (error) {
+      if (failed(error)) return;
+      stale(error);
+      pause = Math.min(30000, pause * 2);
+    } finally { running = false; }
+    timer = setTimeout(() => (document.hidden ? (timer = 0) : turn()), pause);
+  };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && !timer) turn(); });
+  turn();
+  return turn;
+}
+
+// --- the bar on top
+
+let heard = 0, place = null, wrong = null;
+
+export function bar(answer) {
+  heard = Date.now();
+  place = answer;
+  paint();
+}
+
+function stale(error) { wrong = error; paint(); }
+
+function paint() {
+  const where = place && [" hub ", el("b", {}, place.hub), ` · ${place.place} · `];
+  const age = Math.round((Date.now() - heard) / 1000);
+  const when = wrong ? el("span", { class: "stale", title: wrong.message }, `no answer for ${age} s`) : `updated ${age < 2 ? "now" : `${age} s ago`}`;
+  const list = el("a", { href: `${base}/taskhub/page/instances${place?.conn ? `?conn=${encodeURIComponent(place.conn)}` : ""}`, class: location.pathname.endsWith("/instances") ? "here" : "" }, "Instances");
+  document.getElementById("bar").replaceChildren(list, el("span", { class: "hub" }, ...(where ?? []), place ? when : ""));
+}
+setInterval(() => { if (place) paint(); }, 1000);
+paint();
+
+// --- Airflow around us
+
+/** A link to a page of Airflow. Its frame may not be moved by a target (the sandbox forbids it), but by its history. */
+export function airflowLink(path, ...children) {
+  const href = base + path;
+  return el("a", { href, onclick: (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || window.parent === window) return;
+    event.preventDefault();
+    try {
+      window.parent.history.pushState({}, "", href);
+      window.parent.dispatchEvent(new window.parent.PopStateEvent("popstate"));
+    } catch { location.href = href; }
+  } }, ...children);
+}
+
+const part = encodeURIComponent;
+export const runPath = (a) => `/dags/${part(a.dag)}/runs/${part(a.run)}`;
+export const taskPath = (a) => `${runPath(a)}/tasks/${part(a.task)}${a.index >= 0 ? `/mapped/${a.index}` : ""}`;
+export const instanceHref = (id, conn) => `${base}/taskhub/page/instance?${new URLSearchParams({ id, ...(conn ? { conn } : {}) })}`;
+
+function theme() {
+  let dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  try {
+    const outer = window.parent.document.documentElement;
+    if (window.parent !== window && /\b(light|dark)\b/.test(outer.className)) dark = /\bdark\b/.test(outer.className);
+  } catch { /* another origin: our own choice */ }
+  document.documentElement.className = dark ? "dark" : "";
+}
+theme();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+try {
+  if (window.parent !== window) new MutationObserver(theme).observe(window.parent.document.documentElement, { attributeFilter: ["class"] });
+} catch { /* another origin */ }

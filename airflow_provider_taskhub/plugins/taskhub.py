@@ -1,0 +1,52 @@
+"""The Airflow plugin. Every Airflow process imports this module: the web application is built at its first request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from airflow.sdk.plugins_manager import AirflowPlugin
+
+from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubInstanceLink
+
+_TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
+_ICON = f"{URL_PREFIX}/page/assets/icon.svg"
+
+
+class LazyApplication:
+    """An ASGI application that imports FastAPI, and builds the real one, when somebody asks for a page."""
+
+    def __init__(self) -> None:
+        self._app: Callable[..., Awaitable[None]] | None = None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if self._app is None:
+            from airflow_provider_taskhub.plugins.web import make_app
+
+            self._app = make_app()
+        await self._app(scope, receive, send)
+
+
+class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """The hub's instances in Airflow's navigation, and a task's instance in a tab of the task."""
+
+    name = "taskhub"
+    fastapi_apps = [{"app": LazyApplication(), "url_prefix": URL_PREFIX, "name": "TaskHub"}]  # noqa: RUF012
+    external_views = [  # noqa: RUF012  # lists, as Airflow declares them
+        {
+            "name": "TaskHub",
+            "href": f"{URL_PREFIX}/page/instances",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": ROUTE,
+            "icon": _ICON,
+        },
+        {
+            "name": "TaskHub",
+            "href": f"{URL_PREFIX}/page/instance?{_TASK_QUERY}",
+            "destination": "task_instance",
+            "url_route": f"{ROUTE}-instance",
+            "icon": _ICON,
+        },
+    ]
+    operator_extra_links = [TaskHubInstanceLink()]  # noqa: RUF012

@@ -1,0 +1,155 @@
+"""One time axis for everything that an instance did: history and activity records in, lanes of bars out. Pure.
+
+Times are milliseconds since 1970, as JavaScript wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import events
+from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+
+MOST_LANES = 400
+"""A fan-out wider than this shows its first lanes, and says how many more there are."""
+_LONGEST_LABEL = 44
+
+
+@dataclass(slots=True)
+class Lane:
+    """A line of the picture. :param kind: ``activity``, ``timer`` or ``child``."""
+
+    label: str
+    kind: str
+    task_id: int
+    begun: Timestamp
+    bars: list[dict[str, Any]] = field(default_factory=list)
+
+
+def timeline(
+    history: Sequence[HistoryEvent], records: Sequence[ActivityRecord], show: Callable[[str | None], str]
+) -> dict[str, Any]:
+    """Lanes, episodes and marks of an instance.
+
+    :param show: how an input may be shown (masked, or not at all).
+    """
+    lanes = {lane.task_id: lane for lane in _scheduled(history, show)}
+    for record in records:
+        lane = lanes.setdefault(
+            record.task_id, Lane(label=record.name, kind="activity", task_id=record.task_id, begun=record.claimed)
+        )
+        lane.bars.append(_attempt(record))
+    _answer(history, lanes)
+    ordered = sorted(lanes.values(), key=lambda lane: (lane.begun.ticks, lane.task_id))
+    return {
+        "lanes": [
+            {"label": lane.label, "kind": lane.kind, "task": lane.task_id, "bars": lane.bars}
+            for lane in ordered[:MOST_LANES]
+        ],
+        "more": max(0, len(ordered) - MOST_LANES),
+        "episodes": _episodes(history),
+        "marks": [*_events(history), *_losses(records)],
+    }
+
+
+def milliseconds(time: Timestamp | None) -> float | None:
+    return None if time is None else time.ticks / 10_000
+
+
+def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str]) -> Iterator[Lane]:
+    for event in history:
+        match event:
+            case events.TaskScheduled():
+                label = _label(event.name, show(_only(event.input)))
+                yield Lane(label=label, kind="activity", task_id=event.event_id, begun=event.timestamp)
+            case events.SubOrchestrationInstanceCreated():
+                label = _label(event.name, show(event.input))
+                yield Lane(label=label, kind="child", task_id=event.event_id, begun=event.timestamp)
+            case events.TimerCreated():
+                lane = Lane(label="timer", kind="timer", task_id=event.event_id, begun=event.timestamp)
+                lane.bars.append(
+                    {
+                        "start": milliseconds(event.timestamp),
+                        "end": None,
+                        "state": "waiting",
+                        "until": milliseconds(event.fire_at),
+                    }
+                )
+                yield lane
+
+
+def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
+    """What the history knows of lanes without records: from scheduled to answered. Timers end when they have fired."""
+    ends: dict[int, tuple[Timestamp, str]] = {}
+    for event in history:
+        match event:
+            case events.TaskCompleted() | events.SubOrchestrationInstanceCompleted():
+                ends[event.task_scheduled_id] = event.timestamp, "completed"
+            case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
+                ends[event.task_scheduled_id] = event.timestamp, "failed"
+            case events.TimerFired():
+                ends[event.timer_id] = event.timestamp, "fired"
+    over = next((e.timestamp for e in history if isinstance(e, events.ExecutionCompleted)), None)
+    for lane in lanes.values():
+        time, state = ends.get(lane.task_id, (over, "cancelled" if over else "scheduled"))
+        if lane.kind == "timer":
+            lane.bars[0] |= {"end": milliseconds(time), "state": state if time else "waiting"}
+        elif not lane.bars:
+            bar = {"start": milliseconds(lane.begun), "end": milliseconds(time), "state": state, "worker": None}
+            lane.bars.append(bar)
+
+
+def _attempt(record: ActivityRecord) -> dict[str, Any]:
+    return {
+        "start": milliseconds(record.claimed),
+        "end": milliseconds(record.ended),
+        "state": str(record.state),
+        "worker": record.worker,
+        "attempt": record.attempt,
+        "progress": record.progress,
+        "message": record.message,
+    }
+
+
+def _episodes(history: Sequence[HistoryEvent]) -> list[list[float | None]]:
+    found: list[list[float | None]] = []
+    for event in history:
+        if isinstance(event, events.OrchestratorStarted):
+            found.append([milliseconds(event.timestamp), None])
+        elif isinstance(event, events.OrchestratorCompleted) and found:
+            found[-1][1] = milliseconds(event.timestamp)
+    return found
+
+
+def _events(history: Sequence[HistoryEvent]) -> Iterator[dict[str, Any]]:
+    for event in history:
+        if isinstance(event, events.EventRaised):
+            yield {"time": milliseconds(event.timestamp), "kind": "event", "text": f"event {event.name}"}
+        elif isinstance(event, events.ExecutionTerminated):
+            yield {"time": milliseconds(event.timestamp), "kind": "lost", "text": "terminated"}
+
+
+def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
+    """One mark per lost worker, at its first lost attempt."""
+    lost: dict[str, Timestamp] = {}
+    for record in records:
+        if record.state is RecordState.LOST and record.ended is not None:
+            known = lost.get(record.worker)
+            lost[record.worker] = record.ended if known is None else min(known, record.ended)
+    for worker, time in lost.items():
+        yield {"time": milliseconds(time), "kind": "lost", "text": f"{worker} lost"}
+
+
+def _only(text: str | None) -> str | None:
+    """An activity's input is a list of one argument on the wire."""
+    return text[1:-1] if text and text.startswith("[") and text.endswith("]") else text
+
+
+def _label(name: str, given: str) -> str:
+    given = "" if given == "null" else given
+    label = f"{name}({given})" if given else name
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 2]}…)"

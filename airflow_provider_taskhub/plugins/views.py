@@ -1,0 +1,206 @@
+"""Values of a hub as the page's JSON. Pure; payloads pass the masker given, or are hidden."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import events
+from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
+from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, PartitionState
+from airflow_provider_taskhub.plugins.timeline import milliseconds
+from airflow_provider_taskhub.triggers.journal import able
+from airflow_provider_taskhub.triggers.outcome import plain, reason
+
+Show = Callable[[str | None], str]
+"""How a payload may be shown: masked, or not at all."""
+MOST_EVENTS = 500
+"""Of a history, from its end."""
+_LONGEST = 20_000
+_LONGEST_LINE = 240
+
+
+def row(
+    state: InstanceState, records: Sequence[ActivityRecord] | None, members: Sequence[Member], show: Show
+) -> dict[str, Any]:
+    """A line of the list."""
+    return {
+        "id": state.instance_id,
+        "status": str(state.status),
+        "name": state.name,
+        "created": milliseconds(state.created),
+        "ended": milliseconds(ended(state)),
+        "now": now_line(state, members, show),
+        "activities": None if records is None else tally(records),
+        "airflow": airflow(state),
+    }
+
+
+def ended(state: InstanceState) -> Timestamp | None:
+    return (state.completed or state.updated) if state.status.is_final else None
+
+
+def now_line(state: InstanceState, members: Sequence[Member], show: Show) -> str:
+    """Where the instance stands now: progress, or why it failed, waits or was ended."""
+    if state.status in (Status.FAILED, Status.TERMINATED, Status.CANCELED):
+        return show(reason(state))[:_LONGEST_LINE]
+    if state.status.is_final:
+        return ""
+    if not able(members, state.name):
+        return f"waits: no live worker knows {state.name!r}"
+    if state.status is Status.PENDING and state.scheduled_start is not None:
+        return f"starts {state.scheduled_start.text()[:16].replace('T', ' ')} UTC"
+    status = plain(state.custom_status)
+    if not status:
+        return ""
+    if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
+        return show(" · ".join(f"{name} {value}" for name, value in status.items()))[:_LONGEST_LINE]
+    return show(status if isinstance(status, str) else state.custom_status)[:_LONGEST_LINE]
+
+
+def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
+    """Attempts by state, and how many were retried (after a failure or a loss)."""
+    last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
+    found = Counter(str(record.state) for record in last.values())
+    return {**found, "retried": sum(record.attempt > 1 for record in last.values()), "all": len(last)}
+
+
+def airflow(state: InstanceState) -> dict[str, Any] | None:
+    """The Airflow task that started the instance."""
+    tags = state.tags or {}
+    if identity.DAG_TAG not in tags:
+        return None
+    index = tags.get(identity.MAP_TAG, "-1")
+    return {
+        "dag": tags[identity.DAG_TAG],
+        "run": tags.get(identity.RUN_TAG, ""),
+        "task": tags.get(identity.TASK_TAG, ""),
+        "index": int(index) if index.lstrip("-").isdigit() else -1,
+        "try": tags.get(identity.TRY_TAG, ""),
+        "generation": tags.get(identity.GENERATION_TAG, ""),
+    }
+
+
+def instance(state: InstanceState, members: Sequence[Member], show: Show) -> dict[str, Any]:
+    """The head of an instance's page."""
+    return {
+        "id": state.instance_id,
+        "execution": state.execution_id,
+        "status": str(state.status),
+        "name": state.name,
+        "version": state.version,
+        "created": milliseconds(state.created),
+        "ended": milliseconds(ended(state)),
+        "now": now_line(state, members, show),
+        "input": show(state.input)[:_LONGEST],
+        "output": show(state.output)[:_LONGEST],
+        "custom": show(state.custom_status)[:_LONGEST],
+        "failure": failure(state.failure, show),
+        "tags": dict(state.tags or {}),
+        "airflow": airflow(state),
+    }
+
+
+def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None:
+    if details is None:
+        return None
+    return {
+        "type": details.error_type,
+        "message": show(details.error_message)[:_LONGEST],
+        "stack": show(details.stack_trace)[:_LONGEST] if details.stack_trace else None,
+        "retryable": not details.is_non_retriable,
+    }
+
+
+def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
+    """Who serves the instance's partition."""
+    return {
+        "partition": partition,
+        "owner": state.owner if state else None,
+        "epoch": state.epoch if state else None,
+        "draining": bool(state and state.draining),
+    }
+
+
+def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
+    """One attempt, as a click on its bar shows it."""
+    return {
+        "task": record.task_id,
+        "attempt": record.attempt,
+        "name": record.name,
+        "state": str(record.state),
+        "worker": record.worker,
+        "executor": record.executor,
+        "claimed": milliseconds(record.claimed),
+        "ended": milliseconds(record.ended),
+        "progress": record.progress,
+        "message": record.message,
+        "application": record.application_id,
+        "spark_ui": record.spark_ui,
+        "log": record.log is not None,
+        "result": show(record.result)[:_LONGEST] if record.result else None,
+        "failure": failure(record.failure, show),
+    }
+
+
+def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
+    """The newest events first."""
+    names = _names(past)
+    first = max(0, len(past) - MOST_EVENTS)
+    lines = [
+        {
+            "n": number,
+            "time": milliseconds(past[number].timestamp),
+            "event": past[number].event_type.name,
+            "what": _what(past[number], names),
+            "payload": show(_payload(past[number]))[:_LONGEST],
+        }
+        for number in range(len(past) - 1, first - 1, -1)
+    ]
+    return {"events": lines, "total": len(past)}
+
+
+def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:
+    """What each activity and child was given, by its number."""
+    kinds = (events.TaskScheduled, events.SubOrchestrationInstanceCreated)
+    return {event.event_id: show(event.input)[:_LONGEST] for event in past if isinstance(event, kinds)}
+
+
+def _names(past: Sequence[HistoryEvent]) -> dict[int, str]:
+    kinds = (events.TaskScheduled, events.SubOrchestrationInstanceCreated)
+    return {event.event_id: event.name for event in past if isinstance(event, kinds)}
+
+
+def _what(event: HistoryEvent, names: dict[int, str]) -> str:
+    match event:
+        case events.TaskScheduled() | events.SubOrchestrationInstanceCreated():
+            return f"{event.name} #{event.event_id}"
+        case (
+            events.TaskCompleted()
+            | events.TaskFailed()
+            | events.SubOrchestrationInstanceCompleted()
+            | events.SubOrchestrationInstanceFailed()
+        ):
+            return f"{names.get(event.task_scheduled_id, '')} #{event.task_scheduled_id}".strip()
+        case events.TimerCreated():
+            return f"until {event.fire_at.text()[:19].replace('T', ' ')} UTC"
+        case events.TimerFired():
+            return f"timer #{event.timer_id}"
+        case events.ExecutionStarted() | events.EventRaised() | events.EventSent():
+            return event.name
+        case events.ExecutionCompleted():
+            return str(event.status)
+    return ""
+
+
+def _payload(event: HistoryEvent) -> str | None:
+    match event:
+        case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
+            details = event.failure
+            return f"{details.error_type}: {details.error_message}" if details else event.reason
+        case events.TaskCompleted() | events.SubOrchestrationInstanceCompleted() | events.ExecutionCompleted():
+            return event.result
+    return getattr(event, "input", None) or getattr(event, "reason", None)

@@ -1,0 +1,305 @@
+"""The page's web application: HTML, scripts and JSON, behind Airflow's own login and permissions (spec/airflow.md §4).
+
+The HTML shell and its assets are public and hold no data. All data needs a login that may see plugins; lists are
+filtered by the DAGs that the user may read; payloads and logs need the right to read task instances and task logs of
+their DAG. What no DAG of ours has started is for administrators: those who may edit connections, for a connection holds
+the hub's key anyway.
+
+No ``from __future__ import annotations`` here: it breaks dependencies of routes defined inside a function.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Annotated, Any
+
+from airflow.sdk import conf
+
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import ConfigurationError, StorageError
+from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.links.taskhub import base_path
+from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.plugins.desk import Desk, desk_of
+from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
+from airflow_provider_taskhub.plugins.timeline import timeline
+
+WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
+"""Hours that a list looks back."""
+LOG_LINES = 2_000
+_ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "instances.js": "text/javascript",
+           "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml"}  # fmt: skip
+_PAGES = ("instances", "instance")
+_HIDDEN = "(needs the right to read task instances of this DAG)"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self'; connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_PARALLEL = 8
+
+
+def make_app() -> Any:
+    """The FastAPI application, mounted by Airflow. No docs, no schema: those would be open to the world."""
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    app = FastAPI(title="TaskHub", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(_pages())
+    app.include_router(_data())
+
+    @app.exception_handler(ConfigurationError)
+    @app.exception_handler(StorageError)
+    async def unusable(request: Request, error: Exception) -> JSONResponse:
+        """The hub cannot be used or does not answer: said to the user, not a 500."""
+        del request
+        status = 503 if isinstance(error, StorageError) else 409
+        return JSONResponse({"detail": str(_masked(str(error)))}, status_code=status)
+
+    return app
+
+
+def _pages() -> Any:
+    """The shell: HTML, scripts, styles."""
+    from fastapi import APIRouter, HTTPException
+    from fastapi.responses import HTMLResponse, Response
+
+    router = APIRouter(prefix="/page")
+
+    @router.get("/assets/{name}")
+    async def asset(name: str) -> Response:
+        if name not in _ASSETS:
+            raise HTTPException(404, f"no asset {name!r}")
+        headers = _HEADERS | {"Cache-Control": "no-cache"}
+        return Response(_file(name), media_type=_ASSETS[name], headers=headers)
+
+    @router.get("/{name}")
+    async def page(name: str) -> HTMLResponse:
+        if name not in _PAGES:
+            raise HTTPException(404, f"no page {name!r}")
+        text = _file("page.html").decode().replace("{{base}}", base_path()).replace("{{page}}", name)
+        return HTMLResponse(text, headers=_HEADERS)
+
+    return router
+
+
+def _data() -> Any:
+    """The JSON behind the pages."""
+    from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+    from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
+    from fastapi import APIRouter, Depends, HTTPException, Query
+
+    router = APIRouter(prefix="/api", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
+    Conn = Annotated[str, Query(max_length=250)]
+    Id = Annotated[str, Query(min_length=1, max_length=300)]
+
+    @router.get("/hubs")
+    async def hubs() -> list[dict[str, str]]:
+        """The hubs that the page offers."""
+        return [await _hub(conn) for conn in page_connections()]
+
+    @router.get("/instances")
+    async def instances(
+        user: GetUserDep,
+        conn: Conn = "",
+        status: Annotated[str, Query(max_length=30)] = "",
+        text: Annotated[str, Query(max_length=300)] = "",
+        window: Annotated[str, Query(max_length=10)] = "day",
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 25,
+    ) -> dict[str, Any]:
+        if window not in WINDOWS or (status and status not in set(Status)):
+            raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
+        desk, head = await _open(conn)
+        found: Scan = await desk.once(("scan", window), lambda client: scan(client, _since(window)))
+        may = visible(*await _rights(user))
+        wanted = Status(status) if status else None
+        listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
+        members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
+        records = await asyncio.gather(*_records(desk, listed.rows))
+        shows = [await _show(state, user) for state in listed.rows]
+        return head | {
+            "counts": listed.counts,
+            "total": listed.total,
+            "capped": found.capped,
+            "offset": offset,
+            "rows": [
+                views.row(state, done, members, show)
+                for state, done, show in zip(listed.rows, records, shows, strict=True)
+            ],
+        }
+
+    @router.get("/instance")
+    async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
+        desk, head = await _open(conn)
+        state = await _readable(desk, id, user)
+        show = await _show(state, user)
+        past, records, members, partitions, info = await asyncio.gather(
+            desk.once(("history", id), lambda client: client.history(id)),
+            desk.once(("activities", id), lambda client: client.activities(id)),
+            desk.once("members", lambda client: client.members()),
+            desk.once("partitions", lambda client: client.partitions()),
+            desk.once("info", lambda client: client.info()),
+        )
+        partition = partition_of(id, info.partitions)
+        return head | {
+            "instance": views.instance(state, members, show),
+            "served": views.served(next((p for p in partitions if p.partition == partition), None), partition),
+            "activities": [views.activity(record, show) for record in records],
+            "inputs": views.inputs(past, show),
+            "tally": views.tally(records),
+            "timeline": timeline(past, records, show),
+            "history": views.history(past, show),
+        }
+
+    @router.get("/task")
+    async def task(
+        user: GetUserDep,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        map_index: str = "-1",
+        conn: Conn = "",
+    ) -> dict[str, Any]:
+        """Instances of an Airflow task, the newest first; an unmapped task's tab sends its placeholder as it is."""
+        index = map_index if map_index.lstrip("-").isdigit() else str(identity.UNMAPPED)
+        tags = {
+            identity.DAG_TAG: dag_id,
+            identity.RUN_TAG: run_id,
+            identity.TASK_TAG: task_id,
+            identity.MAP_TAG: index,
+        }
+        dags, administrator = await _rights(user)
+        if not administrator and dag_id not in dags:
+            raise HTTPException(403, f"you may not read DAG {dag_id!r}")
+        for name in [conn] if conn else page_connections():
+            desk, head = await _open(name)
+            page = await desk.once(("task", *tags.values()), lambda client: client.list(tags=tags, limit=100))
+            if page.instances:
+                newest = sorted(page.instances, key=lambda s: s.created.ticks if s.created else 0, reverse=True)
+                return head | {"ids": [state.instance_id for state in newest]}
+        return {"ids": []}
+
+    @router.get("/log")
+    async def log(user: GetUserDep, id: Id, task: int, attempt: int, conn: Conn = "") -> dict[str, Any]:
+        desk, _ = await _open(conn)
+        state = await _readable(desk, id, user)
+        await asyncio.to_thread(_require, user, state, "TASK_LOGS")
+        records: Sequence[ActivityRecord] = await desk.once(("activities", id), lambda client: client.activities(id))
+        name = next((r.log for r in records if (r.task_id, r.attempt) == (task, attempt)), None)
+        if name is None:
+            raise HTTPException(404, "this attempt keeps no log")
+        text = await desk.once(("log", name), lambda client: client.log(name, last=LOG_LINES))
+        return {"text": _masked(text), "lines": LOG_LINES}
+
+    async def _readable(desk: Desk, instance_id: str, user: Any) -> InstanceState:
+        """The instance, if the user may see it; who may not learns nothing, not even that it exists."""
+        state = await desk.once(("get", instance_id), lambda client: client.get(instance_id))
+        if state is None or not visible(*await _rights(user))(state):
+            raise HTTPException(404, f"there is no instance {instance_id!r}, or you may not see it")
+        return state
+
+    return router
+
+
+def page_connections() -> list[str]:
+    """Connections that the page offers."""
+    named = conf.get("taskhub", "page_connections", fallback=DEFAULT_CONNECTION) or DEFAULT_CONNECTION
+    return [name.strip() for name in named.split(",") if name.strip()] or [DEFAULT_CONNECTION]
+
+
+async def _hub(conn: str) -> dict[str, str]:
+    try:
+        settings = await TaskHubHook(conn).asettings()
+    except ConfigurationError as error:
+        return {"conn": conn, "hub": conn, "place": str(error)}
+    return {"conn": conn, "hub": settings.hub, "place": served_at(settings).split(",")[0]}
+
+
+async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
+    """The desk of a connection's hub, and what every answer says of it."""
+    conn = conn or page_connections()[0]
+    settings = await TaskHubHook(conn).asettings()
+    place = "embedded" if settings.embedded else "azure"
+    return desk_of(settings), {"conn": conn, "hub": settings.hub, "place": place, "time": _now().timestamp() * 1000}
+
+
+def _records(desk: Desk, rows: Sequence[InstanceState]) -> Iterator[Awaitable[tuple[ActivityRecord, ...] | None]]:
+    """Activity records of the rows on a page; those of an ended instance are asked for once."""
+    gate = asyncio.Semaphore(_PARALLEL)
+
+    async def one(state: InstanceState) -> tuple[ActivityRecord, ...] | None:
+        if state.status is Status.PENDING:
+            return None
+        async with gate:
+            return await desk.of_instance(state)
+
+    return (one(state) for state in rows)
+
+
+def _since(window: str) -> datetime | None:
+    hours = WINDOWS[window]
+    return None if hours is None else _now() - timedelta(hours=hours)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def _rights(user: Any) -> tuple[set[str], bool]:
+    """DAGs that the user may read, and whether they may edit connections. From Airflow's database: in a thread."""
+    from airflow.api_fastapi.app import get_auth_manager
+
+    manager = get_auth_manager()
+    administrator = bool(manager.is_authorized_connection(method="PUT", user=user))
+    dags: set[str] = await asyncio.to_thread(manager.get_authorized_dag_ids, user=user, method="GET")
+    return dags, administrator
+
+
+async def _show(state: InstanceState, user: Any) -> views.Show:
+    """How this user may see the instance's payloads: through Airflow's masker, or not at all."""
+    from fastapi import HTTPException
+
+    try:
+        await asyncio.to_thread(_require, user, state, "TASK_INSTANCE")
+    except HTTPException:
+        return lambda text: _HIDDEN if text else ""
+    return _masked
+
+
+def _require(user: Any, state: InstanceState, entity: str) -> None:
+    """The user's right to read an entity of the DAG that started the instance.
+
+    :raises HTTPException: 403 without it. What no DAG has started was let through for administrators before.
+    """
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+    from airflow.api_fastapi.core_api.security import requires_access_dag
+
+    dag_id = (state.tags or {}).get(identity.DAG_TAG)
+    if dag_id is not None:
+        requires_access_dag("GET", DagAccessEntity[entity], dag_id)(None, user)
+
+
+def _masked(text: str | None) -> str:
+    """A payload through Airflow's masker: known secrets, and values under names like ``password``."""
+    from airflow.sdk.log import redact
+
+    if not text:
+        return ""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return str(redact(text))
+    if not isinstance(value, (dict, list)):
+        return str(redact(text))
+    return json.dumps(redact(value, max_depth=20), ensure_ascii=False)
+
+
+def _file(name: str) -> bytes:
+    return (resources.files("airflow_provider_taskhub.plugins") / "page" / name).read_bytes()
