@@ -90,8 +90,14 @@ class Envelope:
 
 
 def encode(envelope: Envelope) -> str:
-    """The JSON text of a message, ASCII only; of one with a blob name, the wrapper that stands for it in the queue."""
-    return wire.dumps(_wrapper(envelope) if envelope.blob_name else _data(envelope))
+    """The JSON text of a message, ASCII only; of one with a blob name, the wrapper that stands for it in the queue.
+
+    :raises MessageError: for a text with an unpaired surrogate, which would stop at the first table it comes to.
+    """
+    data = _wrapper(envelope) if envelope.blob_name else _data(envelope)
+    text = wire.dumps(data)
+    _check_surrogates(text, data)
+    return text
 
 
 def _data(envelope: Envelope) -> dict[str, Any]:
@@ -201,13 +207,21 @@ def _parse(text: str) -> Any:
         plain = _unbase64(plain)
     try:
         value = json.loads(plain, parse_constant=_refuse_constant)
-        if _SURROGATE_ESCAPE.search(plain):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise MessageError("it holds an unpaired surrogate, which no table can store") from error
+        _check_surrogates(plain, value)
+    except MessageError:
+        raise
     except (ValueError, RecursionError) as error:
         raise MessageError(f"it is not JSON: {error}: {wire.shown(plain)}") from error
     return value
+
+
+def _check_surrogates(text: str, value: Any) -> None:
+    """Refuse what JSON can escape but no UTF-8 can hold. :param text: the JSON of the value."""
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise MessageError("it holds an unpaired surrogate, which no table can store") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:
