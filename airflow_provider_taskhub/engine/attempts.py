@@ -94,7 +94,7 @@ class Attempts(Group[Any]):
 class Timer(CancellableTask[None]):
     """Fires at a time; a distant one in stretches."""
 
-    __slots__ = ("_engine", "_fire_at", "_role", "_where")
+    __slots__ = ("_engine", "_fire_at", "_role", "_until", "_where")
 
     def __init__(self, engine: Engine, fire_at: Timestamp, where: Where, *, role: str = "timer") -> None:
         super().__init__()
@@ -105,15 +105,19 @@ class Timer(CancellableTask[None]):
         self._stretch()
 
     def _stretch(self) -> None:
-        until = min(self._fire_at, self._engine.time + LONGEST_TIMER)
+        self._until = min(self._fire_at, self._engine.time + LONGEST_TIMER)
         self._engine.schedule(
-            Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=until), self
+            Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until), self
         )
+
+    def recorded(self, fire_at: Timestamp) -> None:
+        """The history says how far this stretch goes; .NET's are longer, and fire early."""
+        self._until = fire_at
 
     def answered(self, result: str | None) -> None:
         if self._done:  # cancelled
             return
-        if self._engine.time < self._fire_at:
+        if self._until < self._fire_at:
             self._stretch()
         else:
             self.complete(None)

@@ -14,7 +14,7 @@ from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Wait
+from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, Where, decide, identity
 from airflow_provider_taskhub.engine.events import (
@@ -187,6 +187,8 @@ class Generation:
         entry = self._open.get(event.event_id)
         if entry is not None:
             entry.identity = event.taskhub_action_id
+            if isinstance(event, TimerCreated) and isinstance(entry.waiter, Timer):
+                entry.waiter.recorded(event.fire_at)
 
     def episode(self, time: Timestamp) -> None:
         """An OrchestratorStarted event: everything decided before must have been recorded.
