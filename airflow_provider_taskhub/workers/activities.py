@@ -20,6 +20,7 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import claimed
@@ -410,6 +411,6 @@ class Activities:
 
 def log_name(instance_id: str, execution_id: str, task_id: int, attempt: int) -> str:
     """Name of an attempt's log in the log container (DESIGN §9)."""
-    return f"{records.escape(instance_id)}/{execution_id}/{task_id:06d}-{attempt:03d}.log"
+    return f"{escape(instance_id)}/{execution_id}/{task_id:06d}-{attempt:03d}.log"
 
 

@@ -107,6 +107,8 @@ class Backend:
         self._readers: dict[str, ControlReader] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self.dead_loops: list[str] = []
+        self.draining = False
         self.absences = Absences(hub, members, settings.no_worker_timeout)
         self.sessions: Sessions[Live] = Sessions()
         self.orchestrations = Dispatcher(
@@ -136,6 +138,17 @@ class Backend:
         )
         self.activities = Dispatcher("activities", self.work, settings.activities)
 
+    @property
+    def buffered(self) -> int:
+        """Messages prefetched and not yet taken into an episode."""
+        return sum(reader.buffered for reader in self._readers.values())
+
+    @property
+    def oldest_poll(self) -> float:
+        """Seconds since the least recently polled partition was polled (K12); 0 without partitions."""
+        now = self.hub.clock.monotonic()
+        return max((now - reader.last_poll for reader in self._readers.values()), default=0.0)
+
     # lifetimes
 
     def start(self) -> None:
@@ -153,6 +166,7 @@ class Backend:
 
         :param timeout: seconds until what still runs is cancelled and given back.
         """
+        self.draining = True
         if ACTIVITY in self.roles:
             await self.work.reader.stop()
             self._end("activities")
@@ -177,6 +191,7 @@ class Backend:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             log.error("loop_died", loop=name, error=repr(task.exception()))
+            self.dead_loops.append(name)
 
     def _end(self, name: str) -> None:
         task = self._tasks.pop(name, None)

@@ -14,9 +14,11 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.ending import refuse
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
+    ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
@@ -30,7 +32,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.contract import RecordState, next_execution_id
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, next_execution_id
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
@@ -39,7 +41,16 @@ from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import (
+    DeleteMessage,
+    Entity,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Step,
+    Transact,
+    Unit,
+)
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
 
 log = structlog.get_logger(__name__)
@@ -51,7 +62,10 @@ LOOK_PAUSE = 0.1
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """An instance in memory: the live orchestrator and what is stored of it."""
+    """An instance in memory: the live orchestrator and what is stored of it.
+
+    :ivar past: the history as loaded, until the first episode over it.
+    """
 
     execution: Execution
     stored: Stored
@@ -60,6 +74,7 @@ class Live:
     scheduled: set[int] = field(default_factory=set)
     open_tasks: set[int] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
+    past: tuple[HistoryEvent, ...] = ()
     final: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
@@ -102,8 +117,7 @@ class Orchestrations:
 
     :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
     :param adopt: takes the claimed messages once their history is committed.
-    :param nobody: how long (seconds) no live worker has had an orchestrator; None while one has, or it is not known.
-    :param kept_bytes: accounts a live execution.
+    :param unknown: orchestrator name → a text, once no live worker has had it for too long (K43); else None.
     """
 
     def __init__(
@@ -176,39 +190,49 @@ class Orchestrations:
         ):
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
-            live = Live(self._execution(instance_id, (), None), stored, None)
+            live = Live(self._execution(instance_id, (), None, None), stored, None)
             return live, Facts(row_read=True, row_execution_id=event.instance.execution_id)
-        loaded = await load(self._hub.store, self._hub.names, instance_id)
-        live = self._live(instance_id, loaded)
+        live, loaded = await self._load(instance_id)
         sentinel = loaded.sentinel
         facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
         return live, facts
 
-    def _live(self, instance_id: str, loaded: Loaded) -> Live:
+    async def _load(self, instance_id: str) -> tuple[Live, Loaded]:
+        """History and row; the row tells the custom status, which an earlier generation may have set."""
+        hub = self._hub
+        loaded, row = await asyncio.gather(
+            load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
+        )
         sentinel = loaded.sentinel
         if sentinel is None:
-            return Live(self._execution(instance_id, (), None), Stored(), None)
+            stored = Stored(row_etag=row.etag if row else None, status=row.status if row else None)
+            return Live(self._execution(instance_id, (), None, None), stored, None), loaded
         stored = Stored(
             sentinel_etag=sentinel.etag,
             rows=len(loaded.past),
             surplus=loaded.surplus,
             completed=sentinel.checkpoint_completed,
+            row_etag=row.etag if row else None,
+            status=row.status if row else None,
+            custom_status=row.custom_status if row else None,
         )
-        live = Live(
-            self._execution(instance_id, loaded.past, sentinel.execution_id), stored, sentinel.execution_id
-        )
+        status = row.custom_status if row is not None and row.execution_id == sentinel.execution_id else None
+        execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
+        live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
         live.seen.update(sentinel.consumed)
-        return live
+        return live, loaded
 
-    def _execution(self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None) -> Execution:
+    def _execution(
+        self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
+    ) -> Execution:
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
-        return Execution(self._registry, past, instance=instance)
+        return Execution(self._registry, past, instance=instance, custom_status=custom_status)
 
     def _restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel."""
-        stored = replace(old.stored, rows=0, status=None)
-        return Live(self._execution(instance_id, (), None), stored, None)
+        stored = replace(old.stored, rows=0, surplus=0, status=None)
+        return Live(self._execution(instance_id, (), None, None), stored, None)
 
     # judging
 
@@ -224,7 +248,10 @@ class Orchestrations:
                 facts=facts,
             )
             if judged.verdict is Verdict.LOOK:
-                facts = await self._look(instance_id, message.instance.execution_id, facts)
+                wanted = message.instance.execution_id
+                if isinstance(message.event, ExecutionStarted):
+                    wanted = message.event.instance.execution_id
+                facts = await self._look(instance_id, wanted, facts)
                 judged = judge(
                     message.event,
                     execution_id=message.instance.execution_id,
@@ -250,7 +277,7 @@ class Orchestrations:
         row = None
         for turn in range(LOOK_TIMES):
             row = await self._hub.instance(instance_id)
-            if row is not None and (row.execution_id == wanted or facts.execution_id is not None):
+            if row is not None and row.execution_id == wanted:
                 break
             if turn + 1 < LOOK_TIMES:
                 await self._hub.clock.sleep(LOOK_PAUSE)
@@ -258,6 +285,7 @@ class Orchestrations:
             facts,
             row_read=True,
             row_execution_id=row.execution_id if row else None,
+            row_generation=row.generation if row else None,
             row_terminated=row is not None and row.status is Status.TERMINATED,
         )
 
@@ -272,7 +300,7 @@ class Orchestrations:
                 message_id=held.message_id,
                 reason=reason,
             )
-        if found.stale and live.stored.sentinel_etag is not None and live.stored.row_etag is None:
+        if found.stale and live.past:
             await self._repair(session, live)
         for held in found.cancel:
             await self._cancel_start(session, held)
@@ -282,25 +310,41 @@ class Orchestrations:
 
     async def _repair(self, session: Session[Live], live: Live) -> None:
         """A redelivered message says that a checkpoint may have ended before the instance row was written (K29)."""
-        row = await self._hub.instance(session.instance_id)
-        repaired = repair_row(live.execution.history, row, names=self._hub.names, now=self._hub.clock.utc_now())
+        hub = self._hub
+        row = await hub.instance(session.instance_id)
+        repaired = repair_row(
+            live.past, row, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url
+        )
         if repaired is None:
             return
-        etag = row.etag if row is not None else None
-        verb = RowVerb.MERGE if etag else RowVerb.UPSERT_MERGE
-        session.reader.tenure.check()
-        operation = RowOperation(verb=verb, entity=repaired, etag=etag)
-        await self._hub.store.execute(Transact(table=self._hub.names.instances, rows=(operation,)))
+        etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
+        live.stored = replace(live.stored, row_etag=etag)
         log.info("instance_row_repaired", instance_id=session.instance_id)
 
+    async def _merge(
+        self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
+    ) -> str:
+        verb = RowVerb.MERGE if etag else RowVerb.UPSERT_MERGE
+        row = Transact(table=self._hub.names.instances, rows=(RowOperation(verb=verb, entity=entity, etag=etag),))
+        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        etags = (await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check)))[1][0]
+        assert isinstance(etags, tuple)
+        return etags[0]
+
     async def _cancel_start(self, session: Session[Live], held: Held) -> None:
-        row = await self._hub.instance(session.instance_id)
-        if row is None or row.status is not Status.PENDING:
+        hub, event = self._hub, held.message.event
+        row = await hub.instance(session.instance_id)
+        if row is None or row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
             return
-        merge = terminate_row(row, held.message.event, names=self._hub.names, now=self._hub.clock.utc_now())
-        session.reader.tenure.check()
-        operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=row.etag)
-        await self._hub.store.execute(Transact(table=self._hub.names.instances, rows=(operation,)))
+        entity, blobs = terminate_row(
+            event,
+            instance_id=session.instance_id,
+            names=hub.names,
+            now=hub.clock.utc_now(),
+            container_url=hub.container_url,
+        )
+        await self._merge(session, entity, blobs, etag=row.etag)
+        log.info("start_cancelled", instance_id=session.instance_id)
 
     async def _delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
         for held in messages:
@@ -337,21 +381,26 @@ class Orchestrations:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
                 await reader.give_back(batch, delay=timedelta(seconds=2))
                 return
-            live = await self._reopened(session, live)
-            failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up)
-            episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
+            live, loaded = await self._load(session.instance_id) if live.execution_id else (live, Loaded())
+            episode = refuse(
+                loaded.past,
+                events,
+                FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True),
+                instance_id=session.instance_id,
+                now=hub.clock.utc_now(),
+                custom_status=live.stored.custom_status,
+            )
         for event, reason in episode.stale:
             log.info("event_set_aside", instance_id=session.instance_id, event=event.event_type.name, reason=reason)
         await self._commit(session, live, episode, batch)
 
-    async def _reopened(self, session: Session[Live], live: Live) -> Live:
-        if live.execution_id is None:
-            return Live(self._execution(session.instance_id, (), None), live.stored, None)
-        return self._live(session.instance_id, await load(self._hub.store, self._hub.names, session.instance_id))
-
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
-        if episode.history:
-            live.absorb(episode.history, switched=episode.switched)
+        live.past = ()
+        if not episode.history:
+            await self._delete(session, batch)  # every event of it was set aside
+            self._keep(session, live)
+            return
+        live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         mail = self._hub.outbound(episode, self._claims)
         done = await self._committer.commit(
@@ -360,14 +409,13 @@ class Orchestrations:
         live.stored = done.stored
         session.reader.release(batch)
         self._adopt(done.claimed)
-        if episode.completed is not None:
-            log.info("instance_ended", instance_id=session.instance_id, status=str(episode.status))
-            if live.open_tasks:
-                await self._cancel_activities(session.instance_id)
-        if episode.completed is not None:
-            self._sessions.keep(session, None)
-        else:
+        if episode.completed is None:
             self._keep(session, live)
+            return
+        log.info("instance_ended", instance_id=session.instance_id, status=str(episode.status))
+        self._sessions.keep(session, None)
+        if live.open_tasks:
+            await self._cancel_activities(session.instance_id)
 
     def _keep(self, session: Session[Live], live: Live) -> None:
         self._sessions.keep(session, live, live.execution.size)
@@ -385,7 +433,7 @@ class Orchestrations:
                 # a heartbeat came between: once more, from what it wrote
                 await self._cancel_again(record)
 
-    async def _cancel_again(self, record: records.ActivityRecord) -> None:
+    async def _cancel_again(self, record: ActivityRecord) -> None:
         hub = self._hub
         for _ in range(5):
             for newer, entity in await records.attempts(hub.store, hub.names, record.instance, record.task_id):

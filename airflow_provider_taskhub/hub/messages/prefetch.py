@@ -37,5 +37,5 @@ class Backoff:
         self.empty += 1
         if self.empty == 1:
             return min(FIRST_POLL, self.ceiling)
-        doubled = FIRST_POLL * 2 ** min(self.empty - 2, 20)
+        doubled = FIRST_POLL * 2.0 ** min(self.empty - 2, 20)
         return min(self.ceiling, FIRST_POLL + draw.uniform(0.8, 1.2) * doubled)

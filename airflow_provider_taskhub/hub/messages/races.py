@@ -48,6 +48,7 @@ class Facts:
     :param final: the history ends in a completion.
     :param seen: queue message ids whose events are in the history, or were consumed by the last commit.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
+    :param row_generation: the row's count of starts.
     """
 
     execution_id: str | None = None
@@ -57,6 +58,7 @@ class Facts:
     seen: Set[str] = frozenset()
     row_read: bool = False
     row_execution_id: str | None = None
+    row_generation: int | None = None
     row_terminated: bool = False
 
 
@@ -111,7 +113,10 @@ def _start(event: ExecutionStarted, facts: Facts) -> Judged:
     if facts.row_execution_id is None:
         return Judged(verdict=Verdict.RACE, reason="its instance row is not there yet")
     if facts.row_execution_id != wanted:
-        return Judged(verdict=Verdict.STALE, reason=f"the instance row belongs to start {facts.row_execution_id}")
+        older = event.generation is not None and facts.row_generation is not None
+        if older and (event.generation or 0) < (facts.row_generation or 0):
+            return Judged(verdict=Verdict.STALE, reason=f"the instance was started again as {facts.row_execution_id}")
+        return Judged(verdict=Verdict.RACE, reason=f"the instance row still belongs to {facts.row_execution_id}")
     if facts.row_terminated and facts.execution_id is None:
         return Judged(verdict=Verdict.STALE, reason="terminated before it started")
     return PROCESS

@@ -1,0 +1,92 @@
+"""``taskhub hub``: make, look at and remove a hub."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run
+from airflow_provider_taskhub.hub.contract import HubInfo, HubNames
+from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.storage.connect import open_store
+
+app = typer.Typer(no_args_is_help=True, help="Make, look at and remove a hub.")
+
+
+@app.command()
+def create(
+    hub: HubName = None,
+    partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Make the hub, or finish one whose creation was interrupted; harmless when it is there.
+
+    Example: taskhub hub create --hub Flights --partitions 8
+    """
+    settings = settings_of(hub=hub, partitions=partitions)
+
+    async def work() -> tuple[HubInfo, str]:
+        async with open_store(settings) as store:
+            info = await admin.ensure_hub(store, HubNames(settings.hub), partitions, default=settings.partitions)
+            return info, store.describe()
+
+    info, place = run(work())
+    if json:
+        as_json({"hub": settings.hub, "place": place, **vars_of(info)})
+    else:
+        console.print(f"hub {settings.hub} at {place}: ready, {info.partitions} partitions", soft_wrap=True)
+
+
+@app.command()
+def show(hub: HubName = None, json: AsJson = False) -> None:
+    """Print how the hub is made. Exit status 2 when it is missing or not ready.
+
+    Example: taskhub hub show --json
+    """
+    settings = settings_of(hub=hub)
+
+    async def work() -> tuple[HubInfo, str]:
+        async with open_store(settings) as store:
+            return await admin.read_hub(store, HubNames(settings.hub)), store.describe()
+
+    info, place = run(work())
+    if json:
+        as_json({"hub": settings.hub, "place": place, **vars_of(info)})
+    else:
+        console.print(
+            f"hub {settings.hub} at {place}: ready, {info.partitions} partitions, {info.lease_store} leases, "
+            f"format {info.format_version}",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def delete(
+    hub: HubName = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
+    """Remove the hub with everything in it: instances, histories, logs.
+
+    Example: taskhub hub delete --hub Flights --yes
+    """
+    settings = settings_of(hub=hub)
+
+    async def work() -> str:
+        async with open_store(settings) as store:
+            place = store.describe()
+            if not yes and not typer.confirm(f"Delete hub {settings.hub} at {place} with all its instances?"):
+                fail("nothing was deleted", Exit.FAILED)
+            await admin.delete_hub(store, HubNames(settings.hub))
+            return place
+
+    console.print(f"hub {settings.hub} at {run(work())}: deleted", soft_wrap=True)
+
+
+def vars_of(info: HubInfo) -> dict[str, object]:
+    return {
+        "partitions": info.partitions,
+        "lease_store": info.lease_store,
+        "format_version": info.format_version,
+        "ready": info.ready,
+    }

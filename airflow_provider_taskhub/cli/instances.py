@@ -1,0 +1,309 @@
+"""``taskhub instances``: start, watch and steer orchestrations."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState, StartPolicy
+
+app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
+
+InstanceId = Annotated[str, typer.Argument(help="Id of the instance.")]
+MAX_LISTED = 1000
+
+
+@app.command("list")
+def list_(
+    status: Annotated[list[Status] | None, typer.Option(help="Only these; repeats.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only ids that start so.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
+    continuation: Annotated[str | None, typer.Option(help="From a former page's JSON.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """List instances, a page at a time.
+
+    Example: taskhub instances list --status Running --status Failed --json
+    """
+
+    async def work(client: Client) -> Any:
+        return await client.list(statuses=status or (), prefix=prefix, limit=limit, continuation=continuation)
+
+    page = _with_client(hub, work)
+    if json:
+        as_json({"instances": page.instances, "continuation": page.continuation})
+        return
+    table(
+        "instances",
+        ("id", "orchestrator", "status", "created", "ended", "custom status"),
+        [(i.instance_id, i.name, i.status, i.created, i.completed, i.custom_status) for i in page.instances],
+    )
+    if page.continuation:
+        console.print(f"more: --continuation '{page.continuation}'", soft_wrap=True)
+
+
+@app.command()
+def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> None:
+    """Print one instance: state, input and output, recorded activities, history.
+
+    Example: taskhub instances show flights-2013
+    """
+
+    async def work(client: Client) -> Any:
+        state = await client.get(instance_id)
+        if state is None:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
+        return state, await client.activities(instance_id), await client.history(instance_id)
+
+    state, activities, history = _with_client(hub, work)
+    if json:
+        events = [{"type": event.event_type.name, **plain(event)} for event in history]
+        as_json({"instance": state, "activities": activities, "history": events})
+        return
+    _print_state(state)
+    if activities:
+        _print_activities(activities)
+    table(
+        f"history ({len(history)} events)",
+        ("event", "id", "time", "what"),
+        [(event.event_type.name, event.event_id, event.timestamp, _what(event)) for event in history],
+    )
+
+
+@app.command()
+def start(
+    orchestrator: Annotated[str, typer.Argument(help="Name that a worker's app declares.")],
+    input: Annotated[str | None, typer.Option("--input", help="One JSON value.")] = None,
+    instance_id: Annotated[str | None, typer.Option("--id", help="Instance id; else a new one.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeats.")] = None,
+    policy: Annotated[StartPolicy, typer.Option(help="What to do when the id is taken.")] = StartPolicy.REFUSE,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Start an instance; its id is printed.
+
+    Example: taskhub instances start flights_delays --input '{"year": 2013}' --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.start(
+            orchestrator, _value(input, "--input"), instance_id=instance_id, tags=_tags(tag), policy=policy
+        )
+        if not wait:
+            return state
+        if not json:
+            errors.print(f"instance {state.instance_id}", highlight=False)
+        return await _watch(client, state.instance_id, None, quiet=json)
+
+    _finish(_with_client(hub, work), json=json, ended=wait)
+
+
+@app.command()
+def wait(
+    instance_id: InstanceId,
+    timeout: Annotated[float | None, typer.Option(help="Seconds; exit status 6 when they are over.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Wait until an instance has ended, showing what it does. Exit status 1 unless it completed.
+
+    Example: taskhub instances wait flights-2013 --timeout 600
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await _watch(client, instance_id, timeout, quiet=json)
+
+    _finish(_with_client(hub, work), json=json, ended=True)
+
+
+@app.command()
+def logs(
+    instance_id: InstanceId,
+    activity: Annotated[str | None, typer.Option(help="Only of activities of this name.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only the last lines of each attempt.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Print what the attempts of an instance's activities wrote.
+
+    Example: taskhub instances logs flights-2013 --activity monthly_delays --last 50
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        if await client.get(instance_id, payloads=False) is None:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
+        records = {record.log: record for record in await client.activities(instance_id)}
+        names = {event.event_id: getattr(event, "name", "") for event in await client.history(instance_id)}
+        found = []
+        for name in await client.logs(instance_id):
+            record = records.get(name)
+            task_id, attempt = (int(part) for part in name.rsplit("/", 1)[1].removesuffix(".log").split("-"))
+            called = record.name if record else names.get(task_id, "")
+            if activity in (None, called):
+                text = await client.log(name, last=last)
+                found.append({"activity": called, "task_id": task_id, "attempt": attempt, "log": text})
+        return found
+
+    found = _with_client(hub, work)
+    if json:
+        as_json(found)
+        return
+    for item in found:
+        console.rule(f"{item['activity']} #{item['task_id']}, attempt {item['attempt']}", align="left")
+        typer.echo(item["log"])
+
+
+@app.command()
+def terminate(
+    instance_id: InstanceId,
+    reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it runs any more.")] = False,
+    hub: HubName = None,
+) -> None:
+    """End an instance now.
+
+    Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await client.terminate(instance_id, reason, wait=wait)
+
+    state = _with_client(hub, work)
+    console.print(f"{instance_id}: {state.status if wait else 'asked to end'}", soft_wrap=True)
+
+
+@app.command("raise-event")
+def raise_event(
+    instance_id: InstanceId,
+    name: Annotated[str, typer.Argument(help="Name of the event.")],
+    data: Annotated[str | None, typer.Option("--data", help="One JSON value.")] = None,
+    hub: HubName = None,
+) -> None:
+    """Send an external event to an instance.
+
+    Example: taskhub instances raise-event flights-2013 approve --data '{"by": "ann"}'
+    """
+
+    async def work(client: Client) -> None:
+        await client.raise_event(instance_id, name, _value(data, "--data"))
+
+    _with_client(hub, work)
+    console.print(f"{instance_id}: event {name} sent", soft_wrap=True)
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+def _with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
+    settings = settings_of(hub=hub)
+
+    async def opened() -> Any:
+        async with Client.open(settings) as client:
+            return await work(client)
+
+    return run(opened())
+
+
+def _value(text: str | None, option: str) -> Any:
+    if text is None:
+        return None
+    try:
+        return jsonlib.loads(text)
+    except ValueError as error:
+        raise InputError(f"{option} is not JSON: {error}. Quote texts twice, as in '\"World\"'") from None
+
+
+def _tags(pairs: list[str] | None) -> dict[str, str]:
+    tags = {}
+    for pair in pairs or ():
+        name, found, value = pair.partition("=")
+        if not found or not name:
+            raise InputError(f"--tag {pair!r} is not NAME=VALUE")
+        tags[name] = value
+    return tags
+
+
+async def _watch(client: Client, instance_id: str, timeout: float | None, *, quiet: bool) -> InstanceState:
+    """Wait with a line that says where the instance stands now."""
+    limit = timedelta(seconds=timeout) if timeout is not None else None
+    if quiet or not errors.is_terminal:
+        return await client.wait(instance_id, timeout=limit)
+    waiting = asyncio.create_task(client.wait(instance_id, timeout=limit))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("waiting")
+        while not waiting.done():
+            progress.update(line, description=await _standing(client, instance_id))
+            await asyncio.wait((waiting,), timeout=1.0)
+    return await waiting
+
+
+async def _standing(client: Client, instance_id: str) -> str:
+    state = await client.get(instance_id, payloads=False)
+    if state is None:
+        return "not there"
+    running = [r for r in await client.activities(instance_id) if r.state is RecordState.RUNNING]
+    names = ", ".join(sorted({record.name for record in running}))
+    return f"{state.status}" + (f", running {len(running)}: {names}" if running else "")
+
+
+def _finish(state: InstanceState, *, json: bool, ended: bool) -> None:
+    if json:
+        as_json(state)
+    elif ended:
+        _print_state(state)
+    else:
+        typer.echo(state.instance_id)
+    if ended and state.status is not Status.COMPLETED:
+        if json:
+            raise typer.Exit(int(Exit.FAILED))
+        fail(f"{state.instance_id} ended {state.status}", Exit.FAILED)
+
+
+def _print_state(state: InstanceState) -> None:
+    rows: list[tuple[str, object]] = [
+        ("id", state.instance_id),
+        ("orchestrator", state.name + (f" version {state.version}" if state.version else "")),
+        ("status", state.status),
+        ("created", state.created),
+        ("ended", state.completed),
+        ("custom status", state.custom_status),
+        ("tags", ", ".join(f"{name}={value}" for name, value in (state.tags or {}).items())),
+        ("input", _short(state.input)),
+        ("output", _short(state.output)),
+    ]
+    table("instance", ("", ""), [row for row in rows if row[1] not in (None, "")])
+
+
+def _print_activities(records: tuple[ActivityRecord, ...]) -> None:
+    table(
+        "recorded activities",
+        ("activity", "task", "attempt", "state", "worker", "claimed", "ended"),
+        [(r.name, r.task_id, r.attempt, r.state, r.worker, r.claimed, r.ended) for r in records],
+    )
+
+
+def _what(event: Any) -> str:
+    for name in ("name", "task_scheduled_id", "timer_id", "reason"):
+        value = getattr(event, name, None)
+        if value is not None:
+            return f"answers {value}" if name in ("task_scheduled_id", "timer_id") else str(value)
+    status = getattr(event, "status", None)
+    return str(status) if status else ""
+
+
+def _short(text: str | None, limit: int = 2000) -> str | None:
+    return text if text is None or len(text) <= limit else f"{text[:limit]}… ({len(text)} characters; --json has all)"

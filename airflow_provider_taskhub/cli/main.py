@@ -1,0 +1,40 @@
+"""``taskhub``: the command line."""
+
+from __future__ import annotations
+
+import typer
+
+from airflow_provider_taskhub import __version__
+from airflow_provider_taskhub.cli import hub, instances, partitions
+from airflow_provider_taskhub.cli.demo import demo
+from airflow_provider_taskhub.cli.worker import worker
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Durable orchestration of Spark pipelines. The hub is the embedded one unless TASKHUB_CONNECTION says otherwise.",
+)
+app.add_typer(hub.app, name="hub")
+app.add_typer(instances.app, name="instances")
+app.add_typer(partitions.app, name="partitions")
+app.command()(worker)
+app.command()(demo)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def taskhub(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Durable orchestration of Spark pipelines."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,24 @@
+"""Options that many commands have, and the settings they make."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.output import Exit, fail
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.settings import Settings, load_settings
+
+HubName = Annotated[
+    str | None, typer.Option("--hub", help="Name of the hub; else TASKHUB_HUB, the settings file, TaskHub.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def settings_of(**arguments: object) -> Settings:
+    """Settings from options, environment and file; a wrong value ends the command with exit status 2."""
+    try:
+        return load_settings(**arguments)
+    except ConfigurationError as error:
+        fail(str(error).replace("[", r"\["), Exit.USAGE)

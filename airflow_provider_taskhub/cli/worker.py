@@ -1,0 +1,50 @@
+"""``taskhub worker``: serve a hub until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub import telemetry
+from airflow_provider_taskhub.cli.options import HubName, settings_of
+from airflow_provider_taskhub.cli.output import run
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR
+from airflow_provider_taskhub.workers.host import Host, Options
+
+
+def worker(
+    app: Annotated[list[str], typer.Option(help="MODULE:ATTRIBUTE of an App; repeats.")],
+    name: Annotated[str, typer.Option(help="For people; the host's name if not given.")] = "",
+    role: Annotated[list[str] | None, typer.Option(help="orchestrator, activity; both if not given.")] = None,
+    activities: Annotated[int | None, typer.Option(min=1, max=1000, help="Activities at once.")] = None,
+    drain_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that a stop waits for activities.")] = None,
+    health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve /live, /ready, /metrics.")] = None,
+    warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs it.")] = True,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines too.")] = False,
+    hub: HubName = None,
+) -> None:
+    """Serve a hub: run orchestrators, and activities in child processes, until SIGTERM or Ctrl-C; then drain.
+
+    The hub is made if it is missing. Example: taskhub worker --app flights_app:app
+    """
+    roles = tuple(dict.fromkeys(role or (ORCHESTRATOR, ACTIVITY)))
+    for wanted in roles:
+        if wanted not in (ORCHESTRATOR, ACTIVITY):
+            raise typer.BadParameter(f"{wanted!r}: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
+    telemetry.configure(as_json=log_json, verbose=verbose)
+    settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
+    options = Options(apps=tuple(app), name=name, roles=roles, health_port=health_port, warm=warm)
+    run(_serve(settings, options))
+
+
+async def _serve(settings: Settings, options: Options) -> None:
+    host = Host(settings, options)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, host.stop)
+    await host.run()

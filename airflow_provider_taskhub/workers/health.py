@@ -1,0 +1,109 @@
+"""``--health-port``: /live, /ready and /metrics of a worker, for probes and Prometheus. Reads only, loopback or pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.workers.backend import Backend
+
+log = structlog.get_logger(__name__)
+
+REQUEST_LIMIT = 5.0
+"""Seconds for one request, and bytes of its head."""
+HEAD_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What the probes see. :param started: monotonic second."""
+
+    backend: Backend
+    owner: OwnerThread
+    started: float
+
+    def live(self) -> bool:
+        """Whether every loop of the worker runs."""
+        return not self.backend.dead_loops
+
+    def ready(self) -> bool:
+        """Whether the worker takes work."""
+        return self.live() and not self.backend.draining
+
+    def metrics(self) -> str:
+        """Prometheus' text format."""
+        backend = self.backend
+        tenures: Sequence[Tenure] = self.owner.tenures
+        lines = [
+            _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
+            _metric("taskhub_activities_running", backend.work.busy, "Activities under way."),
+            _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),
+            _metric("taskhub_sessions", len(backend.sessions), "Instances in memory."),
+            _metric("taskhub_messages_buffered", backend.buffered, "Messages prefetched and not yet taken."),
+            _metric("taskhub_oldest_poll_seconds", backend.oldest_poll, "Age of the oldest last poll of a partition."),
+            _metric("taskhub_uptime_seconds", backend.hub.clock.monotonic() - self.started, "Since the start."),
+            "# HELP taskhub_storage_requests_total Storage requests by kind.",
+            "# TYPE taskhub_storage_requests_total counter",
+        ]
+        lines.extend(
+            f'taskhub_storage_requests_total{{kind="{kind}"}} {count}'
+            for kind, count in sorted(backend.hub.store.requests.items())
+        )
+        return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, value: float, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value:g}"
+
+
+async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
+    """Serve until the stack unwinds.
+
+    :raises ConfigurationError: when the port cannot be bound.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_LIMIT):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, body = respond(health, head.split(b"\r\n", 1)[0].decode("latin-1"))
+                data = body.encode()
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+                    f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+                )
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # a probe that hangs or breaks off
+        finally:
+            writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, host="0.0.0.0", port=port, limit=HEAD_BYTES)  # noqa: S104  # pods are probed from outside
+    except OSError as error:
+        raise ConfigurationError(f"--health-port {port} cannot be opened: {error.strerror or error}") from error
+    await stack.enter_async_context(server)
+    log.info("health_port", port=server.sockets[0].getsockname()[1])
+
+
+def respond(health: Health, request_line: str) -> tuple[str, str]:
+    """Status and body for the first line of a request."""
+    parts = request_line.split(" ")
+    if len(parts) != 3 or parts[0] not in ("GET", "HEAD"):
+        return "405 Method Not Allowed", "GET /live, /ready or /metrics\n"
+    match parts[1].split("?")[0]:
+        case "/live":
+            return ("200 OK", "live\n") if health.live() else ("503 Service Unavailable", "a loop has died\n")
+        case "/ready":
+            return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", "draining\n")
+        case "/metrics":
+            return "200 OK", health.metrics()
+        case _:
+            return "404 Not Found", "GET /live, /ready or /metrics\n"

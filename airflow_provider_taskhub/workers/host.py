@@ -1,0 +1,192 @@
+"""A worker process: one backend, its partitions' thread, its executors, and the way in and out of them.
+
+Lifetimes stand on one exit stack, so that stopping is starting reversed. Stop is two-phase: drain, then cancel, within
+a limit. Owns signals' meaning, never business: everything that works is in :class:`Backend`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.app import App, load_app
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.connect import open_store
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.failover import Incarnation
+from airflow_provider_taskhub.workers.health import Health, serve
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a worker is started.
+
+    :param apps: ``module:attribute`` each. :param name: for people; never needs to be unique.
+    :param health_port: serves /live, /ready and /metrics; None: nothing. :param warm: start Spark at once.
+    """
+
+    apps: tuple[str, ...]
+    name: str = ""
+    roles: tuple[str, ...] = (ORCHESTRATOR, ACTIVITY)
+    health_port: int | None = None
+    warm: bool = True
+
+
+class Crossing:
+    """Carries lease events from the owner's thread to the backend's loop (a :class:`TenureListener`)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
+        self._loop, self._backend = loop, backend
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: the worker has stopped
+            log.debug("lease_event_after_stop", event_name=function.__name__)
+
+    def taken(self, tenure: Tenure) -> None:
+        self._call(self._backend.taken, tenure)
+
+    def asked(self, tenure: Tenure) -> None:
+        self._call(self._backend.asked, tenure)
+
+    def lost(self, tenure: Tenure, reason: str) -> None:
+        self._call(self._backend.lost, tenure, reason)
+
+
+class Host:
+    """A worker, from start to stop.
+
+    :raises ConfigurationError: from :meth:`run`, for an app that does not load, a hub that is missing or another's …
+    """
+
+    def __init__(self, settings: Settings, options: Options) -> None:
+        self._settings, self._options = settings, options
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain and end; from a signal handler of the loop."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until :meth:`stop`."""
+        apps = [load_app(name) for name in self._options.apps]
+        registry = Registry.of(apps)
+        async with AsyncExitStack() as stack:
+            await self._start(stack, registry, apps)
+            await self._stopping.wait()
+            log.info("worker_stopping")
+
+    async def _start(self, stack: AsyncExitStack, registry: Registry, apps: Sequence[App]) -> None:
+        settings, options = self._settings, self._options
+        incarnation = Incarnation.claim(options.name)
+        stack.callback(incarnation.release)
+        me = incarnation.identity
+        store = await stack.enter_async_context(open_store(settings))
+        names = HubNames(settings.hub)
+        info = await admin.ensure_hub(store, names, default=settings.partitions)
+        hub = Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
+        started = SYSTEM_CLOCK.utc_now()
+
+        async def keep_log(name: str, data: bytes) -> None:
+            await store.append_blob(names.logs, name, data)
+
+        pool = ExecutorPool(
+            apps=options.apps,
+            size=settings.activities,
+            spark=settings.spark,
+            logs=keep_log,
+            lock_fd=incarnation.lock_fd,
+            name=me.name,
+            warm=options.warm,
+        )
+        if ACTIVITY in options.roles:
+            await pool.start()
+            stack.push_async_callback(pool.stop, timedelta(seconds=5))
+        members = Members(store, names, times=settings.lease_times)
+        backend = Backend(
+            hub=hub,
+            registry=registry,
+            runner=pool,
+            me=me,
+            settings=settings,
+            roles=options.roles,
+            dead=lambda worker: worker in incarnation.predecessors(),
+            members=_live(members),
+        )
+
+        def member() -> Member:
+            return Member(
+                worker=str(me),
+                started=started,
+                roles=options.roles,
+                apps={app.name: app.version for app in apps},
+                orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
+                activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
+                running=backend.work.busy,
+            )
+
+        owner = OwnerThread(
+            open_store=lambda: open_store(settings),
+            names=names,
+            me=me,
+            times=settings.lease_times,
+            listener=Crossing(asyncio.get_running_loop(), backend),
+            app_name=settings.app_name,
+            predecessors=incarnation.predecessors,
+            member=member,
+        )
+        backend.start()
+        stack.push_async_callback(backend.stop)
+        await owner.start()
+        stack.push_async_callback(owner.stop, settings.drain_timeout)
+        stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
+        self._watch(stack, owner)
+        if options.health_port is not None:
+            health = Health(backend=backend, owner=owner, started=SYSTEM_CLOCK.monotonic())
+            await serve(stack, health, options.health_port)
+        log.info(
+            "worker_ready",
+            worker=str(me),
+            pid=os.getpid(),
+            hub=settings.hub,
+            place=store.describe(),
+            apps=", ".join(f"{app.name} {app.version}".strip() for app in apps),
+        )
+
+    def _watch(self, stack: AsyncExitStack, owner: OwnerThread) -> None:
+        """A partitions thread that ends by itself ends the worker: it could never serve again."""
+
+        async def watch() -> None:
+            try:
+                await owner.wait()
+            except Exception as error:
+                log.error("partitions_ended", error=repr(error))
+            self._stopping.set()
+
+        task = asyncio.create_task(watch(), name="watch owner")
+        stack.callback(task.cancel)
+
+
+def _live(members: Members) -> Callable[[], Coroutine[Any, Any, Sequence[Member]]]:
+    async def live() -> Sequence[Member]:
+        return await members.live()
+
+    return live
