@@ -99,9 +99,12 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            (self._folder / "hub").mkdir(parents=True, exist_ok=True)
             os.environ["TASKHUB_HOME"] = str(self._folder / "hub")  # inherited by all that is started here
             if self._storage == "azurite":
                 os.environ["TASKHUB_CONNECTION"] = await self._start_azurite(stack)
+                # nothing wakes an idle reader of Azure's queues; nobody wants to watch one wait for 30 s
+                os.environ["TASKHUB_MAX_POLLING"] = "PT2S"
             self._client = await stack.enter_async_context(Client.open(load_settings(), create=True))
             self._screen.say(f"the hub is at {self._client.describe()}")
             for name in WORKERS:
@@ -284,7 +287,8 @@ class Stage:
         if await asyncio.to_thread(install, self._azurite):
             self._screen.say("Azurite is installed")
         azurite = Azurite(self._azurite)
-        stack.callback(os.environ.pop, "TASKHUB_CONNECTION", None)
+        for name in ("TASKHUB_CONNECTION", "TASKHUB_MAX_POLLING"):
+            stack.callback(os.environ.pop, name, None)
         stack.callback(azurite.stop)
         await asyncio.to_thread(azurite.start)
         self._screen.say("Azurite is up")
