@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Throttled
+from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, SECONDS, AppLease
@@ -36,6 +36,8 @@ DRAIN = timedelta(seconds=30)
 """Longest a handover may take; then the partition is given up with whatever still runs, whose commits are refused."""
 _WRITES = 3
 """Tries of one renewal or release against changes by others."""
+_STARTS = 5
+"""Tries of a start against a store that is throttling or does not answer."""
 _SLOWEST = 8.0
 """Scans under throttling are at most so many times rarer."""
 
@@ -132,9 +134,20 @@ class PartitionOwner:
         :raises HubError: the hub is not ready or newer, or another app holds it. :raises StorageError: no answer.
         """
         self._loop = asyncio.get_running_loop()
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                return await self._prepare()
+            except (Throttled, Unavailable) as error:
+                if not left:
+                    raise
+                log.warning("partitions_not_started", error=str(error), tries_left=left)
+                await self._clock.sleep(error.retry_after if isinstance(error, Throttled) else 1.0)
+
+    async def _prepare(self) -> None:
         self._partitions = (await read_hub(self._store, self._names)).partitions
-        self._app_sent = self._clock.monotonic()
+        sent = self._clock.monotonic()
         await self._app.acquire()
+        self._app_sent = sent
         self._ask_member()
         await self._members.announce(self._member)
 
@@ -143,8 +156,14 @@ class PartitionOwner:
 
         :raises HubError, StorageError: as :meth:`start`, which it calls unless that was done.
         """
-        if self._loop is None:
-            await self.start()
+        try:
+            if self._loop is None:
+                await self.start()
+            await self._own()
+        finally:
+            self._ended.set()
+
+    async def _own(self) -> None:
         scanning = asyncio.create_task(self._scanning())
         tasks = [scanning, asyncio.create_task(self._renewing()), asyncio.create_task(self._holding_app())]
         if self._watchdog:
@@ -159,7 +178,6 @@ class PartitionOwner:
             for task in (*tasks, *self._tasks):
                 task.cancel()
             await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
-            self._ended.set()
 
     async def stop(self, timeout: timedelta) -> None:
         """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""

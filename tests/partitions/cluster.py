@@ -1,0 +1,250 @@
+"""Several owners on one store under a jumping clock, with everything that they are told kept for the assertions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from airflow_provider_taskhub.errors import LeaseLost
+from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+NAMES = HubNames("Cluster")
+
+
+class Pausable(JumpingClock):
+    """A machine's clock; while it is paused nothing that sleeps on it wakes, as under SIGSTOP."""
+
+    def __init__(self, *, skew: timedelta = timedelta(0), rate: float = 1.0) -> None:
+        super().__init__(skew=skew, rate=rate)
+        self.running = asyncio.Event()
+        self.running.set()
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        await self.running.wait()
+
+
+class Paused:
+    """A store behind a machine's clock: its answers wait until the machine runs again."""
+
+    def __init__(self, store: Store, clock: Pausable) -> None:
+        self._store = store
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> object:
+        inner = getattr(self._store, name)
+        if name == "rows":
+            return self._rows
+        if not asyncio.iscoroutinefunction(inner):
+            return inner
+
+        async def call(*arguments: object, **named: object) -> object:
+            await self._clock.running.wait()
+            try:
+                return await inner(*arguments, **named)
+            finally:
+                await self._clock.running.wait()
+
+        return call
+
+    async def _rows(self, *arguments: object, **named: object):  # type: ignore[no-untyped-def]
+        await self._clock.running.wait()
+        async for row in self._store.rows(*arguments, **named):  # type: ignore[arg-type]
+            yield row
+            await self._clock.running.wait()
+
+
+@dataclass(eq=False)
+class Node:
+    """A worker: its owner loop, and a host that drains for ``episode`` seconds when asked."""
+
+    name: str
+    clock: Pausable
+    episode: float = 0.0
+    events: list[tuple[float, str, int, str]] = field(default_factory=list)
+    held: dict[int, Tenure] = field(default_factory=dict)
+    reading: set[int] = field(default_factory=set)
+    drains: set[asyncio.Task[None]] = field(default_factory=set)
+    owner: PartitionOwner | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def me(self) -> WorkerIdentity:
+        return WorkerIdentity(name=self.name, host="host", incarnation=f"{self.name}-1")
+
+    def taken(self, tenure: Tenure) -> None:
+        assert tenure.partition not in self.held
+        self._note("taken", tenure)
+        self.held[tenure.partition] = tenure
+        self.reading.add(tenure.partition)
+
+    def asked(self, tenure: Tenure) -> None:
+        assert self.held[tenure.partition] is tenure
+        self._note("asked", tenure)
+        self.reading.discard(tenure.partition)
+        task = asyncio.ensure_future(self._finish(tenure))
+        self.drains.add(task)
+        task.add_done_callback(self.drains.discard)
+
+    def lost(self, tenure: Tenure, reason: str) -> None:
+        assert self.held.pop(tenure.partition) is tenure, "lost exactly once"
+        self.reading.discard(tenure.partition)
+        self._note("lost", tenure, reason)
+
+    async def _finish(self, tenure: Tenure) -> None:
+        await self.clock.sleep(self.episode)
+        tenure.drained()
+
+    def _note(self, kind: str, tenure: Tenure, reason: str = "") -> None:
+        self.events.append((asyncio.get_running_loop().time(), kind, tenure.partition, reason))
+
+    def serves(self, partition: int) -> bool:
+        """Whether it would act for the partition right now: it passes its own check."""
+        tenure = self.held.get(partition)
+        if tenure is None:
+            return False
+        try:
+            tenure.check()
+        except LeaseLost:
+            return False
+        return True
+
+    def when(self, kind: str) -> list[tuple[float, int]]:
+        return [(at, partition) for at, event, partition, _ in self.events if event == kind]
+
+
+class Cluster:
+    """Nodes on one in-memory hub. Checks at every tick that no two pass their own check for one partition (T86)."""
+
+    def __init__(self, partitions: int = 4, *, times: LeaseTimes = AZURE_LEASE, seed: int = 0) -> None:
+        self.partitions = partitions
+        self.times = times
+        self.seed = seed
+        self.nodes: list[Node] = []
+        self.store: Store = SqliteStore(None, clock=JumpingClock())
+        self.unserved: Counter[int] = Counter()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Cluster:
+        await self.store.__aenter__()
+        await create_hub(self.store, NAMES, self.partitions, clock=JumpingClock())
+        self._watch = asyncio.ensure_future(self._watching())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._watch is not None
+        self._watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watch
+        for node in self.nodes:
+            await self.crash(node)
+        await self.store.__aexit__(None, None, None)
+
+    async def _watching(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            self.check()
+
+    def check(self) -> None:
+        for partition in range(self.partitions):
+            serving = [node.name for node in self.nodes if node.serves(partition)]
+            assert len(serving) <= 1, f"partition {partition} is served by {serving}"
+            self.unserved[partition] += not serving
+
+    async def join(
+        self,
+        name: str,
+        *,
+        episode: float = 0.0,
+        predecessors: Sequence[str] = (),
+        skew: timedelta = timedelta(0),
+        rate: float = 1.0,
+        store: Store | None = None,
+    ) -> Node:
+        clock = Pausable(skew=skew, rate=rate)
+        node = Node(name, clock, episode)
+        node.owner = PartitionOwner(
+            store=Paused(store or self.store, clock),  # type: ignore[arg-type]
+            names=NAMES,
+            me=node.me,
+            times=self.times,
+            clock=clock,
+            listener=node,
+            app_name="",
+            predecessors=predecessors,
+            rng=random.Random(f"{self.seed}/{name}"),
+        )
+        self.nodes.append(node)
+        node.task = asyncio.ensure_future(node.owner.run())
+        return node
+
+    async def crash(self, node: Node) -> None:
+        """Gone without a word: nothing is released."""
+        assert node.task is not None
+        node.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await node.task
+        node.held.clear()
+        if node in self.nodes:
+            self.nodes.remove(node)
+
+    async def leave(self, node: Node, timeout: timedelta = timedelta(seconds=30)) -> None:
+        assert node.owner is not None
+        assert node.task is not None
+        await node.owner.stop(timeout)
+        await node.task
+        self.nodes.remove(node)
+
+    def counts(self, nodes: Collection[Node] | None = None) -> list[int]:
+        return sorted(len(node.held) for node in (nodes or self.nodes))
+
+    async def settle(self, seconds: float = 60.0) -> None:
+        """Run until every partition is served and shares are fair, at most ``seconds`` of virtual time."""
+        async with asyncio.timeout(seconds):
+            while sum(self.counts()) < self.partitions or max(self.counts()) - min(self.counts()) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+class Faults:
+    """A store whose answers a test decides: ``before`` and ``after`` are awaited around each call and may raise.
+
+    Raised before: the call was never carried out. Raised after: it was, and its answer is lost.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.before: Callable[[str, tuple[object, ...]], Awaitable[None]] = _nothing
+        self.after: Callable[[str, tuple[object, ...]], Awaitable[None]] = _nothing
+
+    def __getattr__(self, name: str) -> object:
+        inner = getattr(self._store, name)
+        if not asyncio.iscoroutinefunction(inner):
+            return inner
+
+        async def call(*arguments: object, **named: object) -> object:
+            await self.before(name, arguments)
+            result = await inner(*arguments, **named)
+            await self.after(name, arguments)
+            return result
+
+        return call
+
+    async def rows(self, *arguments: object, **named: object):  # type: ignore[no-untyped-def]
+        await self.before("rows", arguments)
+        async for row in self._store.rows(*arguments, **named):  # type: ignore[arg-type]
+            yield row
+
+
+async def _nothing(_: str, __: tuple[object, ...]) -> None:
+    return

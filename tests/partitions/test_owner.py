@@ -1,0 +1,512 @@
+"""Owner loops on one in-memory hub under a jumping clock: join, leave, crash, pause, storage that fails.
+
+``Cluster`` asserts twenty times a second that no two workers pass their own check for one partition (T86).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, Throttled, Unavailable
+from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.partitions.admin import partition_states
+from airflow_provider_taskhub.hub.partitions.applease import lease_id
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.jumping import START, run
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
+from tests.partitions.cluster import NAMES, Cluster, Faults, Node
+
+RENEW, GIVE_UP, TAKE, SCAN = 10.0, 20.0, 30.0, 10.0
+"""Of settings.AZURE_LEASE, which ``Cluster`` uses."""
+JITTER = 1.1
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in virtual time."""
+
+    def inner() -> None:
+        run(test(), limit=timedelta(days=2))
+
+    inner.__name__ = test.__name__
+    inner.__doc__ = test.__doc__
+    inner.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
+    return inner
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@scenario
+@pytest.mark.rows("T29", "T39", "K05", "E06")
+async def test_the_first_worker_takes_everything_at_once() -> None:
+    async with Cluster() as cluster:
+        node = await cluster.join("a")
+        await cluster.settle(1)
+        assert [partition for _, partition in node.when("taken")] == [0, 1, 2, 3]
+        assert [tenure.epoch for tenure in node.held.values()] == [1] * 4
+        assert [tenure.queue for tenure in node.held.values()] == [NAMES.control(number) for number in range(4)]
+
+
+@scenario
+@pytest.mark.rows("T39", "T40", "T51", "E53", "K04", "K07", "K09", "K13")
+async def test_a_joining_worker_gets_its_share_by_handover() -> None:
+    async with Cluster() as cluster:
+        a = await cluster.join("a", episode=3)
+        await asyncio.sleep(30)
+        joined = now()
+        b = await cluster.join("b")
+        await cluster.settle(RENEW * JITTER + 3 + 1.5)
+        moved = {partition for _, partition in a.when("asked")}
+        assert len(moved) == 2
+        asked, lost, taken = dict_of(a, "asked"), dict_of(a, "lost"), dict_of(b, "taken")
+        for partition in moved:
+            # asked within a renewal; its episode is waited for; then the waiting heir scans faster
+            assert joined <= asked[partition] <= joined + RENEW * JITTER
+            assert lost[partition] == pytest.approx(asked[partition] + 3, abs=0.2)
+            assert lost[partition] <= taken[partition] <= lost[partition] + 1.2
+        assert [reason for *_, reason in a.events if reason] == ["handed over to b@host/b-1"] * 2
+        rows = await TableLeases(cluster.store, NAMES).scan()
+        assert [(row.owner, row.next_owner, row.draining, row.epoch) for row in rows if row.partition in moved] == [
+            ("b@host/b-1", None, False, 2)
+        ] * 2
+
+
+def dict_of(node: Node, kind: str) -> dict[int, float]:
+    return {partition: at for at, partition in node.when(kind)}
+
+
+@scenario
+@pytest.mark.rows("T38", "T87", "K06", "E34")
+async def test_a_dead_workers_partitions_are_served_again_within_take_and_a_scan() -> None:
+    async with Cluster(8) as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await asyncio.sleep(60)
+        died = now()
+        await cluster.crash(a)
+        await cluster.settle(TAKE + SCAN * 2 * JITTER)
+        assert len(b.held) == 8
+        # the watcher's count starts when its scan first shows the last renewal
+        assert TAKE - RENEW <= now() - died <= TAKE + SCAN * 2 * JITTER
+
+
+@scenario
+@pytest.mark.rows("T27", "E59", "T88")
+async def test_a_newcomer_watches_a_silent_row_for_the_full_take_time() -> None:
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        await asyncio.sleep(60)
+        await cluster.crash(a)
+        await asyncio.sleep(1000)  # long expired, by every wall clock
+        began = now()
+        b = await cluster.join("b", skew=timedelta(hours=5))
+        await cluster.settle(TAKE + SCAN * JITTER)
+        assert now() - began >= TAKE
+        assert len(b.held) == 4
+
+
+@scenario
+@pytest.mark.rows("E24", "E51")
+async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
+    async with Cluster() as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        mine = set(a.held)
+        await cluster.crash(a)
+        again = await cluster.join("a2", predecessors=["a@host/a-1"])
+        await asyncio.sleep(0.5)
+        assert set(again.held) == mine
+        assert not b.when("asked")
+        assert {member.worker for member in await Members(cluster.store, NAMES).snapshot()} == {
+            "a2@host/a2-1", "b@host/b-1"
+        }
+
+
+@scenario
+@pytest.mark.rows("T16", "T17", "T20", "T21", "T40", "E25", "E62", "T89")
+async def test_a_paused_worker_stops_by_its_own_check_and_comes_back() -> None:
+    async with Cluster() as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        tenures = list(a.held.values())
+        a.clock.running.clear()
+        await asyncio.sleep(GIVE_UP)
+        for tenure in tenures:  # the watchdog is paused too: the check alone refuses
+            with pytest.raises(LeaseLost, match="too late"):
+                tenure.check()
+        await asyncio.sleep(TAKE + SCAN)
+        assert len(b.held) == 4
+        a.clock.running.set()
+        await cluster.settle(60)
+        assert sorted(partition for _, partition in a.when("lost")) == sorted(tenure.partition for tenure in tenures)
+        for tenure in tenures:
+            with pytest.raises(LeaseLost, match="no longer served here"):
+                tenure.check()
+
+
+@scenario
+@pytest.mark.rows("T84", "T12", "E16", "E48", "K08")
+async def test_a_stable_cluster_only_renews() -> None:
+    async with Cluster(16) as cluster:
+        nodes = [await cluster.join(f"w{number}") for number in range(4)]
+        await cluster.settle()
+        await asyncio.sleep(100)
+        counted, events = cluster.store.requests.copy(), [len(node.events) for node in nodes]
+        await asyncio.sleep(2_000)
+        used = cluster.store.requests - counted
+        assert [len(node.events) for node in nodes] == events
+        # renewed every 8.5 to 10 s: a partition row each, and a member row a worker
+        assert used["table.update"] == pytest.approx((16 + 4) * 2_000 / 9.25, rel=0.04)
+        # a scan reads two tables, every 9 to 11 s
+        assert used["table.query"] == pytest.approx(2 * 4 * 2_000 / 10, rel=0.04)
+        assert set(used) == {"table.update", "table.query", "blob.lease"}
+
+
+@scenario
+@pytest.mark.rows("T50", "T67", "E60", "K58")
+async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
+    async with Cluster() as cluster:
+        a, b = await cluster.join("a", episode=5), await cluster.join("b")
+        await cluster.settle()
+        began = now()
+        await cluster.leave(a)
+        assert now() - began == pytest.approx(5 + SCAN / 2, abs=SCAN / 2 + 1)  # the scan under way, then the episode
+        released = now()
+        await cluster.settle(SCAN * JITTER)
+        assert now() - released <= SCAN * JITTER
+        assert len(b.held) == 4
+        assert not b.when("lost")
+        assert [member.worker for member in await Members(cluster.store, NAMES).snapshot()] == ["b@host/b-1"]
+
+
+@scenario
+@pytest.mark.rows("T68", "E51")
+async def test_a_rolling_restart_leaves_nothing_unserved_longer_than_a_scan() -> None:
+    async with Cluster(8) as cluster:
+        for number in range(3):
+            await cluster.join(f"w{number}", episode=1)
+        await cluster.settle()
+        await asyncio.sleep(60)
+        gaps: list[float] = []
+        for number in range(3):
+            cluster.unserved.clear()
+            await cluster.leave(cluster.nodes[0])
+            await cluster.join(f"x{number}", episode=1)
+            await cluster.settle(120)
+            gaps.append(max(cluster.unserved.values()) * 0.05)
+            await asyncio.sleep(60)
+        assert max(gaps) <= SCAN * JITTER + 0.2
+        takes = sum(len(node.when("taken")) for node in cluster.nodes)
+        assert takes <= 3 * 8  # each restart moves a share out and a share in
+
+
+@scenario
+@pytest.mark.rows("T50")
+async def test_the_last_worker_releases_the_app_lease_others_do_not() -> None:
+    async with Cluster() as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await cluster.leave(a)
+        other = lease_id("other")
+        with pytest.raises(LeaseLost):
+            await cluster.store.acquire_lease(NAMES.app_lease, None, lease_id=other, seconds=60)
+        await cluster.leave(b)
+        await cluster.store.acquire_lease(NAMES.app_lease, None, lease_id=other, seconds=60)
+
+
+@scenario
+@pytest.mark.rows("T40", "K09")
+async def test_a_drain_that_never_ends_is_cut_off() -> None:
+    async with Cluster() as cluster:
+        a = await cluster.join("a", episode=10_000)
+        await asyncio.sleep(5)
+        b = await cluster.join("b")
+        await cluster.settle(RENEW * JITTER + 30 + SCAN)
+        asked, lost = dict_of(a, "asked"), dict_of(a, "lost")
+        assert len(b.held) == 2
+        assert all(lost[partition] == pytest.approx(asked[partition] + 30, abs=0.5) for partition in lost)
+
+
+@scenario
+@pytest.mark.rows("T14", "T15", "T18", "T82", "E20", "E57")
+async def test_random_failures_and_lost_answers_change_no_owner() -> None:
+    async with Cluster(8) as cluster:
+        faults, rng, failed = Faults(cluster.store), random.Random(7), [0]
+
+        async def maybe(name: str, _: tuple[object, ...]) -> None:
+            if name == "execute" and rng.random() < 0.1:
+                failed[0] += 1
+                raise Unavailable("no answer")
+
+        store: Store = faults  # type: ignore[assignment]
+        nodes = [await cluster.join(name, store=store) for name in "ab"]
+        await cluster.settle()
+        events = [len(node.events) for node in nodes]
+        faults.before = faults.after = maybe
+        await asyncio.sleep(2000)
+        assert failed[0] > 200
+        assert [len(node.events) for node in nodes] == events
+
+
+@scenario
+@pytest.mark.rows("T20", "T24", "T80", "E11")
+async def test_an_outage_ends_all_tenures_at_give_up_and_service_resumes_by_itself() -> None:
+    async with Cluster() as cluster:
+        faults, down = Faults(cluster.store), [False]
+
+        async def maybe(_: str, __: tuple[object, ...]) -> None:
+            if down[0]:
+                raise Unavailable("connection refused", maybe_done=False)
+
+        faults.before = maybe
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        await asyncio.sleep(60)
+        down[0], began = True, now()
+        await asyncio.sleep(500)
+        assert [partition for _, partition in node.when("lost")] == [0, 1, 2, 3]
+        assert all(GIVE_UP - RENEW <= at - began <= GIVE_UP for at, _ in node.when("lost"))
+        down[0] = False
+        await cluster.settle(SCAN * JITTER)
+
+
+@scenario
+@pytest.mark.rows("T20")
+async def test_a_store_that_never_answers_costs_the_lease_not_safety() -> None:
+    async with Cluster() as cluster:
+        faults, hang = Faults(cluster.store), asyncio.Event()
+        hang.set()
+
+        async def wait(_: str, __: tuple[object, ...]) -> None:
+            await hang.wait()
+
+        faults.before = wait
+        a, b = await cluster.join("a", store=faults), await cluster.join("b")  # type: ignore[arg-type]
+        await cluster.settle()
+        hang.clear()
+        await asyncio.sleep(GIVE_UP + 1)
+        assert not a.held
+        await cluster.settle(TAKE + SCAN) if len(b.held) == 4 else await asyncio.sleep(TAKE)
+        assert len(b.held) == 4
+        hang.set()
+
+
+@scenario
+@pytest.mark.rows("T81")
+async def test_throttling_slows_scans_and_not_renewals() -> None:
+    async with Cluster() as cluster:
+        faults, scans, renewals = Faults(cluster.store), [0], [0]
+
+        async def throttle(name: str, arguments: tuple[object, ...]) -> None:
+            if name == "rows" and arguments[0] == NAMES.partitions:
+                scans[0] += 1
+                raise Throttled("slow down", retry_after=1.0)
+            if name == "execute":
+                operation = arguments[0]
+                renewals[0] += isinstance(operation, Transact) and operation.table == NAMES.partitions
+
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before = throttle
+        await asyncio.sleep(1000)
+        assert len(node.held) == 4
+        assert scans[0] <= 1000 / (SCAN * 8) * JITTER + 5
+        assert renewals[0] >= 4 * 1000 / RENEW
+
+
+@scenario
+@pytest.mark.rows("T16")
+async def test_a_leases_age_counts_from_sending_not_from_the_answer() -> None:
+    async with Cluster(1) as cluster:
+        faults = Faults(cluster.store)
+
+        async def late(name: str, arguments: tuple[object, ...]) -> None:
+            operation = arguments[0] if arguments else None
+            if name == "execute" and isinstance(operation, Transact) and operation.table == NAMES.partitions:
+                await asyncio.sleep(4)
+
+        faults.after = late
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await asyncio.sleep(3.9)
+        assert not node.held
+        await asyncio.sleep(0.2)
+        tenure = node.held[0]
+        faults.before = never
+        await asyncio.sleep(GIVE_UP - 4.1 - 0.05)
+        tenure.check()
+        await asyncio.sleep(0.1)
+        with pytest.raises(LeaseLost):
+            tenure.check()
+        assert node.when("lost") == [(pytest.approx(GIVE_UP, abs=0.02), 0)]
+
+
+async def never(_: str, __: tuple[object, ...]) -> None:
+    await asyncio.Event().wait()
+
+
+@scenario
+@pytest.mark.rows("T16", "E19", "E23")
+async def test_an_own_claim_whose_answer_never_came_is_taken_again() -> None:
+    async with Cluster(1) as cluster:
+        faults, slow = Faults(cluster.store), [True]
+
+        async def lost(name: str, arguments: tuple[object, ...]) -> None:
+            operation = arguments[0] if arguments else None
+            if isinstance(operation, Transact) and operation.table == NAMES.partitions and slow[0]:
+                slow[0] = False
+                raise Unavailable("no answer")
+
+        faults.after = lost
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        assert [state.owner for state in await partition_states(cluster.store, NAMES)] == ["a@host/a-1"]
+        assert not node.held, "no answer is no ownership"
+        await cluster.settle(SCAN * JITTER)
+        assert node.held[0].epoch == 2
+
+
+@scenario
+@pytest.mark.rows("T13", "T41", "K10", "E21")
+async def test_a_row_taken_by_somebody_is_lost_at_the_next_renewal() -> None:
+    async with Cluster() as cluster:
+        node = await cluster.join("a")
+        await cluster.settle()
+        leases = TableLeases(cluster.store, NAMES)
+        row = (await leases.scan())[2]
+        await leases.write(row.claimed("dotnet-worker", START, timedelta(seconds=30)))
+        began = now()
+        await asyncio.sleep(RENEW)
+        assert [(partition, reason) for _, kind, partition, reason in node.events if kind == "lost"] == [
+            (2, "it was taken by dotnet-worker")
+        ]
+        assert now() - began <= RENEW
+        with pytest.raises(Conflict):  # a delayed renewal of ours is refused by its ETag (T83)
+            await leases.write(row)
+
+
+@scenario
+@pytest.mark.rows("T47", "T48", "T64")
+async def test_a_deleted_row_is_lost_and_its_return_is_taken() -> None:
+    async with Cluster() as cluster:
+        node = await cluster.join("a")
+        await cluster.settle()
+        gone = Entity(partition_key="", row_key=NAMES.control(1))
+        row = RowOperation(verb=RowVerb.DELETE, entity=gone, etag="*")
+        await cluster.store.execute(Transact(table=NAMES.partitions, rows=(row,)))
+        await asyncio.sleep(RENEW)
+        assert [(kind, partition) for _, kind, partition, _ in node.events][4:] == [("lost", 1)]
+        await TableLeases(cluster.store, NAMES).insert(NAMES.control(1))
+        await cluster.settle(SCAN * JITTER)
+
+
+@scenario
+@pytest.mark.rows("T23", "T49", "E80")
+async def test_a_listener_that_raises_ends_nothing() -> None:
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        calls: list[str] = []
+
+        def broken(tenure: Tenure) -> None:
+            calls.append("taken")
+            raise RuntimeError("a bug of the host")
+
+        a.taken = broken  # type: ignore[method-assign]
+        await asyncio.sleep(100)
+        assert calls == ["taken"] * 4
+        assert [state.owner for state in await partition_states(cluster.store, NAMES)] == ["a@host/a-1"] * 4
+
+
+@scenario
+@pytest.mark.rows("T17", "T88", "K33")
+async def test_wall_clocks_hours_apart_and_drifting_clocks_change_nothing() -> None:
+    async with Cluster(8) as cluster:
+        await cluster.join("fast", skew=timedelta(hours=3), rate=1.001)
+        await cluster.join("slow", skew=timedelta(hours=-3), rate=0.999)
+        third = await cluster.join("third", skew=timedelta(days=-400))
+        await cluster.settle()
+        moves = sum(len(node.events) for node in cluster.nodes)
+        await asyncio.sleep(20_000)
+        assert sum(len(node.events) for node in cluster.nodes) == moves
+        await cluster.crash(third)
+        await cluster.settle(TAKE + 2 * SCAN * JITTER)
+
+
+@scenario
+@pytest.mark.rows("T50")
+async def test_another_app_is_refused_at_start_and_ends_service_when_it_comes() -> None:
+    async with Cluster() as cluster:
+        other = lease_id("other")
+        await cluster.store.acquire_lease(NAMES.app_lease, None, lease_id=other, seconds=60)
+        node = await cluster.join("a")
+        assert node.task is not None
+        with pytest.raises(HubError, match="served by another app"):
+            await node.task
+        cluster.nodes.remove(node)
+        await cluster.store.release_lease(NAMES.app_lease, None, lease_id=other)
+        node = await cluster.join("b")
+        await cluster.settle()
+        await cluster.store.change_lease(NAMES.app_lease, None, lease_id=lease_id(""), new_lease_id=other)
+        await asyncio.sleep(21)
+        assert not node.held
+        assert {reason for *_, reason in node.events if reason} == {"another app holds the hub"}
+        await asyncio.sleep(39)  # its lease of 60 s ends: ours go on
+        await cluster.settle(60)
+
+
+@pytest.mark.rows("T86", "T87", "T88", "K10", "E46", "E53")
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_nobody_serves_beside_another(seed: int) -> None:
+    """A random hour of joins, leaves, crashes, pauses and lost answers; ``Cluster`` checks throughout."""
+
+    async def main() -> None:
+        rng = random.Random(seed)
+        async with Cluster(6, seed=seed) as cluster:
+            faults = Faults(cluster.store)
+
+            async def fault(_: str, __: tuple[object, ...]) -> None:
+                if rng.random() < 0.05:
+                    await asyncio.sleep(rng.expovariate(1 / 3.0))
+                if rng.random() < 0.05:
+                    raise rng.choice([Unavailable("no answer"), Throttled("patience")])
+
+            store: Store = faults  # type: ignore[assignment]
+            await cluster.join("w0", store=store)
+            faults.before = faults.after = fault
+            for number in range(1, 40):
+                await asyncio.sleep(rng.uniform(0, 90))
+                await disturb(cluster, rng, number, store)
+            faults.before = faults.after = Faults(cluster.store).before
+            for node in cluster.nodes:
+                node.clock.running.set()
+            await cluster.settle(TAKE * 3 + SCAN * 3)
+
+    run(main(), limit=timedelta(hours=6))
+
+
+async def disturb(cluster: Cluster, rng: random.Random, number: int, store: Store) -> None:
+    """One event of a random schedule; at least one worker stays."""
+    node = rng.choice(cluster.nodes)
+    awake = [other for other in cluster.nodes if other.clock.running.is_set()]
+    match rng.choice(["join", "leave", "crash", "pause", "resume"]):
+        case "join" if len(cluster.nodes) < 5:
+            skew = timedelta(hours=rng.uniform(-5, 5))
+            await cluster.join(
+                f"w{number}", episode=rng.uniform(0, 20), skew=skew, rate=rng.uniform(0.999, 1.001), store=store
+            )
+        case "leave" if len(awake) > 1 and node in awake:
+            await cluster.leave(node)
+        case "crash" if len(cluster.nodes) > 1:
+            await cluster.crash(node)
+        case "pause" if len(awake) > 1:
+            node.clock.running.clear()
+        case _:
+            for other in cluster.nodes:
+                other.clock.running.set()
