@@ -1,0 +1,50 @@
+"""DAGs that the tests run in a real Airflow."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
+
+AT_ONCE = {"retries": 0, "retry_delay": timedelta(seconds=1)}
+
+with DAG("sums", schedule=None, default_args=AT_ONCE):
+
+    @task
+    def numbers() -> list[int]:
+        return [1, 2, 3]
+
+    @task
+    def check(result: dict[str, Any]) -> int:
+        assert result["sum"] == 14, result
+        return result["sum"]
+
+    check(TaskHubOperator(task_id="hub", orchestrator="sums", input=numbers()).output)
+
+with DAG("mapped", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator.partial(task_id="hub", orchestrator="sums").expand(input=[[n] for n in range(5)])
+
+with DAG("slow", schedule=None, default_args=AT_ONCE, params={"seconds": 60}, render_template_as_native_obj=True):
+    TaskHubOperator(task_id="hub", orchestrator="slow", input="{{ params.seconds }}")
+
+with DAG("fails", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="fails", input=80)
+
+with DAG("flaky", schedule=None, default_args=AT_ONCE, params={"marker": ""}):
+    TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2)
+
+with DAG("refuses", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="refuses", retries=3)
+
+with DAG("late", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="slow", input=300, execution_timeout=timedelta(seconds=8))
+
+with DAG("nobody", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="unheard_of", no_worker_timeout=5)
+
+with DAG("sensor", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
+    TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", timeout=120)

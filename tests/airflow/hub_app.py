@@ -1,0 +1,72 @@
+"""What the workers of the tests' hub run."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError
+
+app = App("tests", version="7")
+
+
+@app.activity(record=True)
+def square(number: int) -> int:
+    print(f"square of {number}")
+    return number * number
+
+
+@app.activity(record=True)
+def rest(seconds: float) -> float:
+    print(f"resting for {seconds} s", flush=True)
+    time.sleep(seconds)
+    return seconds
+
+
+@app.activity(record=True)
+def broken(lines: int) -> None:
+    for number in range(lines):
+        print(f"broken line {number}", flush=True)
+    raise ValueError("41 of 8,760 rows rejected")
+
+
+@app.activity(record=True)
+def second_time(marker: str) -> str:
+    if not Path(marker).exists():
+        Path(marker).touch()
+        raise ValueError("not the first time")
+    return "at last"
+
+
+@app.orchestrator
+async def sums(ctx: OrchestrationContext, numbers: list[int]) -> dict[str, Any]:
+    ctx.set_custom_status({"numbers": len(numbers)})
+    squares = await ctx.when_all([ctx.call_activity(square, number) for number in numbers])
+    return {"sum": sum(squares), "run": ctx.tags.get("airflow.run_id")}
+
+
+@app.orchestrator
+async def slow(ctx: OrchestrationContext, seconds: float) -> float:
+    return await ctx.call_activity(rest, seconds)  # type: ignore[no-any-return]
+
+
+@app.orchestrator
+async def fails(ctx: OrchestrationContext, lines: int) -> None:
+    await ctx.call_activity(broken, lines)
+
+
+@app.orchestrator
+async def flaky(ctx: OrchestrationContext, marker: str) -> str:
+    return await ctx.call_activity(second_time, marker)  # type: ignore[no-any-return]
+
+
+@app.orchestrator
+async def refuses(ctx: OrchestrationContext) -> None:
+    raise OrchestrationError("nobody approved", retryable=False)
+
+
+@app.orchestrator
+async def waits(ctx: OrchestrationContext) -> Any:
+    return await ctx.when_any([ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(minutes=10))])

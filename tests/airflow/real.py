@@ -1,0 +1,257 @@
+"""A real Airflow (API server, scheduler, triggerer, DAG processor) and a worker over an embedded hub, started once.
+
+Shared by ``tests/airflow`` and ``tests/browser``: :func:`started` starts everything at its first call; it ends with the
+test process, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
+USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops"}
+"""Vera is of no team, Olga of the team that owns the DAG ``secret``."""
+START = 240.0
+"""Seconds until everything is healthy; about 25 on a quiet machine of two cores."""
+PATIENCE = 120.0
+"""Seconds that a test waits for something that takes a few."""
+
+
+def until(what: str, look: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
+    """What ``look`` returns once it is true; asserts that this happens in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.25)
+
+
+def _die_with_parent() -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """A component: its own process group, its log in a file."""
+
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str], home: Path) -> None:
+        self.name, self.command, self.env = name, command, env
+        self.log = home / f"{name}.out"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.env,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent,
+            )
+
+    def signal(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def stop(self, *, seconds: float = 20.0) -> None:
+        self.signal(signal.SIGTERM)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class RealAirflow:
+    """Airflow's REST API and the hub, as far as tests need them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.url = f"http://127.0.0.1:{_port()}"
+        self.env = self._environment()
+        self.processes: dict[str, Process] = {}
+        self._http = httpx.Client(base_url=self.url, timeout=60)
+        self._tokens: dict[str, str] = {}
+
+    def _environment(self) -> dict[str, str]:
+        bundle = "airflow.dag_processing.bundles.local.LocalDagBundle"
+        bundles = [
+            {"name": "dags", "classpath": bundle, "kwargs": {"path": str(HERE / "dags")}},
+            {"name": "ops", "classpath": bundle, "kwargs": {"path": str(HERE / "ops")}, "team_name": "ops"},
+        ]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TASKHUB"))}
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile Airflow again
+        return kept | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TASKHUB_HOME": str(self.home / "taskhub"),
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": "3",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__CORE__MULTI_TEAM": "True",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+            "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": self.url.rsplit(":", 1)[1],
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API_AUTH__JWT_SECRET": "tests-only-" * 8,
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(_port()),
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
+            "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        }
+
+    def start(self) -> None:
+        passwords = self.home / "simple_auth_manager_passwords.json.generated"
+        passwords.write_text(json.dumps({name: name for name in USERS}))
+        for command in (["db", "migrate"], ["teams", "create", "ops"]):
+            done = subprocess.run(["airflow", *command], env=self.env, capture_output=True, text=True, timeout=180)
+            assert done.returncode == 0, done.stdout + done.stderr
+        app = ["taskhub", "worker", "--app", "tests.airflow.hub_app:app", "--name", "first", "--drain-timeout", "1"]
+        self.processes["worker"] = Process("worker", app, self.env | {"PYTHONPATH": str(ROOT)}, self.home)
+        for name in COMPONENTS:
+            self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
+        until("a healthy Airflow", self._healthy, seconds=START)
+        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 10, seconds=START)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.signal(signal.SIGTERM)
+        for process in self.processes.values():
+            process.stop(seconds=10)
+        self._http.close()
+
+    def _healthy(self) -> bool:
+        for process in self.processes.values():
+            assert process.process.poll() is None, f"{process.name} has ended:\n{process.log.read_text()[-3000:]}"
+        try:
+            health = self._http.get("/api/v2/monitor/health").json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+        return all(health[part]["status"] == "healthy" for part in parts)
+
+    # -- REST
+
+    def token(self, user: str) -> str:
+        if user not in self._tokens:
+            answer = self._http.post("/auth/token", json={"username": user, "password": user})
+            assert answer.status_code == 201, answer.text
+            self._tokens[user] = answer.json()["access_token"]
+        return self._tokens[user]
+
+    def request(self, method: str, path: str, *, user: str = "admin", **more: Any) -> httpx.Response:
+        return self._http.request(method, path, headers={"Authorization": f"Bearer {self.token(user)}"}, **more)
+
+    def get(self, path: str, *, user: str = "admin", **parameters: Any) -> Any:
+        answer = self.request("GET", path, user=user, params=parameters)
+        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
+        return answer.json()
+
+    def trigger(self, dag_id: str, **params: Any) -> str:
+        """Start a run; its id."""
+        body = {"logical_date": None, "conf": params}
+        answer = self.request("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["dag_run_id"])
+
+    def task(self, dag_id: str, run_id: str, task_id: str = "hub", index: int = -1) -> Any:
+        return self.get(f"{self.path(dag_id, run_id, task_id)}{f'/{index}' if index >= 0 else ''}")
+
+    def path(self, dag_id: str, run_id: str, task_id: str = "hub") -> str:
+        return f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}"
+
+    def reaches(self, dag_id: str, run_id: str, *states: str, task_id: str = "hub", index: int = -1) -> Any:
+        """Wait until the task is in one of the states; a wrong final state fails at once, with its log."""
+        last: dict[str, Any] = {}
+
+        def look() -> Any:
+            last.update(self.task(dag_id, run_id, task_id, index))
+            if last["state"] in ("success", "failed", "upstream_failed") and last["state"] not in states:
+                raise AssertionError(f"{dag_id} is {last['state']}:\n{self.log(dag_id, run_id, task_id)}")
+            return last if last["state"] in states else None
+
+        return until(f"{dag_id}.{task_id} {states}", look)
+
+    def log(self, dag_id: str, run_id: str, task_id: str = "hub", attempt: int = 1, index: int = -1) -> str:
+        answer = self.get(f"{self.path(dag_id, run_id, task_id)}/logs/{attempt}", full_content=True, map_index=index)
+        return "\n".join(str(line.get("event", line)) for line in answer["content"])
+
+    def xcom(self, dag_id: str, run_id: str, key: str = "return_value", index: int = -1) -> Any:
+        return self.get(f"{self.path(dag_id, run_id)}/xcomEntries/{key}", map_index=index)["value"]
+
+    def mark(self, dag_id: str, run_id: str, state: str) -> None:
+        answer = self.request("PATCH", self.path(dag_id, run_id), json={"new_state": state})
+        assert answer.status_code == 200, answer.text
+
+    def clear(self, dag_id: str, run_id: str) -> None:
+        body = {"dry_run": False, "dag_run_id": run_id, "task_ids": ["hub"], "only_failed": False}
+        answer = self.request("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
+        assert answer.status_code == 200, answer.text
+
+    # -- the hub
+
+    def taskhub(self, *arguments: str) -> Any:
+        """The command line, with JSON out."""
+        command = ["taskhub", *arguments, "--json"]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def instance(self, instance_id: str) -> Any:
+        return self.get("/taskhub/api/instance", id=instance_id)
+
+    def status(self, instance_id: str) -> str:
+        return str(self.instance(instance_id)["instance"]["status"])
+
+
+@cache
+def started() -> RealAirflow:
+    """The one of this test process."""
+    home = Path(tempfile.mkdtemp(prefix="taskhub-real-"))
+    real = RealAirflow(home)
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    atexit.register(real.stop)
+    real.start()
+    return real

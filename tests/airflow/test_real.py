@@ -1,0 +1,185 @@
+"""The front inside a real Airflow, over a real embedded hub with a real worker."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.airflow.real import RealAirflow, started, until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[RealAirflow]:
+    yield started()
+
+
+def hub_id(dag_id: str, run_id: str, generation: int = 1, index: str = "") -> str:
+    return f"{dag_id}:hub{index}:{run_id}:g{generation}"
+
+
+def test_an_orchestration_between_two_tasks(real: RealAirflow) -> None:
+    run = real.trigger("sums")
+    real.reaches("sums", run, "success", task_id="check")
+    assert real.xcom("sums", run) == {"sum": 14, "run": run}, "output as XCom, its type kept; tags reach the orchestration"
+    log = real.log("sums", run)
+    assert f"instance {hub_id('sums', run)} started" in log
+    assert re.search(r"hub served by 1 live worker: first.*\(tests 7\); 1 of them know 'sums'", log)
+    assert "sums is Completed" in log
+    assert len(re.findall(r"square #\d+, attempt 1, completed on first", log)) == 3
+    links = real.get(f"{real.path('sums', run)}/links")["extra_links"]
+    assert links["TaskHub instance"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=sums&run_id=manual__")
+    tags = real.instance(hub_id("sums", run))["instance"]["tags"]
+    assert (tags["airflow.dag_id"], tags["airflow.try_number"], tags["taskhub.generation"]) == ("sums", "1", "1")
+
+
+def test_mapped_tasks_have_instances_of_their_own(real: RealAirflow) -> None:
+    run = real.trigger("mapped")
+    for index in range(5):
+        real.reaches("mapped", run, "success", index=index)
+        assert real.xcom("mapped", run, index=index)["sum"] == index**2
+        assert real.status(hub_id("mapped", run, index=f"[{index}]")) == "Completed"
+
+
+def test_a_failure_is_the_orchestrations_own_with_the_failed_log(real: RealAirflow) -> None:
+    run = real.trigger("fails")
+    real.reaches("fails", run, "failed")
+    log = real.log("fails", run)
+    assert "41 of 8,760 rows rejected" in log
+    assert "broken line 79" in log
+    assert "broken line 29\n" not in log, "the last 50 lines, not all 80"
+
+
+def test_a_retry_starts_a_failed_orchestration_again(real: RealAirflow, tmp_path: Path) -> None:
+    run = real.trigger("flaky", marker=str(tmp_path / "marker"))
+    assert real.reaches("flaky", run, "success")["try_number"] == 2
+    assert real.xcom("flaky", run) == "at last"
+    assert real.instance(hub_id("flaky", run))["instance"]["airflow"]["try"] == "2", "same id, a new start"
+
+
+def test_an_error_that_forbids_retries_ends_the_task_at_once(real: RealAirflow) -> None:
+    run = real.trigger("refuses")
+    assert real.reaches("refuses", run, "failed")["try_number"] == 1
+    assert "nobody approved" in real.log("refuses", run)
+
+
+@pytest.mark.rows("K43")
+def test_without_a_worker_that_knows_the_orchestrator_the_task_fails_and_says_so(real: RealAirflow) -> None:
+    run = real.trigger("nobody")
+    real.reaches("nobody", run, "failed")
+    log = real.log("nobody", run)
+    assert re.search(r"no live worker has known orchestrator 'unheard_of' for 5 s. Alive: first", log)
+    assert "they know: fails, flaky, refuses, slow, sums, waits" in log
+
+
+def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
+    run = real.trigger("late")
+    real.reaches("late", run, "failed")
+    assert "the instance is terminated, nothing of it runs" in real.log("late", run)
+    assert real.status(hub_id("late", run)) == "Terminated"
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_marking_a_waiting_task_terminates(real: RealAirflow, state: str) -> None:
+    run = real.trigger("slow", seconds=300)
+    real.reaches("slow", run, "deferred")
+    instance = hub_id("slow", run)
+    until("running", lambda: real.status(instance) == "Running")
+    real.mark("slow", run, state)
+    until("terminated", lambda: real.status(instance) == "Terminated")
+    until("nothing runs", lambda: not real.instance(instance)["tally"].get("running"))
+    assert real.instance(instance)["instance"]["now"] == f"from Airflow: task marked {state}"
+
+
+def test_clearing_a_waiting_task_ends_the_old_and_starts_a_new_generation(real: RealAirflow) -> None:
+    run = real.trigger("slow", seconds=20)
+    real.reaches("slow", run, "deferred")
+    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    real.clear("slow", run)
+    real.reaches("slow", run, "success")
+    assert real.status(hub_id("slow", run)) == "Terminated"
+    assert real.status(hub_id("slow", run, 2)) == "Completed"
+    assert real.xcom("slow", run) == 20
+
+
+def test_clearing_a_successful_task_computes_anew(real: RealAirflow) -> None:
+    run = real.trigger("sums")
+    real.reaches("sums", run, "success")
+    real.clear("sums", run)
+    until("second generation", lambda: real.task("sums", run)["try_number"] == 2)
+    real.reaches("sums", run, "success")
+    assert real.status(hub_id("sums", run, 2)) == "Completed"
+
+
+def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow) -> None:
+    run = real.trigger("slow", seconds=25)
+    real.reaches("slow", run, "deferred")
+    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    triggerer = real.processes["triggerer"]
+    triggerer.stop()
+    assert real.status(hub_id("slow", run)) == "Running"
+    triggerer.start()
+    real.reaches("slow", run, "success")
+    assert real.xcom("slow", run) == 25
+
+
+def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
+    """spec/airflow.md §0.3: another one takes its triggers; waking up, it believes that all of them were killed."""
+    run = real.trigger("slow", seconds=60)
+    real.reaches("slow", run, "deferred")
+    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    first = real.processes["triggerer"]
+    first.signal(signal.SIGSTOP)
+    from tests.airflow.real import Process
+
+    env = real.env | {"AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": "0"}
+    second = Process("second-triggerer", first.command, env, real.home)
+    try:
+        until("the other one waits", lambda: "trigger" in second.log.read_text() and _waits_in(second, run), seconds=60)
+        first.signal(signal.SIGCONT)
+        until("woken", lambda: "invoking on_kill" in first.log.read_text(), seconds=60)
+        time.sleep(5)
+        assert real.status(hub_id("slow", run)) == "Running"
+        real.reaches("slow", run, "success")
+    finally:
+        first.signal(signal.SIGCONT)
+        second.stop()
+    assert real.xcom("slow", run) == 60
+
+
+def _waits_in(process: object, run: str) -> bool:
+    return f"slow/{run}/hub" in process.log.read_text()  # type: ignore[attr-defined]
+
+
+def test_a_sensor_waits_for_an_instance_that_is_started_later(real: RealAirflow) -> None:
+    run = real.trigger("sensor", instance=f"by-hand-{time.time_ns()}")
+    real.reaches("sensor", run, "deferred")
+    instance = real.get(f"/api/v2/dags/sensor/dagRuns/{run}")["conf"]["instance"]
+    real.taskhub("instances", "start", "sums", "--input", "[3]", "--id", instance)
+    real.reaches("sensor", run, "success")
+    assert real.xcom("sensor", run)["sum"] == 9
+
+
+def test_airflow_lists_the_provider_and_the_plugin(real: RealAirflow) -> None:
+    import json
+    import subprocess
+
+    def airflow(*arguments: str) -> list[dict[str, object]]:
+        command = ["airflow", *arguments, "--output", "json"]
+        done = subprocess.run(command, env=real.env, capture_output=True, text=True, timeout=120, check=True)
+        return json.loads(done.stdout[done.stdout.index("[") :])  # type: ignore[no-any-return]
+
+    assert any(line["package_name"] == "airflow-provider-taskhub" for line in airflow("providers", "list"))
+    hooks = {line["connection_type"]: line for line in airflow("providers", "hooks")}
+    assert hooks["taskhub"]["class"] == "airflow_provider_taskhub.hooks.taskhub.TaskHubHook"
+    assert any(line["name"] == "taskhub" for line in airflow("plugins"))
+    metas = {meta["connection_type"]: meta for meta in real.get("/ui/connections/hook_meta")}
+    fields = metas["taskhub"]["extra_fields"]
+    assert set(fields) == {"hub", "storage", "path", "account_url"}
+    assert metas["taskhub"]["standard_fields"]["password"]["title"] == "Connection string, account key or SAS"
