@@ -78,7 +78,7 @@ class Timestamp:
     def text(self, *, trim: bool = True) -> str:
         """``2026-11-21T08:55:27.2669147Z``; trailing zeros trimmed as Newtonsoft does unless told otherwise."""
         seconds, fraction = divmod(self.ticks, 10_000_000)
-        head = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+        head = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would not pad year 1
         digits = f"{fraction:07d}"
         if trim:
             digits = digits.rstrip("0")
