@@ -45,6 +45,9 @@ from airflow_provider_taskhub.storage.steps import carry_out
 
 PARALLEL = 16
 """Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
+GIVEN_BACK = timedelta(seconds=10)
+"""An update up to this visibility gives a message back, now or after a back-off, and is signalled when it is over. A
+longer one renews a claim: its end is hardly ever reached, and to wake for it would cost a receive per renewal."""
 
 
 class AzureStore:
@@ -118,7 +121,8 @@ class AzureStore:
 
     async def _update(self, operation: UpdateMessage) -> Receipt:
         receipt = await self._queues.update(operation)
-        self._ring(operation.queue, operation.visibility)
+        if operation.visibility <= GIVEN_BACK:
+            self._ring(operation.queue, operation.visibility)
         return receipt
 
     def _ring(self, queue: str, visibility: timedelta) -> None:
@@ -261,7 +265,6 @@ async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[
         nonlocal failed
         async with slots:
             if failed:
-                operation.close()
                 return None
             try:
                 return await operation
@@ -269,7 +272,11 @@ async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[
                 failed = True
                 raise
 
-    outcomes = await asyncio.gather(*(one(operation) for operation in operations), return_exceptions=True)
+    try:
+        outcomes = await asyncio.gather(*(one(operation) for operation in operations), return_exceptions=True)
+    finally:
+        for operation in operations:
+            operation.close()  # those that were never begun
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

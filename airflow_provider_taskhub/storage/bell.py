@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 
 MAX_PENDING = 1024
-"""Delayed rings remembered per queue. Beyond it the latest are left to polling."""
+"""Delayed rings remembered per queue. Beyond it further ones are left to polling."""
 
 
 class Bell:

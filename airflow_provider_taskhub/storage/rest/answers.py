@@ -55,7 +55,7 @@ def refusal(
     if status in (401, 403):
         return ConfigurationError(
             f"{what}: the storage account refused the credentials ({code or status}). "
-            "Check the key, the signature and its expiry, or the roles of the identity."
+            "Check the key, the signature and its expiry, the roles of the identity, and this machine's clock."
         )
     line = prose.partition("\n")[0][:_MAX_PROSE]
     text = f"{what}: {code or status}" + (f": {line}" if line else "")

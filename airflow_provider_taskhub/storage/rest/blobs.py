@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -131,7 +130,7 @@ class Blobs:
             )
             if answer.status == 404:
                 return []
-            tree = ElementTree.fromstring(answer.body.removeprefix(b"\xef\xbb\xbf"))
+            tree = answer.xml()
             found += [
                 BlobInfo(
                     name=item.findtext("Name", ""), size=int(item.findtext("Properties/Content-Length", "0") or 0)

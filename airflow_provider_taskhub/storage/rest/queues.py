@@ -24,7 +24,7 @@ from airflow_provider_taskhub.storage.primitives import (
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.rest.answers import refusal
-from airflow_provider_taskhub.storage.rest.wire import Request, Wire
+from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
 
 _FOREVER = ("messagettl", "-1")
 _XML = {"content-type": "application/xml"}
@@ -47,11 +47,8 @@ def _time(text: str | None) -> Timestamp:
     return Timestamp.from_datetime(parsedate_to_datetime(text))
 
 
-def _elements(body: bytes) -> Iterator[ElementTree.Element]:
-    try:
-        return iter(ElementTree.fromstring(body.removeprefix(b"\xef\xbb\xbf")).findall("QueueMessage"))
-    except ElementTree.ParseError as error:
-        raise Unavailable(f"the queue service's answer cannot be read: {error}") from None
+def _elements(answer: Answer) -> Iterator[ElementTree.Element]:
+    return iter(answer.xml().findall("QueueMessage"))
 
 
 def _receipt(element: ElementTree.Element) -> Receipt:
@@ -103,7 +100,7 @@ class Queues:
                 what=f"put into queue {operation.queue!r}",
             )
         )
-        element = next(_elements(answer.body), None)
+        element = next(_elements(answer), None)
         if element is None:
             raise Unavailable(f"put into queue {operation.queue!r}: the answer names no message")
         return _receipt(element)
@@ -120,7 +117,7 @@ class Queues:
                 what=f"receive from queue {queue!r}",
             )
         )
-        return [_message(element) for element in _elements(answer.body)]
+        return [_message(element) for element in _elements(answer)]
 
     async def peek(self, queue: str, *, limit: int) -> list[Message]:
         answer = await self._wire.send(
@@ -134,7 +131,7 @@ class Queues:
                 safe=True,
             )
         )
-        return [_peeked(element) for element in _elements(answer.body)]
+        return [_peeked(element) for element in _elements(answer)]
 
     async def update(self, operation: UpdateMessage) -> Receipt:
         receipt = receipt_of(operation.message)
@@ -238,7 +235,7 @@ class Queues:
                     safe=True,
                 )
             )
-            tree = ElementTree.fromstring(answer.body.removeprefix(b"\xef\xbb\xbf"))
+            tree = answer.xml()
             found += [item.text or "" for item in tree.findall("Queues/Queue/Name")]
             marker = tree.findtext("NextMarker") or ""
             if not marker:

@@ -131,7 +131,7 @@ class Tables:
             if answer.code == "TableNotFound":
                 raise refusal(what=f"table {table!r}", status=404, code=answer.code)
             return None
-        return decode_row(json.loads(answer.body), etag=answer.headers.get("etag", ""))
+        return decode_row(answer.json(), etag=answer.headers.get("etag", ""))
 
     async def query(
         self,
@@ -161,7 +161,7 @@ class Tables:
                 safe=True,
             )
         )
-        rows = json.loads(answer.body)["value"]
+        rows = answer.json()["value"]
         return Page(entities=tuple(decode_row(row) for row in rows), continuation=_continuation(answer))
 
     # tables
@@ -217,7 +217,7 @@ class Tables:
                     safe=True,
                 )
             )
-            found += [row["TableName"] for row in json.loads(answer.body)["value"]]
+            found += [row["TableName"] for row in answer.json()["value"]]
             marker = answer.headers.get(_NEXT_TABLE) or None
         return found
 

@@ -9,7 +9,10 @@ switched off, by :func:`_once`.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 import random
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -76,6 +79,20 @@ class Answer:
     def code(self) -> str:
         """Azure's error code, or ""."""
         return self.headers.get("x-ms-error-code", "") or error_of(self.body)[0]
+
+    def json(self) -> Any:
+        """The body of a table's answer. :raises Unavailable: when it is none (something between us answered)."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise Unavailable("the answer is no JSON: is there a proxy in between?") from None
+
+    def xml(self) -> ElementTree.Element:
+        """The body of a queue's or container's answer. :raises Unavailable: when it is none."""
+        try:
+            return ElementTree.fromstring(self.body.removeprefix(codecs.BOM_UTF8))
+        except ElementTree.ParseError:
+            raise Unavailable("the answer is no XML: is there a proxy in between?") from None
 
 
 class _AnswerLost(aiohttp.ClientError):
@@ -158,7 +175,7 @@ class Wire:
             raise Unavailable(f"{request.what}: no connection to {where}", maybe_done=False) from None
         except aiohttp.ClientError as error:
             raise Unavailable(f"{request.what}: the answer was lost ({type(error).__name__})") from None
-        if answer.status < 400 or answer.status in request.accept:
+        if answer.status < 300 or answer.status in request.accept:
             return answer
         code, prose = error_of(answer.body)
         raise refusal(
@@ -195,6 +212,7 @@ class Wire:
             "x-ms-version": API_VERSION,
             "x-ms-date": formatdate(usegmt=True),
             "user-agent": f"airflow-provider-taskhub/{__version__}",
+            "accept-encoding": "identity",  # the bytes as they are stored: our blobs are compressed by ourselves
             **request.headers,
         }
         if request.method in ("PUT", "POST") and not request.body:

@@ -1,0 +1,116 @@
+"""Every refusal of the service and its one translation, by values."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_taskhub.errors import (
+    ConfigurationError,
+    Conflict,
+    InputError,
+    LeaseLost,
+    NotFound,
+    PayloadTooLarge,
+    Throttled,
+    Unavailable,
+)
+from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (409, "EntityAlreadyExists", Conflict),
+        (412, "UpdateConditionNotSatisfied", Conflict),
+        (412, "ConditionNotMet", Conflict),
+        (409, "BlobAlreadyExists", Conflict),
+        (400, "PopReceiptMismatch", Conflict),
+        (404, "MessageNotFound", NotFound),
+        (404, "QueueNotFound", NotFound),
+        (404, "TableNotFound", NotFound),
+        (404, "", NotFound),
+        (409, "QueueBeingDeleted", NotFound),
+        (409, "LeaseAlreadyPresent", LeaseLost),
+        (409, "LeaseIdMismatchWithLeaseOperation", LeaseLost),
+        (412, "LeaseIdMissing", LeaseLost),
+        (412, "LeaseLost", LeaseLost),
+        (409, "LeaseNotPresentWithLeaseOperation", LeaseLost),
+        (429, "", Throttled),
+        (503, "ServerBusy", Throttled),
+        (413, "RequestBodyTooLarge", PayloadTooLarge),
+        (413, "", PayloadTooLarge),
+        (400, "EntityTooLarge", PayloadTooLarge),
+        (400, "PropertyValueTooLarge", PayloadTooLarge),
+        (400, "MessageTooLarge", PayloadTooLarge),
+        (400, "TooManyProperties", PayloadTooLarge),
+        (500, "InternalError", Unavailable),
+        (500, "OperationTimedOut", Unavailable),
+        (502, "", Unavailable),
+        (408, "", Unavailable),
+        (400, "InvalidInput", InputError),
+        (400, "OutOfRangeInput", InputError),
+        (302, "", InputError),
+        (401, "InvalidAuthenticationInfo", ConfigurationError),
+        (403, "AuthenticationFailed", ConfigurationError),
+        (403, "AuthorizationPermissionMismatch", ConfigurationError),
+    ],
+)
+def test_translation(status: int, code: str, kind: type[Exception]) -> None:
+    error = refusal(what="put into queue 'q'", status=status, code=code, prose="Because.\nRequestId:1")
+    assert type(error) is kind
+    assert "put into queue 'q'" in str(error)
+    assert (code or str(status)) in str(error)
+    assert "RequestId" not in str(error)
+
+
+def test_throttling_carries_the_patience_asked_for() -> None:
+    asked = refusal(what="x", status=503, code="ServerBusy", retry_after=7.0)
+    silent = refusal(what="x", status=429)
+    assert isinstance(asked, Throttled)
+    assert asked.retry_after == 7.0
+    assert isinstance(silent, Throttled)
+    assert silent.retry_after == 1.0
+
+
+@pytest.mark.parametrize("code", ["QueueBeingDeleted", "TableBeingDeleted", "ContainerBeingDeleted"])
+def test_making_what_is_still_being_deleted_asks_for_patience(code: str) -> None:
+    error = refusal(what="creation", status=409, code=code, creating=True)
+    assert isinstance(error, Throttled)
+    assert error.retry_after >= 5
+
+
+def test_server_errors_may_have_been_done() -> None:
+    error = refusal(what="x", status=500, code="InternalError")
+    assert isinstance(error, Unavailable)
+    assert error.maybe_done
+
+
+def test_refused_credentials_quote_nothing_of_the_service() -> None:
+    prose = "Signature did not match. String to sign used was r\nb\nqt"
+    error = refusal(what="x", status=403, code="AuthenticationFailed", prose=prose)
+    assert "String to sign" not in str(error)
+    assert "key" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "prose"),
+    [
+        (b'\xef\xbb\xbf<?xml version="1.0"?><Error><Code>QueueNotFound</Code><Message>No.</Message></Error>',
+         "QueueNotFound", "No."),
+        (b'{"odata.error":{"code":"TableNotFound","message":{"lang":"en-US","value":"No."}}}', "TableNotFound", "No."),
+        (b'{"error":1}', "", ""),
+        (b"{broken", "", ""),
+        (b"<html>proxy</html>", "", ""),
+        (b"", "", ""),
+    ],
+)
+def test_code_and_sentence_of_a_body(body: bytes, code: str, prose: str) -> None:
+    assert error_of(body) == (code, prose)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("", None), ("3", 3.0), ("-1", 0.0), ("Fri, 26 Jun 2015 23:39:12 GMT", None)],
+)
+def test_retry_after(header: str | None, seconds: float | None) -> None:
+    assert seconds_of(header) == seconds

@@ -1,0 +1,254 @@
+"""Deadlines, lost answers and what is sent again, against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+
+from airflow_provider_taskhub.errors import ConfigurationError, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.storage.rest import wire as wire_module
+from airflow_provider_taskhub.storage.rest.account import (
+    Account,
+    Credential,
+    Endpoint,
+    Identity,
+    SharedKey,
+    Signature,
+)
+from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
+from airflow_provider_taskhub.storage.rest.wire import Request, Wire
+
+KEY = SharedKey(name="acct", key=b"the secret key")
+READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)
+WRITE = Request(kind="table.update", service="table", method="PUT", path="/T", what="row of table 'T'", body=b"{}")
+
+Script = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]
+"""Answers the n-th request; whether the connection stays open."""
+
+
+@dataclass
+class Server:
+    """An HTTP server that does as its script says, and keeps the heads of all requests."""
+
+    script: Script
+    heads: list[str] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                lengths = [line for line in head.lower().splitlines() if line.startswith("content-length")]
+                await reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
+                self.heads.append(head)
+                if not await self.script(len(self.heads), writer):
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(script: Script) -> AsyncIterator[tuple[Server, str]]:
+    server = Server(script)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listener:
+        yield server, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+def account(origin: str, credential: Credential = KEY) -> Account:
+    return Account(
+        endpoints={name: Endpoint(origin=origin) for name in ("blob", "queue", "table")}, credential=credential
+    )
+
+
+@asynccontextmanager
+async def opened(origin: str, *, timeout: float = 10.0, **more: Any) -> AsyncIterator[tuple[Wire, Counter[str]]]:
+    requests: Counter[str] = Counter()
+    credential = more.pop("credential", KEY)
+    async with Wire(
+        account(origin, credential), timeout=timedelta(seconds=timeout), requests=requests, **more
+    ) as wire:
+        yield wire, requests
+
+
+async def ok(number: int, writer: asyncio.StreamWriter) -> bool:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "BACK_OFF", 0.0)
+
+
+@pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])
+async def test_a_server_that_never_answers_meets_the_deadline(request_: Request) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with opened(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2) as (wire, requests):
+            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s") as caught:
+                await wire.send(request_)
+    assert caught.value.maybe_done
+    assert requests[request_.kind] == 1
+
+
+@pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])
+async def test_a_refused_connection_is_tried_three_times_and_was_certainly_not_done(request_: Request) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else can take the port
+        async with opened(f"http://127.0.0.1:{closed.getsockname()[1]}") as (wire, requests):
+            with pytest.raises(Unavailable, match=r"no connection to http://127\.0\.0\.1") as caught:
+                await wire.send(request_)
+    assert not caught.value.maybe_done
+    assert requests[request_.kind] == 3
+
+
+async def test_a_write_whose_answer_is_lost_is_sent_once() -> None:
+    async def hang_up_on_the_second(number: int, writer: asyncio.StreamWriter) -> bool:
+        return await ok(number, writer) if number == 1 else False
+
+    async with serving(hang_up_on_the_second) as (server, origin), opened(origin) as (wire, requests):
+        await wire.send(WRITE)
+        # the same connection again: here aiohttp by itself would repeat a PUT, and turn what was done into a Conflict
+        with pytest.raises(Unavailable, match="answer was lost") as caught:
+            await wire.send(WRITE)
+    assert caught.value.maybe_done
+    assert len(server.heads) == 2
+    assert requests == {"table.update": 2}
+
+
+async def test_a_read_whose_answer_is_lost_is_sent_again() -> None:
+    async def hang_up_once(number: int, writer: asyncio.StreamWriter) -> bool:
+        return False if number == 1 else await ok(number, writer)
+
+    async with serving(hang_up_once) as (server, origin), opened(origin) as (wire, _):
+        assert (await wire.send(READ)).body == b"ok"
+    assert len(server.heads) == 2
+
+
+@pytest.mark.parametrize(("request_", "sent"), [(READ, 3), (WRITE, 1)], ids=["read", "write"])
+async def test_server_errors(request_: Request, sent: int) -> None:
+    async def broken(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 500 Oh\r\nx-ms-error-code: InternalError\r\nContent-Length: 0\r\n\r\n")
+        return True
+
+    async with serving(broken) as (server, origin), opened(origin) as (wire, requests):
+        with pytest.raises(Unavailable, match="InternalError"):
+            await wire.send(request_)
+    assert len(server.heads) == requests[request_.kind] == sent
+
+
+async def test_throttling_is_the_callers_to_wait_for() -> None:
+    async def busy(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(
+            b"HTTP/1.1 503 Busy\r\nRetry-After: 4\r\nx-ms-error-code: ServerBusy\r\nContent-Length: 0\r\n\r\n"
+        )
+        return True
+
+    async with serving(busy) as (server, origin), opened(origin) as (wire, _):
+        with pytest.raises(Throttled) as caught:
+            await wire.send(READ)
+    assert caught.value.retry_after == 4.0
+    assert len(server.heads) == 1
+
+
+async def test_a_half_answer_is_a_lost_one() -> None:
+    async def half(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+        return False
+
+    async with serving(half) as (_, origin), opened(origin) as (wire, _):
+        with pytest.raises(Unavailable) as caught:
+            await wire.send(WRITE)
+    assert caught.value.maybe_done
+
+
+async def test_an_answer_of_a_proxy_is_no_answer() -> None:
+    async with serving(ok) as (_, origin), opened(origin) as (wire, _):
+        answer = await wire.send(READ)
+    with pytest.raises(Unavailable, match="proxy"):
+        answer.json()
+    with pytest.raises(Unavailable, match="proxy"):
+        answer.xml()
+
+
+async def test_a_signature_goes_along_and_is_never_shown() -> None:
+    async def hang_up(number: int, writer: asyncio.StreamWriter) -> bool:
+        return False
+
+    credential = Signature(token="sv=1&sig=topsecretsig")
+    async with serving(hang_up) as (server, origin), opened(origin, credential=credential) as (wire, _):
+        with pytest.raises(StorageError) as caught:
+            await wire.send(WRITE)
+    assert server.heads[0].startswith("PUT /T?sv=1&sig=topsecretsig HTTP/1.1")
+    assert "topsecret" not in repr(caught.value) + str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+class Token(NamedTuple):
+    token: str
+    expires_on: int
+
+
+class FakeCredential:
+    """A credential of azure-identity's shape: counts what it is asked for."""
+
+    def __init__(self, lifetime: int) -> None:
+        self.scopes: list[str] = []
+        self.closed = False
+        self._lifetime = lifetime
+
+    async def get_token(self, *scopes: str, **_: Any) -> Token:
+        import time
+
+        self.scopes += scopes
+        return Token(f"token-{len(self.scopes)}", int(time.time()) + self._lifetime)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_an_identity_sends_one_token_for_all_requests() -> None:
+    credential = FakeCredential(lifetime=3600)
+    tokens = Tokens(credential)  # type: ignore[arg-type]
+    async with serving(ok) as (server, origin), opened(origin, credential=Identity(), tokens=tokens) as (wire, _):
+        await asyncio.gather(*(wire.send(READ) for _ in range(5)))
+    assert credential.scopes == [SCOPE]
+    assert all("authorization: Bearer token-1\r\n" in head for head in server.heads)
+    assert all("x-ms-version: 2020-12-06\r\n" in head for head in server.heads)
+    assert credential.closed
+
+
+async def test_a_token_near_its_end_is_replaced() -> None:
+    credential = FakeCredential(lifetime=60)
+    async with Tokens(credential) as tokens:  # type: ignore[arg-type]
+        assert [await tokens.current(), await tokens.current()] == ["token-1", "token-2"]
+
+
+async def test_no_identity_here_is_said_so() -> None:
+    from azure.core.exceptions import ClientAuthenticationError
+
+    class Nobody(FakeCredential):
+        async def get_token(self, *scopes: str, **_: Any) -> Token:
+            raise ClientAuthenticationError("tried the environment, then managed identity")
+
+    async with Tokens(Nobody(0)) as tokens:  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="tried the environment"):
+            await tokens.current()
+
+
+async def test_default_credentials_are_azures_own_and_need_no_network_to_be_made() -> None:
+    from azure.identity.aio import DefaultAzureCredential
+
+    async with Tokens() as tokens:
+        assert isinstance(tokens._credential, DefaultAzureCredential)
