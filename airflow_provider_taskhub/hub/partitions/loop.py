@@ -136,7 +136,8 @@ class PartitionOwner:
         self._loop = asyncio.get_running_loop()
         for left in range(_STARTS - 1, -1, -1):
             try:
-                return await self._prepare()
+                await self._prepare()
+                break
             except (Throttled, Unavailable) as error:
                 if not left:
                     raise

@@ -1,0 +1,133 @@
+"""The members table: who is there, judged by change alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+NAMES = HubNames("MemberHub")
+
+
+def member(worker: str = "w@host/1", **changes: object) -> Member:
+    values: dict[str, object] = {
+        "worker": worker, "started": START, "roles": ("orchestrator", "activity"), "apps": {"flights": "3"},
+        "orchestrators": ("flights_delays",), "activities": ("monthly", "publish"), **changes,
+    }
+    return Member(**values)  # type: ignore[arg-type]
+
+
+async def opened() -> SqliteStore:
+    store = SqliteStore(None, clock=JumpingClock())
+    await store.__aenter__()
+    await store.create_table(NAMES.members)
+    return store
+
+
+def members(store: SqliteStore, **clock: object) -> Members:
+    return Members(store, NAMES, times=AZURE_LEASE, clock=JumpingClock(**clock))  # type: ignore[arg-type]
+
+
+@pytest.mark.rows("E49", "T11")
+def test_a_row_comes_back_as_it_was_announced() -> None:
+    async def main() -> None:
+        store = await opened()
+        table = members(store)
+        await table.announce(member())
+        assert await table.live() == (member(),)
+        await table.renew(member(running=7))
+        assert await table.snapshot() == (member(running=7),)
+        await table.withdraw("w@host/1")
+        await table.withdraw("w@host/1")
+        assert await table.live() == ()
+
+    run(main())
+
+
+def test_thousands_of_names_fit_and_too_many_are_refused() -> None:
+    async def main() -> None:
+        store = await opened()
+        table = members(store)
+        for count in (200, 5_000, 30_000):
+            names = tuple(f"orchestrator_{number:06d}_é" for number in range(count))
+            big = member(orchestrators=names)
+            await table.announce(big)
+            assert await table.snapshot() == (big,)
+        await table.announce(member())  # fewer names: no column of the former stays
+        assert await table.snapshot() == (member(),)
+        rng = random.Random(1)
+        noise = tuple(f"{rng.getrandbits(256):x}{number}" for number in range(60_000))
+        with pytest.raises(ConfigurationError, match=r"worker w@host/1 declares 60000 orchestrators"):
+            await table.announce(member(orchestrators=noise))
+
+    run(main())
+
+
+@pytest.mark.rows("E59", "T17", "T88", "E49")
+def test_a_long_lived_reader_sees_who_falls_silent_whatever_the_clocks_say() -> None:
+    async def main() -> None:
+        store = await opened()
+        writer, reader = members(store, skew=timedelta(days=-3)), members(store, skew=timedelta(days=3))
+        await writer.announce(member("a@host/1"))
+        await writer.announce(member("b@host/1"))
+        for _ in range(4):
+            assert {found.worker for found in await reader.live()} == {"a@host/1", "b@host/1"}
+            await asyncio.sleep(9)
+            await writer.renew(member("a@host/1"))
+        roster = await reader.watch()
+        assert [found.worker for found in roster.live] == ["a@host/1"]
+        assert [(found.worker, found.alive) for found in roster.silent] == [("b@host/1", False)]
+        await writer.renew(member("a@host/1"), leaving=True)
+        roster = await reader.watch()
+        assert (roster.live, roster.leaving) == ((), {"a@host/1"})
+
+    run(main())
+
+
+def test_long_silent_rows_are_removed_and_a_worker_that_was_only_paused_lists_itself_again() -> None:
+    async def main() -> None:
+        store = await opened()
+        writer, reader = members(store), members(store)
+        await writer.announce(member())
+        await reader.watch()
+        await asyncio.sleep(61)
+        await reader.watch()
+        assert await reader.snapshot() == ()
+        await writer.renew(member(), leaving=True)
+        assert await reader.snapshot() == (), "who is leaving does not come back"
+        await writer.renew(member())
+        assert await reader.live() == (member(),)
+
+    run(main())
+
+
+def test_a_command_proves_life_by_reading_twice() -> None:
+    async def main() -> None:
+        store = await opened()
+        writer = members(store)
+        await writer.announce(member("dead@host/1"))
+        await writer.announce(member("alive@host/1"))
+
+        async def renew() -> None:
+            await asyncio.sleep(9.5)
+            await writer.renew(member("alive@host/1"))
+
+        task = asyncio.ensure_future(renew())
+        began = asyncio.get_running_loop().time()
+        found = {one.worker: one.alive for one in await members(store).prove()}
+        assert found == {"dead@host/1": False, "alive@host/1": True}
+        assert asyncio.get_running_loop().time() - began == pytest.approx(15, abs=0.1)  # 1.5 of the advertised 10 s
+        await task
+        await writer.withdraw("dead@host/1")
+        assert await members(await opened()).prove() == ()
+
+    run(main())

@@ -1,0 +1,141 @@
+"""Owners on threads of their own: what blocks the worker's loop, or theirs, costs no lease and keeps none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.errors import HubError, LeaseLost
+from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
+from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+NAMES = HubNames("ThreadHub")
+TIMES = LeaseTimes(
+    renew=timedelta(seconds=0.3), give_up=timedelta(seconds=1.5), take=timedelta(seconds=2.5),
+    scan=timedelta(seconds=0.2), visibility=timedelta(seconds=4),
+)
+SOON = 20.0
+
+
+class Host:
+    """Notes what it is told, on which thread, and drains at once."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Tenure] = {}
+        self.lost_ones: list[tuple[int, str, str]] = []
+        self.threads: set[str] = set()
+        self.block = threading.Event()
+        self.block.set()
+
+    def taken(self, tenure: Tenure) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.held[tenure.partition] = tenure
+        self.block.wait(SOON)
+
+    def asked(self, tenure: Tenure) -> None:
+        tenure.drained()
+
+    def lost(self, tenure: Tenure, reason: str) -> None:
+        del self.held[tenure.partition]
+        self.lost_ones.append((tenure.partition, reason, threading.current_thread().name))
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    return tmp_path / "hub.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[Store]:
+    async with SqliteStore(path) as opened:
+        await create_hub(opened, NAMES, 4)
+        yield opened
+
+
+def owner(path: Path, host: Host, name: str = "a") -> OwnerThread:
+    return OwnerThread(
+        open_store=lambda: SqliteStore(path), names=NAMES, me=WorkerIdentity(name=name, host="h", incarnation="1"),
+        times=TIMES, listener=host, app_name="",
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():  # noqa: ASYNC110  # the condition is another thread's
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.rows("T19", "T42", "E06", "E75")
+async def test_a_blocked_worker_loop_costs_no_lease(path: Path, store: Store) -> None:
+    host = Host()
+    thread = owner(path, host)
+    await thread.start()
+    await until(lambda: len(host.held) == 4)
+    assert host.threads == {"taskhub-partitions"}
+    time.sleep(TIMES.take.total_seconds() + 0.5)  # noqa: ASYNC251  # an orchestrator that blocks
+    for tenure in thread.tenures:
+        tenure.check()
+    assert len(thread.tenures) == 4
+    assert host.lost_ones == []
+    await thread.stop(timedelta(seconds=5))
+    await thread.wait()
+    assert sorted(partition for partition, *_ in host.lost_ones) == [0, 1, 2, 3]
+    assert [state.owner for state in await partition_states(store, NAMES)] == [None] * 4
+
+
+@pytest.mark.rows("T20", "T21", "T40")
+async def test_a_stuck_owner_loop_keeps_no_lease(path: Path, store: Store) -> None:
+    host = Host()
+    thread = owner(path, host)
+    await thread.start()
+    await until(lambda: len(host.held) == 4)
+    tenures = list(host.held.values())
+    assert thread._loop is not None
+    stuck = threading.Event()
+    thread._loop.call_soon_threadsafe(stuck.wait, SOON)
+    await until(lambda: not host.held)
+    for tenure in tenures:
+        with pytest.raises(LeaseLost):
+            tenure.check()
+    assert {name for *_, name in host.lost_ones} == {"taskhub-watchdog"}
+    assert len(host.lost_ones) == 4
+    stuck.set()
+    await until(lambda: len(host.held) == 4)  # its own rows, served by nobody: taken again
+    await thread.stop(timedelta(seconds=5))
+
+
+@pytest.mark.rows("T50", "E07", "E15")
+async def test_a_stop_hands_over_to_another_worker(path: Path, store: Store) -> None:
+    one, two = Host(), Host()
+    first, second = owner(path, one, "a"), owner(path, two, "b")
+    async with AsyncExitStack() as stack:
+        await first.start()
+        await until(lambda: len(one.held) == 4)
+        await second.start()
+        stack.push_async_callback(second.stop, timedelta(seconds=5))
+        await until(lambda: (len(one.held), len(two.held)) == (2, 2))
+        with pytest.raises(RuntimeError):
+            await first.start()
+        await first.stop(timedelta(seconds=5))
+        await until(lambda: len(two.held) == 4)
+        await first.stop(timedelta(seconds=5))  # again: nothing to do
+
+
+@pytest.mark.rows("T06")
+async def test_a_start_without_a_hub_says_so(path: Path) -> None:
+    async with SqliteStore(path):
+        thread = owner(path, Host())
+        with pytest.raises(HubError, match="there is no hub 'ThreadHub'"):
+            await thread.start()
+        await thread.stop(timedelta(seconds=1))
