@@ -74,10 +74,6 @@ def demo(
     except ConfigurationError as error:
         console.print(f"[red]{escape(str(error))}[/]", highlight=False)
         status = 2
-    except TaskHubError as error:
-        console.print(f"[red]the demo failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        console.print("Logs of everything are in the folder logs of the demo's folder.")
-        status = 1
     raise typer.Exit(status)
 
 
@@ -90,7 +86,14 @@ def _play(plan: Plan, console: Console) -> int:
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder), Processes(plan.folder / "logs") as processes:
         _clear(plan.folder)
-        return asyncio.run(_show(plan, processes, console))
+        try:
+            return asyncio.run(_show(plan, processes, console))
+        except ConfigurationError:
+            raise
+        except TaskHubError as error:
+            console.print(f"[red]the demo failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(f"All logs: {plan.folder / 'logs'}", highlight=False, soft_wrap=True)
+            return 1
 
 
 async def _show(plan: Plan, processes: Processes, console: Console) -> int:

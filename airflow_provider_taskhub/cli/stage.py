@@ -259,7 +259,7 @@ class Stage:
 
     async def _task_log(self, run_id: str) -> str:
         text = await self._airflow.task_log(DAG, run_id, TASK)
-        workers = "\n".join(f"--- worker {c.name}\n{c.tail(12)}" for c in self._workers.values())
+        workers = "\n".join(f"--- {c.name}\n{c.tail(4)}" for c in self._workers.values())
         return "\n".join(text.splitlines()[-40:]) + f"\n{workers}"
 
     def _start_worker(self, name: str) -> None:

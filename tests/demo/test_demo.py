@@ -138,7 +138,7 @@ def test_a_failure_ends_with_a_status_and_the_log_that_tells_why(tmp_path: Path)
         assert demo.end() == 1
     assert "the demo failed: the DAG run failed" in demo.output
     assert "java" in demo.output.lower()
-    assert "worker alpha" in demo.output
+    assert "--- worker-alpha" in demo.output
 
 
 def test_two_demos_in_one_folder_are_refused(tmp_path: Path) -> None:
