@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,8 +71,11 @@ CREATE UNIQUE INDEX chunks_part ON chunks (blob, part);
 # --- connections --------------------------------------------------------------------------------------------------
 
 
-def connect(path: Path | None) -> sqlite3.Connection:
-    """A connection in autocommit mode, usable by one thread at a time. No busy handler: see :data:`RETRY`."""
+def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
+    """A connection in autocommit mode, usable by one thread at a time. No busy handler: see :data:`RETRY`.
+
+    :param timeout: seconds that another process's lock (it makes the file, or recovers it) may hold this up.
+    """
     connection = sqlite3.connect(
         ":memory:" if path is None else path,
         timeout=0,
@@ -79,15 +83,18 @@ def connect(path: Path | None) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=256,
     )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-    connection.execute("PRAGMA temp_store = MEMORY")
+    try:
+        for pragma in ("synchronous = FULL", "journal_size_limit = 67108864", "temp_store = MEMORY"):
+            retried(partial(connection.execute, f"PRAGMA {pragma}"), timeout)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
 def memory(ticks: int) -> sqlite3.Connection:
     """A private database; its time begins at ``ticks``."""
-    connection = connect(None)
+    connection = connect(None, 0.0)
     connection.executescript(SCHEMA)
     connection.execute("INSERT INTO anchor VALUES (0, 0, ?, 0, '')", (ticks,))
     return connection
@@ -123,7 +130,7 @@ def prepare(path: Path, clock: Clock, timeout: float) -> None:
     check_local(path)
     _check_header(path)
     try:
-        connection = connect(path)
+        connection = connect(path, timeout)
         try:
             retried(lambda: _adopt(connection, path, clock), timeout)
             retried(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone(), timeout)

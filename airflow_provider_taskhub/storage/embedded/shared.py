@@ -138,8 +138,8 @@ class _Opened:
         self.timeout = timeout
         self.writer = Writer.share(path, clock, timeout)
         try:
-            self.connection = _reader(path)
-            self._long = _reader(path)
+            self.connection = _reader(path, timeout)
+            self._long = _reader(path, timeout)
             anchor = "SELECT shift, identity FROM anchor"
             row = retried(lambda: self.connection.execute(anchor).fetchone(), timeout)
             self.shift: int = row[0]
@@ -162,7 +162,7 @@ class _Opened:
         self.writer.leave()
 
 
-def _reader(path: Path) -> sqlite3.Connection:
-    connection = connect(path)
-    connection.execute("PRAGMA query_only = ON")
+def _reader(path: Path, timeout: float) -> sqlite3.Connection:
+    connection = connect(path, timeout)
+    retried(lambda: connection.execute("PRAGMA query_only = ON"), timeout)
     return connection

@@ -64,14 +64,14 @@ class Writer:
             writer = cls._shared.get(path)
             if writer is None:
                 prepare(path, clock, timeout)
-                writer = cls._shared[path] = cls(path)
+                writer = cls._shared[path] = cls(path, timeout)
             writer._users += 1
             return writer
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout: float) -> None:
         self._path = path
         self._users = 0
-        self._connection = connect(path)
+        self._connection = connect(path, timeout)
         self.journal = Journal(self._connection, boot_ticks)
         self._caller = Caller(self._connection)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -165,7 +165,10 @@ class Writer:
 
     def _give_way(self) -> None:
         """Leave the lock alone for a moment if another connection has committed since our last look."""
-        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        try:
+            version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return  # locked for recovery: nobody writes
         if version != self._version:
             self._version = version
             time.sleep(random.uniform(COURTESY / 2, COURTESY))
