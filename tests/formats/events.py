@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -10,8 +12,8 @@ from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent,
 from airflow_provider_taskhub.hub.layouts import LAYOUTS, Member, Where
 from airflow_provider_taskhub.hub.wire import Kind
 
-text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
-name = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 number = st.integers(-(2**31), 2**31 - 1)
 times = st.integers(-116_444_736_000_000_000, 2_534_023_007_999_999_999 // 10).map(Timestamp)  # from 1601 on
 instances = st.builds(OrchestrationInstance, instance_id=name, execution_id=st.none() | text)
@@ -40,7 +42,7 @@ traces = st.builds(
     activity_start_time=st.none() | times,
 )
 
-_KINDS = {
+_KINDS: Mapping[Kind, st.SearchStrategy[object]] = {
     Kind.TEXT: text,
     Kind.INT: number,
     Kind.BOOL: st.booleans(),
@@ -56,13 +58,14 @@ _NEVER_NULL = frozenset({"event_id", "is_played", "generate_new_trace"})
 
 
 def _member(member: Member) -> st.SearchStrategy[object]:
-    values: st.SearchStrategy[object] = _KINDS[member.kind]
+    values = _KINDS[member.kind]
     return values if member.required or member.field in _NEVER_NULL else st.none() | values
 
 
 def events(where: Where) -> st.SearchStrategy[HistoryEvent]:
     """Any event of any class, with every member that a message or a row has."""
-    return st.one_of(
+    kinds: list[st.SearchStrategy[HistoryEvent]] = [
         st.builds(layout.cls, **{member.field: _member(member) for member in layout.members if where in member.where})
         for layout in LAYOUTS.values()
-    )
+    ]
+    return st.one_of(kinds)

@@ -47,15 +47,15 @@ def matches(state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] |
 
 
 def _successor(key: str) -> str | None:
-    """The least text above all that start with a key; None when there is none.
+    """A text above all that start with a key, whether a table sorts by UTF-16 units or by code points; None: no such.
 
-    Stepped over the surrogates, which no text may hold alone; where a table sorts by UTF-16 units this lets through a
-    few keys more, never fewer.
+    Stepped over the surrogates, which no text may hold alone, and never from U+FFFF, the last unit, to U+10000, whose
+    units sort before it. So a few keys more may get through, never fewer.
     """
     for end in range(len(key) - 1, -1, -1):
         following = ord(key[end]) + 1
         if following == 0xD800:
             following = 0xE000
-        if following <= 0x10FFFF:
+        if following not in (0x10000, 0x110000):
             return key[:end] + chr(following)
     return None

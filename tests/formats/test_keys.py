@@ -1,0 +1,146 @@
+"""Partition hash, key escaping, blob folders (spec §2.8, §3)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_taskhub.hub.history import records
+from airflow_provider_taskhub.hub.keys import (
+    blob_prefixes,
+    escape,
+    history_folder,
+    message_folder,
+    owns,
+    unescape,
+)
+from airflow_provider_taskhub.hub.partitions.hashing import fnv1a32, partition_of
+
+ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+awkward = st.text("ab^0123/\\#?.\n\x7fÊ", min_size=1, max_size=6)
+
+
+@pytest.mark.rows("K02")
+@pytest.mark.parametrize(
+    ("text", "value", "of_4", "of_8", "of_12", "of_16"),
+    [
+        ("", 0x811C9DC5, 1, 5, 1, 5),
+        ("a", 0xE40C292C, 0, 4, 4, 12),
+        ("foobar", 0xBF9CF968, 0, 0, 4, 8),
+        ("instance1", 0xC8489B99, 1, 1, 1, 9),
+        ("Instance1", 0xECD5F139, 1, 1, 9, 9),
+        ("f71ac761454f41468d9923ac39e9bdbc", 0x6198F775, 1, 5, 1, 5),
+        ("@counter@xyz", 0x94566736, 2, 6, 10, 6),
+        ("manual__2024-01-01T00:00:00+00:00", 0xB81A4006, 2, 6, 10, 6),
+        ("日本語-η", 0x944E4765, 1, 5, 5, 5),
+        ("𝒳", 0x2857200D, 1, 5, 1, 13),
+    ],
+)
+def test_published_vectors(text: str, value: int, of_4: int, of_8: int, of_12: int, of_16: int) -> None:
+    assert fnv1a32(text) == value
+    assert [partition_of(text, count) for count in (4, 8, 12, 16)] == [of_4, of_8, of_12, of_16]
+
+
+@pytest.mark.rows("K02")
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [  # from the algorithm's own test suite, by its authors
+        ("b", 0xE70C2DE5),
+        ("foo", 0xA9F37ED7),
+        ("MyFunctionApp", 0xDDA8B646),  # the app lease's id (spec §3)
+    ],
+)
+def test_more_vectors(text: str, value: int) -> None:
+    assert fnv1a32(text) == value
+
+
+@pytest.mark.rows("K02")
+@given(ids, st.integers(1, 1024))
+def test_every_id_has_one_partition(instance_id: str, partitions: int) -> None:
+    assert 0 <= partition_of(instance_id, partitions) < partitions
+    assert partition_of(instance_id, 1) == 0
+
+
+@pytest.mark.rows("K52", "K53")
+@pytest.mark.parametrize(
+    ("instance_id", "key"),
+    [
+        ("a/b", "a^0b"),
+        ("a#b?c", "a^2b^3c"),
+        ("a\\b", "a^1b"),
+        ("a^b", "a^^b"),
+        ("a\nb", "a^Êb"),
+        ("\x00", "^À"),
+        ("\x1f", "^ß"),
+        ("\x7f", "^Ŀ"),
+        ("\x9f", "^ş"),
+        ("100%", "100%"),
+        ("manual__2024-01-01T00:00:00+00:00", "manual__2024-01-01T00:00:00+00:00"),
+        ("日本語 𝒳", "日本語 𝒳"),
+    ],
+)
+def test_escaping_examples(instance_id: str, key: str) -> None:
+    assert escape(instance_id) == key
+    assert unescape(key) == instance_id
+    assert (records.escape, records.unescape) == (escape, unescape)
+
+
+def test_an_unknown_escape_yields_its_character() -> None:
+    assert unescape("a^xb^") == "axb^"
+
+
+@pytest.mark.rows("K53")
+@given(ids | awkward)
+def test_escaping_is_undone_and_leaves_a_legal_key(instance_id: str) -> None:
+    key = escape(instance_id)
+    assert unescape(key) == instance_id
+    assert not any(char in "/\\#?" or ord(char) < 0x20 or 0x7F <= ord(char) <= 0x9F for char in key)
+
+
+@given(ids | awkward, ids | awkward)
+def test_escaping_keeps_prefixes_and_no_more(one: str, other: str) -> None:
+    assert escape(one + other).startswith(escape(one))
+    assert escape(other).startswith(escape(one)) == other.startswith(one)
+
+
+@pytest.mark.rows("K30")
+@pytest.mark.parametrize(
+    ("instance_id", "messages", "history"),
+    [
+        ("big-1", "big-1", "big-1"),
+        ("a/b", "a/b", "a^0b"),
+        ("a#b?c", "a#b?c", "a^2b^3c"),
+        ("parent:0", "parent:0", "parent:0"),
+        # no blob can be named so, or another instance's folder would be: escaped, as the history's are
+        ("a\\b", "a^1b", "a^1b"),
+        ("a\tb", "a^Éb", "a^Éb"),
+        ("a^b", "a^^b", "a^^b"),
+        ("/a", "^0a", "^0a"),
+        ("a//b", "a^0^0b", "a^0^0b"),
+        ("a/../b", "a^0..^0b", "a^0..^0b"),
+        ("..", "^..", "^.."),
+        (".", "^.", "^."),
+    ],
+)
+def test_folders(instance_id: str, messages: str, history: str) -> None:
+    assert message_folder(instance_id) == messages
+    assert history_folder(instance_id) == history
+    assert blob_prefixes(instance_id) == tuple(dict.fromkeys((f"{messages}/", f"{history}/")))
+
+
+@pytest.mark.rows("K30")
+@given(ids | awkward, ids | awkward)
+def test_no_instance_owns_anothers_blobs(one: str, other: str) -> None:
+    for folder in (message_folder(other), history_folder(other)):
+        blob = f"{folder}/message-56495726e33241b4a00560544723ab6f-EventRaised.json.gz"
+        assert owns(other, blob)
+        assert owns(one, blob) == (one == other)
+
+
+@pytest.mark.rows("K30")
+def test_job1_owns_nothing_of_job10_or_job1_part() -> None:
+    """The original's prefix purge deleted both (spec §7.2)."""
+    for blob in ("job10/message-0-EventRaised.json.gz", "job1/part/message-0-EventRaised.json.gz", "job1"):
+        assert not owns("job1", blob)
+    assert owns("job1", "job1/history-0000000000000001-TaskCompleted-00000001-Result.json.gz")
