@@ -1,0 +1,284 @@
+"""The file itself: what is made, what is refused, and how its time goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import stat
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.clock import SystemClock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
+from airflow_provider_taskhub.storage.embedded import file, moments
+from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+
+class SkewedClock(SystemClock):
+    """A wall clock that is off."""
+
+    def __init__(self, skew: timedelta) -> None:
+        self._skew = skew
+
+    def utc_now(self) -> Timestamp:
+        return super().utc_now() + self._skew
+
+
+async def refusal(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        async with SqliteStore(path):
+            pass
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+# --- made
+
+
+async def test_a_new_file_is_the_users_own(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "hub.db"
+    async with SqliteStore(path) as store:
+        assert store.describe() == str(path)
+        await store.create_queue("abc")
+        for name in os.listdir(path.parent):
+            assert stat.S_IMODE((path.parent / name).stat().st_mode) == 0o600, name
+    assert os.listdir(path.parent) == ["hub.db"]
+
+
+async def test_a_file_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    for made in (True, False):
+        async with SqliteStore(path) as store:
+            assert await store.create_queue("abc") is made
+
+
+async def test_two_stores_of_a_process_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as one:
+        async with SqliteStore(path) as two:
+            await two.create_queue("abc")
+            await one.execute(PutMessage(queue="abc", text="x"))
+            assert await two.count("abc") == 1
+        await one.execute(PutMessage(queue="abc", text="y"))
+        assert await one.count("abc") == 2
+    with pytest.raises(Unavailable, match="not open"):
+        await one.count("abc")
+
+
+async def test_memory_keeps_its_content_until_it_is_gone() -> None:
+    store = SqliteStore(None)
+    async with store:
+        await store.create_queue("abc")
+    async with store:
+        assert await store.list_queues("") == ["abc"]
+    assert store.describe() == "memory"
+
+
+# --- refused
+
+
+async def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA application_id = 1234")
+    connection.execute("CREATE TABLE theirs (a)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    text = await refusal(path)
+    assert "another program" in text
+    assert "TASKHUB_HOME" in text
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["theirs.db"]
+
+
+async def test_a_database_without_an_application_id_is_refused_if_it_holds_anything(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (a)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    assert "another program" in await refusal(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database", b"x" * 8192, b"SQLite format 3"])
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    assert "not an SQLite file" in await refusal(path)
+    assert path.read_bytes() == content
+
+
+async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path):
+        pass
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {file.FORMAT + 1}")
+    connection.close()
+    text = await refusal(path)
+    assert "newer version" in text
+    assert "upgrade" in text
+
+
+async def test_a_directory_is_refused(tmp_path: Path) -> None:
+    assert "directory" in (await refusal(tmp_path)).lower()
+
+
+async def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    assert "cannot write" in await refusal(tmp_path / "taken" / "hub.db")
+
+
+async def test_a_directory_that_is_read_only_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so the answer of the system is what is tested."""
+
+    def access(path: object, mode: int) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "access", access)
+    assert "cannot write to the directory" in await refusal(tmp_path / "hub.db")
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+server:/export /mnt/share {kind} rw 0 0
+/dev/vdb /mnt/share/local ext4 rw 0 0
+server:/x /mnt/with\\040space nfs4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse.s3fs", "ceph", "afs"])
+def test_a_network_file_system_is_refused(kind: str) -> None:
+    path = Path("/mnt/share/team/hub.db")
+    with pytest.raises(ConfigurationError, match="network file system") as caught:
+        file.check_local(path, MOUNTS.format(kind=kind))
+    assert kind in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "Azure Storage" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/home/me/hub.db", "/tmp/hub.db", "/mnt/share/local/hub.db", "/mnt/shared/hub.db"])
+def test_a_local_file_system_is_taken(path: str) -> None:
+    file.check_local(Path(path), MOUNTS.format(kind="nfs"))
+
+
+def test_a_mount_point_may_have_a_space() -> None:
+    with pytest.raises(ConfigurationError):
+        file.check_local(Path("/mnt/with space/hub.db"), MOUNTS.format(kind="ext4"))
+
+
+def test_the_topmost_of_two_mounts_counts() -> None:
+    mounts = "/dev/vda /data ext4 rw 0 0\nserver:/x /data nfs rw 0 0\n"
+    with pytest.raises(ConfigurationError):
+        file.check_local(Path("/data/hub.db"), mounts)
+
+
+async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as store:
+        await store.create_queue("abc")
+        shutil.move(path, tmp_path / "moved.db")
+        with pytest.raises(Unavailable, match="gone"):
+            await store.execute(PutMessage(queue="abc", text="x"))
+        path.write_bytes(b"")
+        with pytest.raises(Unavailable, match="replaced"):
+            await store.execute(PutMessage(queue="abc", text="x"))
+        path.unlink()
+        shutil.move(tmp_path / "moved.db", path)
+
+
+def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_taskhub.storage.embedded import wake
+
+    monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unbound, pytest.raises(OSError, match="no directory"):
+        wake._bind(unbound, Path("/somewhere/hub.db"))
+
+
+# --- time
+
+
+async def service_time(path: Path, skew: timedelta = timedelta(0)) -> Timestamp:
+    """What a write into the file is dated by a process whose wall clock is off."""
+    async with SqliteStore(path, clock=SkewedClock(skew)) as store:
+        await store.create_table("Time")
+        entity = Entity(partition_key="p", row_key="1")
+        await store.execute(Transact(table="Time", rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=entity),)))
+        found = await store.get("Time", "p", "1")
+    assert found is not None
+    assert found.timestamp is not None
+    return found.timestamp
+
+
+async def test_a_clock_set_back_hides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as store:
+        await store.create_queue("abc")
+        await store.execute(PutMessage(queue="abc", text="x"))
+    async with SqliteStore(path, clock=SkewedClock(timedelta(days=-400))) as store:
+        messages = await store.receive("abc", limit=1, visibility=timedelta(seconds=1))
+        assert [message.text for message in messages] == ["x"]
+
+
+async def test_time_goes_on_through_every_change_of_the_wall_clock(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    times = [await service_time(path, timedelta(hours=hours)) for hours in (0, -5, 7, 0)]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < timedelta(seconds=30)
+
+
+@pytest.fixture
+def reboot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The machine is started anew: another boot id, and a boot clock that begins at nothing."""
+
+    def restart() -> None:
+        origin = moments.boot_ticks()
+        monkeypatch.setattr(file, "boot_identity", lambda: "another boot")
+        for module in ("file", "writer", "shared", "wake"):
+            name = f"airflow_provider_taskhub.storage.embedded.{module}.boot_ticks"
+            monkeypatch.setattr(name, lambda: moments.boot_ticks() - origin)
+
+    return restart
+
+
+async def test_time_goes_on_after_a_reboot(tmp_path: Path, reboot: Callable[[], None]) -> None:
+    path = tmp_path / "hub.db"
+    before = await service_time(path)
+    reboot()
+    after = await service_time(path, timedelta(days=-30))  # its battery-backed clock lost a month
+    assert timedelta(0) < after - before < timedelta(seconds=30)
+
+
+async def test_time_catches_up_with_the_wall_clock_after_a_reboot(tmp_path: Path, reboot: Callable[[], None]) -> None:
+    path = tmp_path / "hub.db"
+    before = await service_time(path)
+    reboot()
+    after = await service_time(path, timedelta(days=2))  # it was off for two days
+    assert timedelta(days=2) <= after - before < timedelta(days=2, seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("same_boot", "shift", "high", "wall", "boot", "expected"),
+    [
+        (True, 1000, 1050, 1060, 60, 1000),  # goes on, whatever the wall clock says
+        (True, 1000, 1050, 10, 60, 1000),
+        (True, 1000, 2000, 10, 60, 1941),  # a boot clock behind the file (a restored machine)
+        (False, 1000, 1050, 5000, 3, 4997),
+        (False, 1000, 1050, 10, 3, 1048),  # never before a time that was given out
+    ],
+)
+def test_the_anchor(same_boot: bool, shift: int, high: int, wall: int, boot: int, expected: int) -> None:
+    found = moments.shift_for(same_boot=same_boot, shift=shift, high=high, wall=wall, boot=boot)
+    assert found == expected
+    assert boot + found >= min(high, boot + shift)

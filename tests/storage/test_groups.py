@@ -1,0 +1,261 @@
+"""Group commit, savepoints, deadlines and bounds of the writer thread; ranges of the index in queries."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound, Throttled, Unavailable
+from airflow_provider_taskhub.storage.embedded import rows, writer
+from airflow_provider_taskhub.storage.primitives import (
+    And,
+    Compare,
+    DeleteMessage,
+    Entity,
+    Filter,
+    Or,
+    PutMessage,
+    Receipt,
+    RowOperation,
+    RowVerb,
+    Step,
+    Transact,
+    Unit,
+)
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+
+def insert(key: str, partition_key: str = "p") -> Transact:
+    entity = Entity(partition_key=partition_key, row_key=key)
+    return Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    return tmp_path / "hub.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with SqliteStore(path, timeout=timedelta(seconds=10)) as opened:
+        await opened.create_queue("abc")
+        await opened.create_table("Rows")
+        yield opened
+
+
+async def test_what_arrives_together_shares_a_commit(store: SqliteStore) -> None:
+    before = store.commits
+    await asyncio.gather(*(store.execute(PutMessage(queue="abc", text=str(number))) for number in range(1000)))
+    assert await store.count("abc") == 1000
+    assert 1 <= store.commits - before <= 50
+
+
+async def test_a_refused_unit_undoes_only_itself(store: SqliteStore) -> None:
+    await store.execute(insert("taken"))
+    before = store.commits
+
+    def unit(number: int) -> Unit:
+        key = "taken" if number == 5 else f"{number:02}"
+        put = PutMessage(queue="abc", text=str(number))
+        return Unit(steps=(Step(name="put", operations=(put,)), Step(name="row", operations=(insert(key),))))
+
+    outcomes = await asyncio.gather(*(store.commit(unit(number)) for number in range(10)), return_exceptions=True)
+    assert [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Conflict)] == [5]
+    assert sum(isinstance(outcome, BaseException) for outcome in outcomes) == 1
+    assert store.commits - before < 10
+    texts = {message.text for message in await store.peek("abc")}
+    assert texts == {str(number) for number in range(10) if number != 5}
+
+
+async def test_any_error_of_a_check_refuses_only_its_unit(store: SqliteStore) -> None:
+    def refuse() -> None:
+        raise LeaseLost("old")
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    def unit(check: object) -> Unit:
+        put = PutMessage(queue="abc", text="x")
+        return Unit(steps=(Step(name="put", operations=(put,)),), check=check)  # type: ignore[arg-type]  # any of them
+
+    outcomes = await asyncio.gather(
+        *(store.commit(unit(check)) for check in (None, refuse, broken, None)), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [tuple, LeaseLost, ZeroDivisionError, tuple]
+    assert await store.count("abc") == 2
+
+
+async def test_what_changes_nothing_commits_nothing(store: SqliteStore) -> None:
+    await store.execute(insert("taken"))
+    before = store.commits
+    with pytest.raises(Conflict):
+        await store.execute(insert("taken"))
+    assert await store.create_queue("abc") is False
+    assert await store.receive("abc", limit=1, visibility=timedelta(seconds=1)) == []
+    assert store.commits == before
+
+
+async def test_a_foreign_lock_is_waited_for(store: SqliteStore, path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None, check_same_thread=False) as foreign:
+        foreign.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.ensure_future(store.execute(PutMessage(queue="abc", text="x")))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert await store.count("abc") == 0  # reads do not wait
+        foreign.execute("ROLLBACK")
+        await asyncio.wait_for(waiting, 5)
+    assert await store.count("abc") == 1
+
+
+async def test_a_foreign_lock_is_not_waited_for_longer_than_the_deadline(path: Path) -> None:
+    async with SqliteStore(path, timeout=timedelta(seconds=0.3)) as store:
+        await store.create_queue("abc")
+        with sqlite3.connect(path, isolation_level=None) as foreign:
+            foreign.execute("BEGIN IMMEDIATE")
+            begun = time.monotonic()
+            outcomes = await asyncio.gather(
+                *(store.execute(PutMessage(queue="abc", text="x")) for _ in range(3)), return_exceptions=True
+            )
+            assert time.monotonic() - begun < 3
+            assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+            foreign.execute("ROLLBACK")
+        await store.execute(PutMessage(queue="abc", text="y"))
+
+
+async def test_too_many_waiting_operations_are_throttled(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MAX_WAITING", 5)
+    with sqlite3.connect(path, isolation_level=None) as foreign:
+        foreign.execute("BEGIN IMMEDIATE")
+        waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(10)]
+        await asyncio.sleep(0.05)
+        refused = [task for task in waiting if task.done() and isinstance(task.exception(), Throttled)]
+        assert 4 <= len(refused) <= 5  # the thread holds one already
+        foreign.execute("ROLLBACK")
+        await asyncio.wait(waiting)
+    assert await store.count("abc") == 10 - len(refused)
+
+
+async def test_a_cancelled_caller_leaves_the_writer_well(store: SqliteStore, path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as foreign:
+        foreign.execute("BEGIN IMMEDIATE")
+        waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(3)]
+        await asyncio.sleep(0.02)
+        waiting[2].cancel()
+        await asyncio.sleep(0)
+        foreign.execute("ROLLBACK")
+        await asyncio.wait(waiting)
+    assert await store.count("abc") == 2
+
+
+async def test_a_full_disk_is_told_and_survived(store: SqliteStore, path: Path) -> None:
+    """The page limit of the writer's connection stands for the disk."""
+    connection = store._access.journal._connection  # type: ignore[union-attr]  # the only way to a full disk
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    outcomes = await asyncio.gather(
+        *(store.execute(PutMessage(queue="abc", text="x" * 60_000)) for _ in range(5)), return_exceptions=True
+    )
+    assert all(isinstance(outcome, Unavailable) and "full" in str(outcome) for outcome in outcomes)
+    connection.execute("PRAGMA max_page_count = 1000000")
+    await store.execute(PutMessage(queue="abc", text="x"))
+    assert await store.count("abc") == 1
+
+
+async def test_stores_of_two_threads_share_the_writer(store: SqliteStore, path: Path) -> None:
+    def other() -> int:
+        async def use() -> int:
+            async with SqliteStore(path) as mine:
+                await asyncio.gather(*(mine.execute(PutMessage(queue="abc", text="t")) for _ in range(50)))
+                return sum(thread.name == "taskhub-writer" for thread in threading.enumerate())
+
+        return asyncio.run(use())
+
+    counts = await asyncio.gather(
+        asyncio.to_thread(other), *(store.execute(PutMessage(queue="abc", text="m")) for _ in range(50))
+    )
+    assert counts[0] == 1
+    assert await store.count("abc") == 100
+
+
+async def test_a_long_scan_is_cut_into_pages(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_SCANNED", 10)
+    entities = [Entity(partition_key="p", row_key=f"{n:02}", properties={"A": n}) for n in range(35)]
+    inserts = tuple(RowOperation(verb=RowVerb.INSERT, entity=entity) for entity in entities)
+    await store.execute(Transact(table="Rows", rows=inserts))
+    page = await store.query("Rows", Compare("A", "eq", 33))
+    assert page.entities == ()
+    assert page.continuation is not None
+    assert [entity.row_key async for entity in store.rows("Rows", Compare("A", "eq", 33))] == ["33"]
+
+
+async def test_a_page_has_a_bound_of_bytes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_PAGE_CHARACTERS", 50_000)
+    for number in range(6):
+        entity = Entity(partition_key="p", row_key=str(number), properties={"A": "x" * 20_000})
+        await store.execute(Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
+    page = await store.query("Rows")
+    assert len(page.entities) == 3
+    assert [entity.row_key async for entity in store.rows("Rows")] == list("012345")
+
+
+PARTITION, ROW = "PartitionKey", "RowKey"
+
+
+@pytest.mark.parametrize(
+    ("filter", "after", "constraint"),
+    [
+        (Compare(PARTITION, "eq", "p"), None, "(tbl=? AND pk=?)"),
+        (And((Compare(PARTITION, "eq", "p"), Compare(ROW, "ge", "5"))), None, "(tbl=? AND pk=? AND rk>?)"),
+        (Compare(PARTITION, "eq", "p"), ("p", "7"), "(tbl=? AND pk=? AND rk>?)"),
+        (
+            And((Compare(PARTITION, "ge", "p"), Compare(PARTITION, "lt", "q"))),
+            None,
+            "(tbl=? AND pk>? AND pk<?)",
+        ),
+        (
+            Or((Compare(PARTITION, "eq", "p"), And((Compare(PARTITION, "eq", "q"), Compare("A", "eq", 1))))),
+            None,
+            "(tbl=? AND pk>? AND pk<?)",
+        ),
+        (None, ("p", "7"), "(tbl=? AND (pk,rk)>(?,?))"),
+    ],
+)
+async def test_queries_by_key_walk_only_their_range(
+    store: SqliteStore, path: Path, filter: Filter | None, after: tuple[str, str] | None, constraint: str
+) -> None:
+    sql, values = rows._select(1, filter, after)
+    connection = sqlite3.connect(path)
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    connection.close()
+    assert plan == [f"SEARCH rows USING INDEX rows_key {constraint}"]  # one range, and no sort behind it
+
+
+async def test_memory_and_file_give_the_same_errors_for_a_closed_store() -> None:
+    store = SqliteStore(None)
+    with pytest.raises(Unavailable, match="not open"):
+        await store.create_queue("abc")
+    with pytest.raises(Unavailable, match="not open"):
+        await store.count("abc")
+
+
+async def test_a_message_of_another_file_is_not_found(store: SqliteStore, tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "other.db") as other:
+        await other.create_queue("abc")
+        receipt = await other.execute(PutMessage(queue="abc", text="x"))
+        assert isinstance(receipt, Receipt)
+    await store.execute(PutMessage(queue="abc", text="x"))
+    for message_id in (receipt.message_id, "no guid"):
+        foreign = Receipt(message_id=message_id, pop_receipt=receipt.pop_receipt, next_visible=receipt.next_visible)
+        with pytest.raises(NotFound):
+            await store.execute(DeleteMessage(queue="abc", message=foreign))
+    with pytest.raises(InputError):
+        await store.count("Not A Queue")
