@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
-from airflow_provider_taskhub.errors import InputError, OrchestrationError
+from airflow_provider_taskhub.errors import InputError
 
 _MAX_MESSAGE = 32 * 1024
 _MAX_TRACE = 64 * 1024
@@ -82,8 +82,8 @@ def details(error: BaseException, *, _depth: int = 0) -> FailureDetails:
 
 
 def _type_name(kind: type) -> str:
-    ours_or_builtin = kind.__module__ == "builtins" or kind in (OrchestrationError, InputError)
-    return kind.__qualname__ if ours_or_builtin else f"{kind.__module__}.{kind.__qualname__}"
+    known = kind.__module__ == "builtins" or kind.__module__.startswith("airflow_provider_taskhub.")
+    return kind.__qualname__ if known else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:

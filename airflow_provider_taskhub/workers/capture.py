@@ -39,6 +39,7 @@ class AttemptLog:
         self._send = send
         self._limit = limit
         self._left = limit
+        self._truncated = False
         self._lock = threading.RLock()
         self._partial = {"stdout": bytearray(), "stderr": bytearray()}
         self._open = True
@@ -77,11 +78,11 @@ class AttemptLog:
             return
         data = bytes(partial[:end])
         del partial[:end]
-        if self._left <= 0:
+        if self._truncated:
             return
         if len(data) > self._left:
             data = data[: self._left] + f"\n[taskhub] log truncated after {self._limit:,} bytes\n".encode()
-            self._left = 0
+            self._truncated = True
         else:
             self._left -= len(data)
         self._send(data)

@@ -44,7 +44,7 @@ from airflow_provider_taskhub.workers.protocol import (
     Stop,
     encode,
 )
-from airflow_provider_taskhub.workers.spark import WarmSpark
+from airflow_provider_taskhub.workers.spark import LaunchError, WarmSpark
 
 _PROGRESS_EVERY = 0.25
 """Seconds between two progress messages of one attempt; a newer one waits for the next, or for the host's ping."""
@@ -177,7 +177,13 @@ class Child:
             ready = self._prepare()
         except BaseException as error:  # user modules may raise anything, SystemExit too
             told = str(error) if isinstance(error, TaskHubError) else f"{type(error).__name__}: {error}"
-            self._link.send(StartFailed(reason=told[:32_768], stack_trace=traceback.format_exc()[-32_768:]))
+            self._link.send(
+                StartFailed(
+                    reason=told[:32_768],
+                    stack_trace=traceback.format_exc()[-32_768:],
+                    see_output=isinstance(error, LaunchError),
+                )
+            )
             end()
         self._link.send(ready)
         asyncio.set_event_loop(self._loop)
@@ -304,7 +310,6 @@ def main() -> NoReturn:
     """Entry point; ``sys.argv[1]`` is the descriptor of a connected socket."""
     if len(sys.argv) != 2:
         sys.exit("this module is started by a TaskHub worker, with a socket; run `taskhub worker` instead")
-    groups.die_with_parent()
     faulthandler.enable()
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     messages = link.receive()

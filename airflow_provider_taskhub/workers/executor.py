@@ -25,8 +25,9 @@ from airflow_provider_taskhub.workers.lanes import (
     Lane,
 )
 from airflow_provider_taskhub.workers.output import LogSink
-from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener
+from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener, within
 from airflow_provider_taskhub.workers.protocol import Configure
+from airflow_provider_taskhub.workers.warden import Warden
 
 __all__ = [
     "MAX_LOG",
@@ -122,6 +123,7 @@ class ExecutorPool:
         self._activities: Mapping[str, bool] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopped = False
+        self._warden = Warden(lock_fd=lock_fd)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -136,20 +138,22 @@ class ExecutorPool:
         return self._activities
 
     async def start(self) -> None:
-        """Start the plain executors; returns when the first is ready.
+        """Start the plain executors; returns when they are ready.
 
-        :raises ConfigurationError: when none can load the apps, with the error of the import.
+        :raises ConfigurationError: when one cannot load the apps, with the error of the import; nothing runs then.
         """
+        self._warden.start()
         plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
-        first, *others = plain
-        first.wanted.set()
-        try:
-            executor = await self._start_executor(first)
-        except ExecutorError as error:
-            raise ConfigurationError(f"activities cannot run: {error}") from None
-        assert executor.ready is not None
-        self._activities = dict(executor.ready.activities)
-        for seat in others:
+        started = await asyncio.gather(*(self._start_executor(seat) for seat in plain), return_exceptions=True)
+        ready = [executor for executor in started if isinstance(executor, Executor)]
+        for error in started:
+            if isinstance(error, BaseException):
+                await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
+                await self._warden.close()
+                raise ConfigurationError(f"activities cannot run: {error}") from error
+        assert ready[0].ready is not None
+        self._activities = dict(ready[0].ready.activities)
+        for seat in plain:
             seat.wanted.set()
         if self._warm:
             self.warm()
@@ -172,15 +176,16 @@ class ExecutorPool:
         """
         self._stopped = True
         self._refuse(tuple(Lane), ExecutorError("the worker is stopping"))
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout.total_seconds())
-        except TimeoutError:
+        idle = asyncio.create_task(self._idle.wait())
+        if not await within(self._clock, idle, timeout):
+            idle.cancel()
             _log.warning("executors_killed_busy", running=self._busy)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
+        await self._warden.close()
 
     async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
         """Run one attempt of an activity, waiting for an executor if need be.
@@ -294,7 +299,12 @@ class ExecutorPool:
             seat.failures += 1
             # Not again by itself: the next request asks. Until then nobody needs it, and it would only fill the log.
             seat.wanted.clear()
-            _log.error("executor_failed_to_start", lane=str(seat.lane), attempt=seat.failures, error=str(error))
+            _log.error(
+                "executor_failed_to_start",
+                lane=str(seat.lane),
+                attempt=seat.failures,
+                error=str(error).partition("\n")[0],
+            )
             if self._best(seat.lane) is None:
                 self._refuse((seat.lane,), error)
                 self._settle()
@@ -306,6 +316,7 @@ class ExecutorPool:
         began = self._clock.monotonic()
         executor = Executor(
             self._configure(seat.lane, name),
+            warden=self._warden,
             logs=self._logs,
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,

@@ -8,14 +8,10 @@ survives ``setpgid``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 
 import psutil
-
-_PR_SET_PDEATHSIG = 1
 
 
 def members(session: int) -> tuple[int, ...]:
@@ -44,13 +40,3 @@ def kill(session: int, *, leader: bool = True) -> tuple[int, ...]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return tuple(found)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it dies.
-
-    A belt: the closed socket says the same, but nobody reads it while user code holds the GIL.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,10 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
-import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +21,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.launch import ChildProcess, describe, launch
 from airflow_provider_taskhub.workers.output import LogSink, OutputLog
 from airflow_provider_taskhub.workers.protocol import (
     Cancel,
@@ -43,9 +40,9 @@ from airflow_provider_taskhub.workers.protocol import (
     StartFailed,
     encode,
 )
+from airflow_provider_taskhub.workers.warden import Warden
 
 _log = structlog.get_logger()
-_MODULE = "airflow_provider_taskhub.workers.child"
 _LOG_SLACK = 1024
 """Bytes that the line "log truncated" may add to an attempt's limit."""
 ProgressListener = Callable[[ActivityProgress], None]
@@ -126,16 +123,20 @@ class _Attempt:
 class Executor:
     """One executor process and the attempts that it carries.
 
-    :param configure: what it is told first. :param logs: takes its attempts' output, and its own under ``log``.
+    :param configure: what it is told first. :param warden: told when there is something to kill, and when not any more.
+    :param logs: takes its attempts' output, and its own under ``log``.
     """
 
-    def __init__(self, configure: Configure, *, logs: LogSink, log: str, clock: Clock, times: ExecutorTimes) -> None:
+    def __init__(
+        self, configure: Configure, *, warden: Warden, logs: LogSink, log: str, clock: Clock, times: ExecutorTimes
+    ) -> None:
         self.name = configure.name
         self.ended = asyncio.Event()
         self.load = 0
         """Attempts assigned; counted by who assigns them."""
         self.ready: Ready | None = None
         self._configure = configure
+        self._warden = warden
         self._logs = logs
         self._clock = clock
         self._times = times
@@ -145,8 +146,8 @@ class Executor:
         self._stopping = 0
         self._unanswered = 0
         self._reason: str | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._failed: StartFailed | None = None
+        self._process: ChildProcess | None = None
         self._started: asyncio.Future[Ready] | None = None
         self._life: asyncio.Task[None] | None = None
 
@@ -172,25 +173,10 @@ class Executor:
             raise
 
     async def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        lock = self._configure.lock_fd
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # the current directory must not shadow modules that the host imports from elsewhere
-                "-m",
-                _MODULE,
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),) if lock is None else (theirs.fileno(), lock),
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(import_path()), "PYTHONUNBUFFERED": "1"},
-            )
+        self._process = await launch(lock_fd=self._configure.lock_fd)
+        self._warden.watch(self._process.pid)
         self._started = asyncio.get_running_loop().create_future()
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._life = asyncio.create_task(self._live(self._process, reader), name=f"executor {self.name}")
+        self._life = asyncio.create_task(self._live(self._process), name=f"executor {self.name}")
 
     async def _get_ready(self) -> Ready:
         assert self._started is not None
@@ -333,49 +319,64 @@ class Executor:
 
     async def _send(self, message: Message) -> None:
         """Errors of a socket whose process is gone are not told here: its end is, to all attempts."""
-        assert self._writer is not None
+        assert self._process is not None
         frame = encode(message)
         with contextlib.suppress(ConnectionError):
-            self._writer.write(frame)
-            await self._writer.drain()
+            self._process.writer.write(frame)
+            await self._process.writer.drain()
 
-    async def _live(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader) -> None:
+    async def _live(self, process: ChildProcess) -> None:
         """From a started process to a buried one."""
-        assert process.stdout is not None
-        ends = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._read_output(process.stdout))]
-        watch = asyncio.create_task(self._watch())
-        code = await process.wait()
+        reading = asyncio.create_task(self._read(process.reader))
+        output = asyncio.create_task(self._read_output(process.output))
+        watch = asyncio.create_task(self._watch(process))
+        code = await self._exit_code(process, reading)
         watch.cancel()
         await self._bury(process.pid)
         # What it said before it died is still in the pipes; only a process that escaped the session could keep them
         # open.
-        await asyncio.wait(ends, timeout=2)
-        for task in ends:
+        await asyncio.wait({reading, output}, timeout=2)
+        for task in (reading, output):
             task.cancel()
-        await asyncio.gather(watch, *ends, return_exceptions=True)
+        await asyncio.gather(watch, reading, output, return_exceptions=True)
+        process.close()
         await self._finish(code)
+
+    async def _exit_code(self, process: ChildProcess, reading: asyncio.Task[None]) -> int:
+        either: set[asyncio.Future[Any]] = {process.ended, reading}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        # A dying process closes its socket first, and its exit status says more than that; a living one is deaf.
+        if not await within(self._clock, process.ended, timedelta(seconds=1) if reading.done() else None):
+            self._condemn("was killed because it closed its socket")
+        return await process.ended
 
     async def _bury(self, session: int) -> None:
         """Kill what the dead process left behind, until nothing is left or five seconds have passed."""
         for _ in range(250):
             if not groups.kill(session, leader=False):
+                self._warden.forget(session)
                 return
             await self._clock.sleep(0.02)
         _log.error("executor_unkillable", executor=self.name, session=session, pids=groups.members(session))
 
     async def _finish(self, code: int) -> None:
         if self._reason is None:
-            self._reason = describe(code)
+            self._reason = describe(code) if self._failed is None else f"could not start: {self._failed.reason}"
         self.ended.set()
-        if self._writer is not None:
-            self._writer.close()
         if self._started is not None and not self._started.done():
-            self._started.set_exception(ExecutorError(f"executor {self.name} {self._reason}{self._last_words()}"))
+            self._started.set_exception(self._start_error())
             self._started.exception()  # told by start(), or nobody waits for it
         for attempt in tuple(self._attempts.values()):
             attempt.end(None)
         await self._output.close()
         _log.info("executor_ended", executor=self.name, reason=self._reason)
+
+    def _start_error(self) -> ExecutorError:
+        """Why it never got ready, told when it is dead and all of its output is here."""
+        if self._failed is None:
+            return ExecutorError(f"executor {self.name} {self._reason}{self._last_words()}")
+        words = self._last_words() if self._failed.see_output else ""
+        return ExecutorError(f"{self._failed.reason}{words}", self._failed.stack_trace)
 
     def _last_words(self) -> str:
         """Raw output (of Java, of an interpreter that did not get far) explains most failures to start."""
@@ -398,12 +399,10 @@ class Executor:
             self._condemn(f"spoke garbage ({error})")
         except ConnectionError:
             pass
-        await self._clock.sleep(1)  # a process that is just dying closes its socket first; its exit status says more
-        self._condemn("was killed because it closed its socket")
 
     def _condemn(self, reason: str) -> None:
         """Kill a process that is of no use, if it still runs; :meth:`_live` does the rest."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.alive:
             self._reason = self._reason or reason
             groups.kill(self._process.pid)
 
@@ -415,8 +414,8 @@ class Executor:
         match message:
             case Ready():
                 self._set_ready(message)
-            case StartFailed(reason=reason, stack_trace=trace):
-                self._set_failed(ExecutorError(f"{reason}{self._last_words()}", trace))
+            case StartFailed():
+                self._failed = message
             case Dying(reason=reason):
                 self._reason = self._reason or f"ended: {reason}"
             case Log(number=number, body=body) if number in self._attempts:
@@ -434,13 +433,7 @@ class Executor:
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
 
-    def _set_failed(self, error: ExecutorError) -> None:
-        self._reason = self._reason or f"could not start: {error}"
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
-            self._started.exception()
-
-    async def _watch(self) -> None:
+    async def _watch(self, process: ChildProcess) -> None:
         """Ping; kill after too many pings without a sign of life. Counted in pings, not in time: a host that was
         stopped itself (a laptop's lid) must not blame its executors."""
         allowed = max(1, round(self._times.silence / self._times.ping))
@@ -455,8 +448,8 @@ class Executor:
                 return
             self._unanswered += 1
             # Without waiting for room: a process that does not read must not stop its own watch.
-            if self._writer is not None and not self._writer.is_closing():
-                self._writer.write(encode(Ping()))
+            if not process.writer.is_closing():
+                process.writer.write(encode(Ping()))
 
 
 async def within(clock: Clock, future: asyncio.Future[Any], timeout: timedelta | None) -> bool:
@@ -467,33 +460,9 @@ async def within(clock: Clock, future: asyncio.Future[Any], timeout: timedelta |
     if timeout is None:
         await asyncio.wait({future})
         return True
-    alarm = asyncio.ensure_future(clock.sleep(timeout.total_seconds()))
+    alarm: asyncio.Future[Any] = asyncio.ensure_future(clock.sleep(timeout.total_seconds()))
     try:
         await asyncio.wait({future, alarm}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         alarm.cancel()
     return future.done()
-
-
-def describe(code: int) -> str:
-    """An exit status in words."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = f" ({signal.Signals(-code).name})"
-    except ValueError:
-        name = ""
-    return f"was killed by signal {-code}{name}" + ("; likely out of memory" if -code == signal.SIGKILL else "")
-
-
-def import_path() -> tuple[str, ...]:
-    """Entries of this process's ``sys.path`` that a fresh interpreter of this environment would not have.
-
-    They go into ``PYTHONPATH``, which PySpark's Python workers inherit: functions of the user's module can be used in
-    UDFs.
-    """
-    own = tuple(
-        os.path.join(prefix, "lib") for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    )
-    entries = [os.path.abspath(entry) for entry in sys.path]
-    return tuple(dict.fromkeys(entry for entry in entries if not entry.startswith(own)))

@@ -106,10 +106,12 @@ class StartFailed(Message):
     """The executor cannot work and ends.
 
     :param reason: one text for people. :param stack_trace: of the import or of Spark's start.
+    :param see_output: whether what the process wrote last, Java's words above all, explains it.
     """
 
     reason: str
     stack_trace: str
+    see_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

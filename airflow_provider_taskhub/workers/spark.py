@@ -1,13 +1,14 @@
 """A warm Spark context, and a session of its own for every attempt. Runs in an executor; imports pyspark when started.
 
-PySpark keeps "the" session in two class attributes, ``SparkSession._instantiatedSession`` and ``_activeSession``, which
-its builder, ``getActiveSession``, UDFs and ``createDataFrame`` read and write from any thread: two attempts would see
-each other's. :func:`_isolate` makes them attributes *of the attempt*. The other way, patching each of those readers,
-has to be repeated for every release; a test holds what this one relies on.
+PySpark keeps "the" session in two class attributes: ``SparkSession._instantiatedSession``, which its builder and UDFs
+read, and ``_activeSession``, which ``createDataFrame`` writes and ``getActiveSession`` reads, from any thread: two
+attempts would get each other's. :func:`_isolate` makes both answers the attempt's. Rejected: a metaclass (the class of
+a class cannot be changed), and patching every reader (UDFs, table functions, the builder, of every release).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -34,6 +35,10 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+
+
+class LaunchError(ConfigurationError):
+    """The JVM did not come up; what it wrote says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,8 @@ class WarmSpark:
 
         :param name: of the application. :param lock_fd: a descriptor that the JVM keeps open for life.
         :param gone: called from a thread of its own, with a reason, when the JVM has ended.
-        :raises ConfigurationError: pyspark is missing, or settings that this executor cannot serve.
+        :raises ConfigurationError: pyspark is missing, settings that this executor cannot serve, or (a
+            :class:`LaunchError`) a JVM that does not come up.
         """
         if master.startswith("sc://"):
             raise ConfigurationError(
@@ -89,7 +95,14 @@ class WarmSpark:
         settings.setMaster(master).setAppName(name)
         for key, value in {**DEFAULTS, **(LOCAL_DEFAULTS if master.startswith("local") else {}), **conf}.items():
             settings.set(key, value)
-        gateway = launch_gateway(settings, {"pass_fds": () if lock_fd is None else (lock_fd,)})
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it tells of each thread's connection
+        try:
+            gateway = launch_gateway(settings, {"pass_fds": () if lock_fd is None else (lock_fd,)})
+        except Exception as error:
+            raise LaunchError(
+                f"Spark {master!r} did not start: {type(error).__name__}: {error}. "
+                "It needs Java 17 or newer (JAVA_HOME, or `java` on PATH), and settings that it knows"
+            ) from error
         threading.Thread(target=_watch, args=(gateway.proc, gone), name="spark-jvm", daemon=True).start()
         context = SparkContext(conf=settings, gateway=gateway)
         root = SparkSession(context)
@@ -104,7 +117,7 @@ class WarmSpark:
         """
         slot = self._take_slot()
         session = self._root.newSession()
-        token = _session.set(_Sessions(session, job_group))
+        token = _session.set(session)
         try:
             java = type(session)._get_j_spark_session_class(session._jvm)
             java.setActiveSession(session._jsparkSession)
@@ -136,12 +149,17 @@ class WarmSpark:
                 connection.close()
 
 
-@dataclass(slots=True)
-class _Sessions:
-    """What an attempt's thread and the threads it starts take for PySpark's two class attributes."""
+class _OfAttempt:
+    """A class attribute that reads as the attempt's session, and outside of attempts as the shared one.
 
-    session: Any
-    job_group: str
+    PySpark assigns the attribute only while there is no session, or when the context stops: never under an attempt.
+    """
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return _session.get(self._shared)
 
 
 def _watch(process: Any, gone: Callable[[str], None]) -> None:
@@ -154,26 +172,14 @@ def _watch(process: Any, gone: Callable[[str], None]) -> None:
 def _isolate(session_class: Any, context_class: Any) -> None:
     """Make PySpark's idea of the current session the attempt's, and its own stop a refusal inside attempts."""
 
-    def attribute(name: str) -> property:
-        shared: list[Any] = [session_class.__dict__.get(name)]
+    active = session_class.getActiveSession.__func__
 
-        def get(_: Any) -> Any:
-            own = _session.get(None)
-            return shared[0] if own is None else own.session
+    def active_of_attempt(cls: Any) -> Any:
+        own = _session.get(None)
+        return active(cls) if own is None else own
 
-        def put(_: Any, value: Any) -> None:
-            # Inside an attempt nothing that PySpark wants to remember concerns others; its own session it knows.
-            if _session.get(None) is None:
-                shared[0] = value
-
-        return property(get, put)
-
-    meta = type(
-        "AttemptSessions",
-        (type(session_class),),
-        {name: attribute(name) for name in ("_instantiatedSession", "_activeSession")},
-    )
-    session_class.__class__ = meta
+    session_class.getActiveSession = classmethod(active_of_attempt)
+    session_class._instantiatedSession = _OfAttempt(session_class._instantiatedSession)
     stop = context_class.stop
 
     def guarded_stop(context: Any) -> None:

@@ -179,7 +179,10 @@ def hold_gil(at: list[str]) -> str:
 def children(at: list[str]) -> None:
     """Leaves a process in a group of its own, as PySpark's worker daemon does, and one that ignores SIGTERM."""
     folder, name = at
-    other = subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); print('x'); time.sleep(600)"])
+    code = "import os, time; os.setpgid(0, 0); print('apart', flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
     deaf = subprocess.Popen(
         [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
     )

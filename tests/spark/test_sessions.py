@@ -1,0 +1,144 @@
+"""Spark activities in a real executor with a real, warm Spark: apart from each other, cancelled, and not to be stopped.
+
+Few tests with many assertions, since each starts a JVM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pathlib
+import signal
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.spark import WarmSpark
+from tests.spark.conftest import APP
+from tests.workers.conftest import Logs, alive, request, started, until
+
+
+def spark(name: str, *arguments: object, **more: Any) -> ActivityRequest:
+    values = {"input": None} if not arguments else {}
+    return request(name, *arguments, spark=True, **values, **more)
+
+
+def value(outcome: ActivityOutcome) -> Any:
+    assert outcome.failure is None, outcome.failure
+    return json.loads(outcome.result or "")
+
+
+async def test_concurrent_attempts_do_not_see_each_other(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    """The same view name and other time zones at once: by the given session, the active one and the builder's."""
+    zones = {"utc": ("UTC", 0), "tokyo": ("Asia/Tokyo", 9)}
+    both = [
+        asyncio.create_task(pool.run(spark("zone", [str(tmp_path), name, zone], action_id=name, log=name)))
+        for name, (zone, _) in zones.items()
+    ]
+    for name in zones:
+        await until(lambda name=name: started(tmp_path, name), f"{name} has its view")
+    for name in zones:
+        (tmp_path / f"{name}.go").touch()
+    for (name, (zone, hour)), outcome in zip(zones.items(), await asyncio.gather(*both), strict=True):
+        assert value(outcome) == {
+            "owner": name,
+            "hour": hour,
+            "active": zone,
+            "built": zone,
+            "by builder": name,
+            "shuffle": "3",
+            "udf": name.upper(),
+            "tables": ["mine"],
+        }
+    assert value(await pool.run(spark("tables"))) == [], "nothing is left for the next attempt"
+
+
+async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: ExecutorPool) -> None:
+    heard: list[ActivityProgress] = []
+    outcome = await pool.run(spark("place", action_id="7f", attempt=2), progress=heard.append)
+    known = value(outcome)
+    assert known == {
+        "group": "taskhub-7f-2",
+        "mode": "FAIR",
+        "application": outcome.application_id,
+        "ui": None,
+        "key": "7f",
+    }
+    assert heard[0].job_group == outcome.job_group == "taskhub-7f-2"
+    assert heard[0].application_id == outcome.application_id
+    assert (heard[-1].fraction, heard[-1].message, heard[-1].job_group) == (0.5, "half", "taskhub-7f-2")
+    for how in ("session", "context", "with"):
+        failure = (await pool.run(spark("stop", how))).failure
+        assert failure is not None
+        assert failure.error_type == "ConfigurationError"
+        assert "spark.stop() inside an activity: the Spark context is shared" in failure.error_message
+    assert value(await pool.run(spark("count", 7))) == 7
+    assert value(await pool.run(spark("count_async", 8))) == 8
+    plain = await pool.run(request("plain", input=None))
+    assert plain.executor.startswith("plain-")
+    assert plain.application_id is None
+
+
+async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
+    await until(lambda: started(tmp_path, "endless"), "the job runs")
+    async with asyncio.timeout(ExecutorTimes().grace.total_seconds()):
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    (tmp_path / "endless.started").unlink()
+    outcome = await pool.run(spark("endless", str(tmp_path), action_id="other", timeout=timedelta(seconds=3)))
+    assert outcome.failure is not None
+    assert outcome.failure.error_message == "activity 'endless' ran longer than its timeout of 3 s and was stopped"
+    assert outcome.log_tail.count("hiccup: Py4JJavaError") == 3, "later jobs of the same attempt were refused too"
+    after = await pool.run(spark("count", 5))
+    assert value(after) == 5
+    assert after.executor == outcome.executor == "spark-2.1"
+
+
+async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    outcome = await pool.run(spark("kill_jvm"))
+    assert outcome.crashed
+    assert outcome.failure is not None
+    assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message
+    jvm = value(await pool.run(spark("jvm")))
+    run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
+    await until(lambda: started(tmp_path, "endless"), "a Python worker of Spark's runs the user's code")
+    worker = int(started(tmp_path, "endless") or 0)
+    executor = os.getsid(jvm)
+    assert os.getpgid(worker) != executor, "PySpark's daemon has a group of its own"
+    assert alive(jvm)
+    assert alive(worker)
+    os.kill(executor, signal.SIGKILL)
+    assert (await run).crashed
+    assert not alive(jvm)
+    assert not alive(worker)
+
+
+async def test_a_spark_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    pool = ExecutorPool(apps=[APP], size=1, processes=1, spark=SparkSettings(master="local[1]"), logs=Logs())
+    await pool.start()
+    try:
+        outcome = await pool.run(spark("count", 1))
+        assert outcome.crashed
+        assert outcome.failure is not None
+        assert "Spark 'local[1]' did not start" in outcome.failure.error_message
+        assert "Java 17 or newer" in outcome.failure.error_message
+        assert f"{tmp_path}/bin/java" in outcome.failure.error_message, "the last words of what was started"
+        assert value(await pool.run(request("plain", input=None))) > 0, "plain activities go on"
+    finally:
+        await pool.stop(timedelta(0))
+
+
+def test_spark_connect_is_refused_for_now() -> None:
+    with pytest.raises(ConfigurationError, match="sc://cluster.*not supported"):
+        WarmSpark.start(name="x", master="sc://cluster", conf={}, lock_fd=None, gone=print)

@@ -1,0 +1,283 @@
+"""Executors that die, hang, or have to be killed; and hosts that do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import psutil
+import pytest
+
+from airflow_provider_taskhub.workers import groups
+from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome
+from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
+
+SOON = timedelta(seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("exit", "exited with code 7"),
+        ("kill", "was killed by signal 9 (SIGKILL); likely out of memory"),
+        ("segfault", "was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+async def test_a_crash_is_told_with_its_last_words_and_costs_nothing_else(
+    pool: ExecutorPool, logs: Logs, how: str, told: str
+) -> None:
+    outcome = await pool.run(request("crash", how))
+    assert outcome.crashed
+    assert outcome.failure is not None
+    assert outcome.failure.error_message == f"executor plain-1.1, running activity 'crash', {told}"
+    assert not outcome.failure.is_non_retriable
+    assert outcome.log_tail == ("last words",)
+    assert logs.lines("attempt.log") == ["last words"]
+    assert (await pool.run(request("greet", "again"))).executor == "plain-1.2"
+
+
+async def test_a_crash_ends_its_neighbours_as_crashed_too(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
+    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    await pool.run(request("crash", "kill"))
+    outcome = await neighbour
+    assert outcome.crashed
+    assert outcome.failure is not None
+    assert "running activity 'meet'" in outcome.failure.error_message
+
+
+async def test_a_second_try_after_a_crash_succeeds(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    marker = str(tmp_path / "marker")
+    assert (await pool.run(request("crash_once", marker))).crashed
+    assert (await pool.run(request("crash_once", marker))).result == '"survived"'
+
+
+async def test_nothing_of_a_dead_executor_is_left_when_its_outcome_is_told(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    run = asyncio.create_task(pool.run(request("children", [str(tmp_path), "c"])))
+    pids = [int(pid) for pid in (await until(lambda: started(tmp_path, "c"), "children")).split()]
+    assert all(alive(pid) for pid in pids)
+    assert len({os.getpgid(pid) for pid in pids}) == 2, "one of them has made a group of its own"
+    os.kill(pids[0], signal.SIGKILL)
+    assert (await run).crashed
+    assert not any(alive(pid) for pid in pids)
+
+
+async def test_a_timeout_asks_first(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    outcome = await pool.run(request("meet", [str(tmp_path), "m"], timeout=SOON))
+    assert outcome.failure is not None
+    assert outcome.failure.error_type == "TimeoutError"
+    assert outcome.failure.error_message == "activity 'meet' ran longer than its timeout of 0.3 s and was stopped"
+    assert not outcome.crashed
+    assert (await pool.run(request("greet", "x"))).executor == "plain-1.1", "nobody had to be killed"
+
+
+async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool(times=ExecutorTimes(grace=SOON))
+    neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
+    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    outcome = await pool.run(request("stubborn", [str(tmp_path), "s"], timeout=SOON))
+    assert outcome.failure is not None
+    assert outcome.failure.error_message == (
+        "activity 'stubborn' ran longer than its timeout of 0.3 s and was killed with its executor"
+    )
+    assert not outcome.crashed, "a timeout counts as a failure of the activity"
+    assert not alive(int(started(tmp_path, "s") or 0))
+    beside = await neighbour
+    assert beside.crashed
+    assert beside.failure is not None
+    assert "was killed because activity 'stubborn' ran out of its time" in beside.failure.error_message
+
+
+async def test_an_async_activity_is_cancelled(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    run = asyncio.create_task(pool.run(request("sleepy", [str(tmp_path), "s"])))
+    await until(lambda: started(tmp_path, "s"), "it runs")
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (tmp_path / "s.ended").exists(), "its finally has run before the cancellation was through"
+    assert (await pool.run(request("greet", "x"))).executor == "plain-1.1"
+
+
+async def test_a_cancelled_activity_runs_no_more_when_the_cancellation_is_through(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    pool = await make_pool(times=ExecutorTimes(grace=SOON))
+    run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
+    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert not alive(pid)
+    assert pool.free == 4
+
+
+async def test_a_second_cancellation_kills_at_once(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
+    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    run.cancel()
+    await asyncio.sleep(0)
+    assert not run.done()
+    run.cancel()
+    async with asyncio.timeout(10):  # the grace of this pool is 20 s
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert not alive(pid)
+
+
+async def test_nobody_is_put_beside_an_activity_that_is_being_stopped(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    pool = await make_pool(times=ExecutorTimes(grace=timedelta(seconds=1)))
+    run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
+    await until(lambda: started(tmp_path, "s"), "it runs")
+    run.cancel()
+    await asyncio.sleep(0)
+    outcome = await pool.run(request("greet", "x"))
+    assert outcome.result == '"Hello, x!"'
+    assert outcome.executor == "plain-1.2"
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def test_cancelling_who_still_waits_runs_nothing(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool(size=1)
+    first = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "first"])))
+    await until(lambda: started(tmp_path, "first"), "the only slot is taken")
+    second = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "second"])))
+    third = asyncio.create_task(pool.run(request("greet", "third")))
+    await asyncio.sleep(0)
+    second.cancel()
+    (tmp_path / "first.go").touch()
+    assert (await first).result == '"first"'
+    assert (await third).result == '"Hello, third!"'
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert started(tmp_path, "second") is None
+    assert pool.free == 1
+
+
+async def test_a_held_gil_stops_neither_host_nor_others(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    """The interpreter of one executor stands still; the host kills it for its silence, and nothing else happens."""
+    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(seconds=1))
+    pool = await make_pool(processes=2, times=times)
+    held = asyncio.create_task(pool.run(request("hold_gil", [str(tmp_path), "g"])))
+    pid = int(await until(lambda: started(tmp_path, "g"), "it holds"))
+    for number in range(20):  # on the other executor, since this one is busier
+        assert (await pool.run(request("greet", str(number)))).executor == "plain-2.1"
+    assert not held.done()
+    outcome = await held
+    assert outcome.crashed
+    assert outcome.failure is not None
+    assert "was killed because it gave no sign of life for 1 s" in outcome.failure.error_message
+    assert not alive(pid)
+
+
+async def test_stop_ends_what_runs_and_leaves_nothing(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool()
+    run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
+    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    await pool.stop(SOON)
+    outcome = await run
+    assert outcome.crashed
+    assert not alive(pid)
+    late = await pool.run(request("greet", "late"))
+    assert late.crashed
+    assert late.failure is not None
+    assert "the worker is stopping" in late.failure.error_message
+
+
+async def test_stop_waits_for_what_runs(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool()
+    run = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"])))
+    await until(lambda: started(tmp_path, "m"), "it runs")
+    stop = asyncio.create_task(pool.stop(timedelta(seconds=60)))
+    await asyncio.sleep(0)
+    (tmp_path / "m.go").touch()
+    await stop
+    assert (await run).result == '"m"'
+
+
+async def test_an_app_that_stops_loading_is_tried_ever_more_slowly_and_told(
+    make_pool: PoolMaker, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poison import after a good start: each request tries once more, gets the error, and the worker lives on."""
+    module = tmp_path / "brittle_app.py"
+    good = "from tests.workers.apps import app\n"
+    module.write_text(good)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = await make_pool(apps=["brittle_app:app"])
+    module.write_text("raise RuntimeError('edited badly')\n")
+    assert (await pool.run(request("crash", "exit"))).crashed
+    for _ in range(2):
+        outcome = await pool.run(request("greet", "x"))
+        assert outcome.crashed
+        assert outcome.failure is not None
+        assert outcome.failure.error_type == "ExecutorUnavailable"
+        assert "RuntimeError: edited badly" in outcome.failure.error_message
+    module.write_text(good)
+    assert (await pool.run(request("greet", "x"))).result == '"Hello, x!"'
+
+
+async def test_an_executor_that_is_not_ready_in_time_is_killed(make_pool: PoolMaker) -> None:
+    with pytest.raises(Exception, match="not ready within 0 s"):
+        await make_pool(times=ExecutorTimes(start=timedelta(0)))
+
+
+HOST = """
+import asyncio, sys
+from tests.workers.conftest import APP, Logs, request
+from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executor import ExecutorPool
+
+async def main():
+    pool = ExecutorPool(apps=[APP], size=4, spark=SparkSettings(), logs=Logs(), processes=2, lock_fd=int(sys.argv[1]))
+    await pool.start()
+    folder = sys.argv[2]
+    await asyncio.gather(pool.run(request("children", [folder, "c"])), pool.run(request("hold_gil", [folder, "g"])))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_path: pathlib.Path) -> None:
+    """No process of a dead worker goes on, not even one whose interpreter stands still (DESIGN §5, §9)."""
+    lock = tmp_path / "lock"
+    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR)
+    host = subprocess.Popen(  # noqa: ASYNC220  # returns once it is started, and nothing else runs here
+        [sys.executable, "-c", HOST, str(descriptor), str(tmp_path)],
+        pass_fds=(descriptor,),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+    )
+    try:
+        children = await until(lambda: started(tmp_path, "c"), "an executor with children")
+        held = await until(lambda: started(tmp_path, "g"), "an executor with a held GIL")
+        pids = [int(pid) for pid in (*children.split(), held)]
+        executors = [child.pid for child in psutil.Process(host.pid).children()]
+        assert all(holds(pid, lock) for pid in executors), "each executor inherited the lock"
+    finally:
+        host.kill()
+        host.wait()
+        os.close(descriptor)
+    await until(lambda: not any(alive(pid) for pid in [*pids, *executors]), "all of them are gone")
+    assert not any(groups.members(pid) for pid in executors)
+
+
+def holds(pid: int, path: pathlib.Path) -> bool:
+    return str(path) in {file.path for file in psutil.Process(pid).open_files()}
+
+
+async def test_the_host_is_told_why_a_deaf_executor_died(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    run: asyncio.Task[ActivityOutcome] = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"])))
+    pid = int(await until(lambda: started(tmp_path, "m"), "it runs"))
+    os.kill(pid, signal.SIGTERM)
+    outcome = await run
+    assert outcome.crashed
+    assert outcome.failure is not None
+    assert "was killed by signal 15 (SIGTERM)" in outcome.failure.error_message

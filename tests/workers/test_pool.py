@@ -1,0 +1,220 @@
+"""A pool of real executor processes: results, failures, logs, progress, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.lanes import ActivityProgress
+from tests.workers.conftest import Logs, PoolMaker, request, started, until
+
+
+async def test_results_travel_as_json(pool: ExecutorPool) -> None:
+    outcome = await pool.run(request("greet", "Wörld"))
+    assert json.loads(outcome.result or "") == "Hello, Wörld!"
+    assert outcome.failure is None
+    assert not outcome.crashed
+    assert outcome.executor == "plain-1.1"
+    assert (await pool.run(request("nothing", input=None))).result == "null"
+    typed = await pool.run(request("typed", {"year": 2013, "start": "2013-01-01"}))
+    assert json.loads(typed.result or "") == {"kind": "Job", "year": 2014, "day": "2013-01-01"}
+
+
+async def test_async_activities_share_the_loop(pool: ExecutorPool) -> None:
+    assert (await pool.run(request("asynchronous", "on"))).result == '"on MainThread"'
+
+
+async def test_an_activity_knows_its_call(pool: ExecutorPool) -> None:
+    outcome = await pool.run(request("info", input=None, action_id="same", attempt=3, tags={"dag": "flights"}))
+    known = json.loads(outcome.result or "")
+    assert {**known, "pid": 0} == {
+        "instance": "inst",
+        "attempt": 3,
+        "key": "same",
+        "name": "info",
+        "tags": {"dag": "flights"},
+        "pid": 0,
+    }
+
+
+async def test_progress_reaches_the_host_before_the_outcome(pool: ExecutorPool) -> None:
+    heard: list[ActivityProgress] = []
+    await pool.run(request("report", input=None), progress=heard.append)
+    assert heard[0] == ActivityProgress(executor="plain-1.1")
+    assert (heard[1].fraction, heard[1].message) == (0.25, "a quarter")
+    assert (heard[-1].fraction, heard[-1].message) == (1.0, "almost")
+
+
+async def test_a_listener_that_fails_costs_nothing(pool: ExecutorPool) -> None:
+    def listen(_: ActivityProgress) -> None:
+        raise RuntimeError("not my day")
+
+    assert (await pool.run(request("report", input=None), progress=listen)).result == '"done"'
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error_type", "message", "final"),
+    [
+        ("fail", ["plain"], "RuntimeError", "boom", False),
+        ("fail", ["final"], "OrchestrationError", "never again", True),
+        ("fail", ["refused"], "tests.workers.apps.Refused", "no", True),
+        ("fail", ["exit"], "SystemExit", "3", False),
+        ("fail_async", [], "SystemExit", "4", False),
+        ("unserialisable", [], "InputError", "result of activity 'unserialisable' of type lock", True),
+        ("typed", [{"year": 1}], "InputError", "start: Field required", True),
+        ("unheard_of", [], "UnknownActivity", "'unheard_of'", False),
+    ],
+)
+async def test_failures_are_told(
+    pool: ExecutorPool, name: str, arguments: list[object], error_type: str, message: str, final: bool
+) -> None:
+    outcome = await pool.run(request(name, *arguments))
+    assert outcome.failure is not None
+    assert outcome.failure.error_type == error_type
+    assert message in outcome.failure.error_message
+    assert outcome.failure.is_non_retriable is final
+    assert outcome.result is None
+    assert not outcome.crashed
+    assert (await pool.run(request("greet", "you"))).executor == outcome.executor, "the executor lives on"
+
+
+async def test_a_failure_brings_its_cause_and_the_users_own_trace(pool: ExecutorPool) -> None:
+    failure = (await pool.run(request("fail", "cause"))).failure
+    assert failure is not None
+    assert failure.inner_failure is not None
+    assert (failure.inner_failure.error_type, failure.inner_failure.error_message) == ("KeyError", "'month'")
+    assert "tests/workers/apps.py" in (failure.stack_trace or "")
+    assert "child.py" not in (failure.stack_trace or "")
+
+
+async def test_a_result_above_the_maximum_fails_at_once(make_pool: PoolMaker) -> None:
+    pool = await make_pool(max_result=1000)
+    failure = (await pool.run(request("large", 999))).failure
+    assert failure is not None
+    assert "'large' is 1,001 bytes" in failure.error_message
+    assert (await pool.run(request("large", 998))).result == json.dumps("x" * 998)
+
+
+async def test_large_values_travel(pool: ExecutorPool) -> None:
+    outcome = await pool.run(request("greet", "x" * 5_000_000))
+    assert len(outcome.result or "") == 5_000_000 + len('"Hello, !"')
+
+
+async def test_output_goes_to_the_log_of_its_attempt(pool: ExecutorPool, logs: Logs, tmp_path: pathlib.Path) -> None:
+    both = [asyncio.create_task(pool.run(request("talk", [str(tmp_path), name], log=f"{name}.log"))) for name in "ab"]
+    for name in "ab":
+        await until(lambda name=name: started(tmp_path, name), f"{name} talks")
+    for name in "ab":
+        (tmp_path / f"{name}.go").touch()
+    outcomes = await asyncio.gather(*both)
+    for name, outcome in zip("ab", outcomes, strict=True):
+        lines = logs.lines(f"{name}.log")
+        plain = [line for line in lines if "WARNING" not in line]
+        kinds = ("stdout", "stderr", "bytes", "thread")
+        expected = [f"{name} {turn} {kind}" for turn in ("first", "second") for kind in kinds]
+        assert plain == [*expected, f"{name} unfinished"]
+        assert [line.split(" ", 2)[2] for line in lines if "WARNING" in line] == [
+            f"WARNING {name}: first logging",
+            f"WARNING {name}: second logging",
+        ]
+        assert list(outcome.log_tail) == lines
+
+
+async def test_output_of_async_activities_is_kept_apart(pool: ExecutorPool, logs: Logs) -> None:
+    await asyncio.gather(*(pool.run(request("talk_async", name, log=name)) for name in "abc"))
+    assert {name: logs.lines(name) for name in "abc"} == {name: [f"{name} before", f"{name} after"] for name in "abc"}
+
+
+async def test_logs_are_bounded_and_say_so(make_pool: PoolMaker, logs: Logs) -> None:
+    pool = await make_pool(max_log=15_000)
+    outcome = await pool.run(request("chatter", 5_000))
+    assert len(logs.written["attempt.log"]) < 15_100
+    assert logs.lines("attempt.log")[-1] == "[taskhub] log truncated after 15,000 bytes"
+    assert len(outcome.log_tail) == 50
+    assert outcome.log_tail[-1] == "[taskhub] log truncated after 15,000 bytes"
+
+
+async def test_logs_travel_in_batches(pool: ExecutorPool, logs: Logs) -> None:
+    outcome = await pool.run(request("chatter", 10_000))
+    assert len(logs.lines("attempt.log")) == 10_000
+    assert logs.batches < 100
+    assert outcome.log_tail == tuple(f"line {number:09d}" for number in range(9_950, 10_000))
+
+
+async def test_storage_that_fails_costs_log_lines_only(make_pool: PoolMaker) -> None:
+    async def refuse(name: str, data: bytes) -> None:
+        raise OSError("disk full")
+
+    pool = await make_pool(logs=refuse)
+    outcome = await pool.run(request("chatter", 3))
+    assert outcome.result == "null"
+    assert outcome.log_tail == ("line 000000000", "line 000000001", "line 000000002")
+
+
+async def test_what_no_attempt_wrote_goes_to_the_executors_log(pool: ExecutorPool, logs: Logs) -> None:
+    assert (await pool.run(request("fork", input=None))).result == "0"
+    assert (await pool.run(request("shell", input=None))).failure is None
+    await pool.stop(timedelta(0))
+    assert logs.lines("executors/worker/plain-1.1.log") == ["from the fork", "from a subprocess"]
+    assert "attempt.log" not in logs.written
+
+
+async def test_a_thousand_activities(make_pool: PoolMaker) -> None:
+    pool = await make_pool(size=8, processes=2)
+    numbers = [pool.run(request("greet", str(number), task_id=number)) for number in range(1000)]
+    outcomes = await asyncio.gather(*numbers)
+    assert [outcome.result for outcome in outcomes] == [json.dumps(f"Hello, {number}!") for number in range(1000)]
+    assert {outcome.executor for outcome in outcomes} == {"plain-1.1", "plain-2.1"}
+
+
+async def test_no_more_at_once_than_asked_for_and_every_instance_gets_its_turn(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    pool = await make_pool(size=2)
+    order: list[str] = []
+
+    async def run(name: str, instance: str) -> None:
+        known = OrchestrationInstance(instance_id=instance)
+        await pool.run(request("meet", [str(tmp_path), name], instance=known))
+        order.append(name)
+
+    names = ["w1", "w2", "w3", "w4"]
+    runs = [asyncio.create_task(run(name, "wide")) for name in names]
+    await until(lambda: started(tmp_path, "w1") and started(tmp_path, "w2"), "both slots are taken")
+    runs.append(asyncio.create_task(run("small", "small")))
+    await asyncio.sleep(0)
+    assert pool.free == 0
+    assert not started(tmp_path, "w3")
+    (tmp_path / "w1.go").touch()
+    await until(lambda: started(tmp_path, "w3"), "the next of the wide one")
+    (tmp_path / "w2.go").touch()
+    await until(lambda: started(tmp_path, "small"), "the small one goes before the rest of the wide one")
+    assert not started(tmp_path, "w4")
+    for name in (*names, "small"):
+        (tmp_path / f"{name}.go").touch()
+    await asyncio.gather(*runs)
+    assert sorted(order) == ["small", *names]
+    assert pool.free == 2
+
+
+@pytest.mark.parametrize(
+    ("app", "told"),
+    [
+        ("tests.workers.broken_app:app", "a_module_that_nobody_has"),
+        ("tests.workers.apps:nope", "nope"),
+        ("tests.workers.exiting_app:app", "SystemExit"),
+    ],
+)
+async def test_an_app_that_does_not_load_is_told_at_the_start(app: str, told: str) -> None:
+    pool = ExecutorPool(apps=[app], size=1, spark=SparkSettings(), logs=Logs())
+    with pytest.raises(ConfigurationError, match=told):
+        await pool.start()
+    await pool.stop(timedelta(0))

@@ -1,0 +1,209 @@
+"""Frames, fairness, arguments and failures as values: no process is started here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.workers import calls
+from airflow_provider_taskhub.workers.capture import AttemptLog
+from airflow_provider_taskhub.workers.lanes import ActivityProgress, FairQueue, Lane
+from airflow_provider_taskhub.workers.launch import describe
+from airflow_provider_taskhub.workers.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
+from tests.workers.apps import Job, Refused, app
+
+MESSAGES: list[Message] = [
+    Ping(),
+    Log(number=3, body=b"\x00\xff\n"),
+    Done(number=1, body=b'"' + b"x" * 70_000 + b'"'),
+    Failed(
+        number=2,
+        failure=FailureDetails(
+            error_type="A", error_message="ä", inner_failure=FailureDetails(error_type="B", error_message="b")
+        ),
+    ),
+    Run(
+        number=9,
+        name="greet",
+        instance_id="i",
+        execution_id=None,
+        task_id=4,
+        action_id="a",
+        attempt=2,
+        tags={"k": "v"},
+        job_group="g",
+        has_input=True,
+        body=b'["World"]',
+    ),
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.data())
+def test_messages_survive_any_cut_of_the_stream(messages: list[Message], data: st.DataObject) -> None:
+    stream = b"".join(encode(message) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    decoder = Decoder()
+    read: list[Message] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        read += decoder.feed(stream[start:end])
+    assert read == messages
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"Traceback (most recent call last)",
+        b"\0\0\0\x04\0\0\0\0null",
+        b'\0\0\0\x0b\0\0\0\0["Evil", {}]'[:19],
+        b'\0\0\0\x0a\0\0\0\0["Done",{}]'[:19],
+    ],
+)
+def test_garbage_on_the_stream_is_an_error(garbage: bytes) -> None:
+    with pytest.raises(InputError):
+        Decoder().feed(garbage)
+
+
+def test_instances_take_turns() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.put(Lane.PLAIN, "wide", f"wide {number}")
+    queue.put(Lane.PLAIN, "small", "small 0")
+    taken = [queue.take(lambda lane: True) for _ in range(5)]
+    assert taken == ["wide 0", "small 0", "wide 1", "wide 2", None]
+
+
+def test_a_lane_that_cannot_serve_is_passed_over() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.put(Lane.SPARK, "a", "spark")
+    queue.put(Lane.PLAIN, "a", "plain")
+    assert queue.take(lambda lane: lane is Lane.PLAIN) == "plain"
+    assert queue.take(lambda lane: lane is Lane.PLAIN) is None
+    assert queue.has(Lane.SPARK)
+    assert not queue.has(Lane.PLAIN)
+    assert queue.take(lambda lane: True) == "spark"
+
+
+@given(st.lists(st.tuples(st.sampled_from(Lane), st.sampled_from("abc")), max_size=30), st.data())
+def test_the_queue_loses_and_doubles_nothing(places: list[tuple[Lane, str]], data: st.DataObject) -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number, (lane, key) in enumerate(places):
+        queue.put(lane, key, number)
+    gone = data.draw(st.sets(st.sampled_from(range(len(places))))) if places else set()
+    for number in gone:
+        queue.discard(*places[number], number)
+    assert len(queue) == len(places) - len(gone)
+    drained = set(queue.drain(Lane.SPARK))
+    taken = {queue.take(lambda lane: True) for _ in range(len(queue))}
+    assert drained | taken == set(range(len(places))) - gone
+    assert len(queue) == 0
+
+
+def test_inputs_are_decoded_by_annotation() -> None:
+    activities = app.activities
+    (job,) = calls.arguments(activities["typed"], '[{"year": "2013", "start": "2013-01-01"}]')
+    assert isinstance(job, Job)
+    assert job.year == 2013
+    assert calls.arguments(activities["greet"], '["World"]') == ("World",)
+    assert calls.arguments(activities["greet"], '"World"') == ("World",)
+    assert calls.arguments(activities["nothing"], None) == ()
+    assert calls.arguments(activities["nothing"], "[null]") == ()
+    assert calls.arguments(activities["optional"], "[]") == ()
+    assert calls.arguments(activities["optional"], '["me"]') == ("me",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("typed", '[{"year": 2013}]', "start: Field required"),
+        ("greet", '["a", "b"]', "2 arguments"),
+        ("greet", "[}", "not JSON"),
+        ("greet", None, "input of activity 'greet'"),
+        ("nothing", "[5]", "no parameter"),
+    ],
+)
+def test_inputs_that_do_not_fit_name_the_activity(name: str, text: str | None, told: str) -> None:
+    with pytest.raises(InputError, match=told) as raised:
+        calls.arguments(app.activities[name], text)
+    assert f"activity {name!r}" in str(raised.value)
+    assert calls.details(raised.value).is_non_retriable
+
+
+def test_a_result_above_the_limit_names_activity_and_size() -> None:
+    with pytest.raises(InputError, match=r"'large' is 102 bytes of JSON: at most 100"):
+        calls.result_text(app.activities["large"], "x" * 100, 100)
+    assert json.loads(calls.result_text(app.activities["large"], "x" * 98, 100)) == "x" * 98
+
+
+def test_failures_of_odd_exceptions() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert calls.details(Odd()).error_message == "(its __str__ raised RuntimeError)"
+    assert len(calls.details(ValueError("x" * 1_000_000)).error_message) < 40_000
+    assert calls.details(Refused()).is_non_retriable
+    first = error = ValueError("0")
+    for number in range(1, 100):
+        error.__cause__ = ValueError(str(number))
+        error = error.__cause__
+    depth, failure = 0, calls.details(first)
+    while failure.inner_failure is not None:
+        depth, failure = depth + 1, failure.inner_failure
+    assert depth == 10
+
+
+def test_a_log_is_handed_on_by_lines_and_cut_at_its_limit() -> None:
+    sent: list[bytes] = []
+    log = AttemptLog(sent.append, 20)
+    log.write("stdout", b"one\ntw")
+    log.write("stderr", b"error\n")
+    assert sent == [b"one\n", b"error\n"]
+    log.write("stdout", b"o\n")
+    assert sent[-1] == b"two\n"
+    log.write("stdout", b"123456789\n")
+    log.write("stdout", b"dropped\n")
+    assert b"".join(sent) == b"one\nerror\ntwo\n123456\n[taskhub] log truncated after 20 bytes\n"
+    log.close()
+    assert not log.write("stdout", b"too late\n")
+
+
+def test_a_line_without_end_is_not_held_back_for_ever() -> None:
+    sent: list[bytes] = []
+    log = AttemptLog(sent.append, 1_000_000)
+    log.write("stdout", b"\r 10 %" * 2000)
+    assert b"".join(sent) == b"\r 10 %" * 2000
+    log.write("stdout", b"rest")
+    log.close()
+    assert sent[-1] == b"rest\n"
+
+
+def test_exit_statuses_in_words() -> None:
+    assert describe(3) == "exited with code 3"
+    assert describe(-9) == "was killed by signal 9 (SIGKILL); likely out of memory"
+    assert describe(-11) == "was killed by signal 11 (SIGSEGV)"
+
+
+def test_progress_changes_only_what_it_knows() -> None:
+    record = ActivityRecord(
+        instance=OrchestrationInstance(instance_id="i"),
+        task_id=1,
+        action_id="a",
+        attempt=1,
+        name="n",
+        state=RecordState.RUNNING,
+        worker="w",
+        executor="",
+        claimed=Timestamp(0),
+        progress=0.5,
+        message="before",
+    )
+    changed = ActivityProgress(executor="plain-1.1", message="after").onto(record)
+    assert changed == dataclasses.replace(record, executor="plain-1.1", message="after")
