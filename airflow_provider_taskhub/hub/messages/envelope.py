@@ -118,6 +118,7 @@ def _data(envelope: Envelope) -> dict[str, Any]:
 
 
 def _wrapper(envelope: Envelope) -> dict[str, Any]:
+    """Nothing but the blob's name, and our own count of failures."""
     bare = Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=envelope.blob_name, failures=envelope.failures)
     return _data(bare)
 
@@ -236,19 +237,20 @@ def _unbase64(text: str) -> str:
 
 
 def _read_data(data: Members) -> Envelope:
-    blob_name = data.get("CompressedBlobName", Kind.TEXT) or None
-    has_message = data.has("TaskMessage") and blob_name is None  # the blob's message counts (spec §2.3)
-    if not has_message and blob_name is None:
+    failures = data.get(FAILURES, Kind.INT) or 0
+    blob_name = data.get("CompressedBlobName", Kind.TEXT)
+    if blob_name:  # the message in the blob counts, entirely (spec §2.3)
+        return Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=blob_name, failures=failures)
+    if not data.has("TaskMessage"):
         raise MessageError("MessageData has neither a TaskMessage nor a CompressedBlobName")
     return Envelope(
         activity_id=_read_guid(data.get("ActivityId", Kind.TEXT)),
-        message=_read_message(data.raw("TaskMessage")) if has_message else None,
-        blob_name=blob_name,
+        message=_read_message(data.raw("TaskMessage")),
         sequence_number=_read_count(data, "SequenceNumber"),
         episode=data.get("Episode", Kind.INT),
         sender=_read_sender(data.raw("Sender")),
         trace_context=_as_text(data.raw("SerializableTraceContext")),
-        failures=data.get(FAILURES, Kind.INT) or 0,
+        failures=failures,
     )
 
 
