@@ -348,6 +348,33 @@ async def test_a_leases_age_counts_from_sending_not_from_the_answer() -> None:
         assert node.when("lost") == [(pytest.approx(GIVE_UP, abs=0.02), 0)]
 
 
+@scenario
+@pytest.mark.rows("T16")
+async def test_a_renewal_too_counts_from_its_sending() -> None:
+    async with Cluster(1) as cluster:
+        faults, sent = Faults(cluster.store), [0.0]
+
+        async def note(name: str, arguments: tuple[object, ...]) -> None:
+            operation = arguments[0] if arguments else None
+            if isinstance(operation, Transact) and operation.table == NAMES.partitions:
+                sent.append(now())
+
+        async def late(name: str, arguments: tuple[object, ...]) -> None:
+            operation = arguments[0] if arguments else None
+            if isinstance(operation, Transact) and operation.table == NAMES.partitions:
+                await asyncio.sleep(4)
+
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before, faults.after = note, late
+        await asyncio.sleep(40)
+        while now() < sent[-1] + 4.05:  # noqa: ASYNC110  # until the last answer has come
+            await asyncio.sleep(0.05)
+        faults.before = never
+        await asyncio.sleep(GIVE_UP)
+        assert node.when("lost") == [(pytest.approx(sent[-1] + GIVE_UP, abs=0.05), 0)]
+
+
 async def never(_: str, __: tuple[object, ...]) -> None:
     await asyncio.Event().wait()
 
