@@ -179,6 +179,9 @@ class FaultyStore:
     def describe(self) -> str:
         return f"{self._inner.describe()} (with faults)"
 
+    def container_url(self, container: str) -> str:
+        return self._inner.container_url(container)
+
     async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[T]]) -> T:
         """Do it, with what the plan says about it."""
         self._calls += 1

@@ -124,6 +124,12 @@ async def test_an_absent_container(store: Store, fresh: str) -> None:
     await store.delete_container(fresh)
 
 
+async def test_a_container_has_an_address(store: Store) -> None:
+    address = store.container_url("taskhub-largemessages")
+    assert address.endswith("/taskhub-largemessages")
+    assert "://" in address
+
+
 async def test_create_and_delete_containers(store: Store, container: str) -> None:
     assert await store.create_container(container) is False
     await put(store, container, "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -16,7 +17,8 @@ import pytest
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
-from airflow_provider_taskhub.storage.embedded import file, moments
+from airflow_provider_taskhub.storage.embedded import file, moments, wake
+from airflow_provider_taskhub.storage.embedded.shared import Shared
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -199,11 +201,21 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
 
 
 def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_taskhub.storage.embedded import wake
-
     monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unbound, pytest.raises(OSError, match="no directory"):
         wake._bind(unbound, Path("/somewhere/hub.db"))
+
+
+async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
+    monkeypatch.setattr(Shared, "fallback", 0.02)
+    async with SqliteStore(tmp_path / "hub.db") as store:
+        await store.create_queue("abc")
+        waiting = asyncio.ensure_future(store.arrival(["abc"], 60.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await store.execute(PutMessage(queue="abc", text="x"))
+        assert await asyncio.wait_for(waiting, 15) is True
 
 
 # --- time

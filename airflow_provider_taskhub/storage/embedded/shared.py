@@ -38,6 +38,7 @@ class Shared:
         self._opened: _Opened | None = None
         self._listening = asyncio.Lock()
         self._listener: Listener | None = None
+        self._deaf = False
         self.waiters = Waiters()
         self.identity = 0
 
@@ -67,7 +68,8 @@ class Shared:
             raise Unavailable(f"{self._path} is not open", maybe_done=False)
         if self._opened.process != os.getpid():
             raise Unavailable(
-                f"{self._path} was opened before a fork; a child process opens a store of its own", maybe_done=False
+                f"{self._path} was opened before a fork; close it before the fork, or start the process anew (spawn)",
+                maybe_done=False,
             )
         return self._opened
 
@@ -113,8 +115,12 @@ class Shared:
     async def listen(self, queues: Sequence[str]) -> None:
         """Hear of other processes' puts from now on."""
         async with self._listening:
-            if self._listener is None:
-                listener = Listener(self._path, self.waiters)
+            if self._listener is None and not self._deaf:
+                try:
+                    listener = Listener(self._path, self.waiters)
+                except OSError:  # nowhere to put a socket: the look once a second has to do
+                    self._deaf = True
+                    return
                 try:
                     await self.write(lambda change: register(change, listener.address))
                 except BaseException:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Throttled, Unavailable
+from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.embedded.file import RETRY, connect, prepare, retried
 from airflow_provider_taskhub.storage.embedded.journal import Journal, Outcome, Work, is_busy, translated
 from airflow_provider_taskhub.storage.embedded.moments import boot_ticks
@@ -53,6 +53,8 @@ class Writer:
 
     _shared: dict[Path, Writer] = {}  # noqa: RUF012  # the process's own registry, emptied by a fork
     _guard = threading.Lock()
+    _inherited: frozenset[Path] = frozenset()
+    """Files that were open when this process was forked."""
 
     @classmethod
     def share(cls, path: Path, clock: Clock, timeout: float) -> Writer:
@@ -60,6 +62,11 @@ class Writer:
 
         :raises ConfigurationError: when the file cannot be used.
         """
+        if path in cls._inherited:
+            raise ConfigurationError(
+                f"{path} was open when this process was forked, and SQLite's locks do not survive that; "
+                "close the store before the fork, or start the process anew (spawn)"
+            )
         with cls._guard:
             writer = cls._shared.get(path)
             if writer is None:
@@ -212,7 +219,9 @@ def _lost(error: Exception) -> Unavailable:
 
 
 def _forget_parent() -> None:
-    """After a fork the child has no thread and must not touch the parent's connections."""
+    """After a fork the child has no thread, and must not touch the parent's connections; nor may it open the same file:
+    SQLite would take the parent's locks, which it still remembers, for its own."""
+    Writer._inherited |= frozenset(Writer._shared)
     Writer._shared = {}
     Writer._guard = threading.Lock()
 
