@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum, IntEnum
 from typing import Any, NoReturn, TypeVar
 
@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Timestamp):
         return value.text()
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(item) for name, item in asdict(value).items()}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -248,6 +248,8 @@ async def _make_everything(store: Store, names: HubNames, partitions: int) -> No
     await asyncio.gather(
         make(lambda: store.create_queue(names.work_items), f"queue {names.work_items}"),
         make(lambda: store.create_container(names.logs), f"container {names.logs}"),
+        # the original makes it with the first spill: a checkpoint of ours never stops to ask
+        make(lambda: store.create_container(names.large_messages), f"container {names.large_messages}"),
         *(make(lambda table=table: store.create_table(table), f"table {table}") for table in _tables(names)),  # type: ignore[misc]  # mypy cannot infer a lambda's default
         *(partition(number) for number in range(partitions)),
     )
