@@ -10,7 +10,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
@@ -48,16 +48,21 @@ class App:
     """A named, versioned set of orchestrators and activities.
 
     :param name: one word for logs and for the list of members. :param version: stored with each start.
+    :param compatible: other versions whose instances this code may go on with; None: all of them. Instances of versions
+        that are not compatible wait for a worker that has theirs.
     :raises ConfigurationError: an empty name.
     """
 
-    def __init__(self, name: str, version: str = "") -> None:
+    def __init__(self, name: str, version: str = "", *, compatible: Iterable[str] | None = None) -> None:
         if not isinstance(name, str) or not name.strip():
             raise ConfigurationError(f"App: name is {name!r}; give one, e.g. App('flights', version='3')")
         if not isinstance(version, str):
             raise ConfigurationError(f"App {name!r}: version is {version!r}; give it as a text, e.g. '3'")
         self._name = name
         self._version = version
+        if isinstance(compatible, str):
+            raise ConfigurationError(f"App {name!r}: compatible is {compatible!r}; give a list, e.g. ['2', '3']")
+        self._compatible = None if compatible is None else frozenset(compatible)
         self._orchestrators: dict[str, OrchestratorDefinition] = {}
         self._activities: dict[str, ActivityDefinition] = {}
 
@@ -183,7 +188,12 @@ class App:
         parameter = _parameters(function, f"orchestrator {name!r}", first="ctx")
         self._refuse_twice(name, self._orchestrators, "orchestrator")
         self._orchestrators[name] = OrchestratorDefinition(
-            name=name, function=function, version=self._version, parameter=parameter, app=self._name
+            name=name,
+            function=function,
+            version=self._version,
+            parameter=parameter,
+            app=self._name,
+            compatible=self._compatible,
         )
         _mark(function, name)
 

@@ -105,6 +105,7 @@ class Generation:
         self.time = time
         self.status = Status.PENDING
         self.replaying = False
+        self.recorded = False  # the history has what was decided at this point
         self.custom_status = custom_status
         self.result: str | None = None
         self.failure: FailureDetails | None = None
@@ -361,7 +362,7 @@ class Generation:
         if isinstance(event, EventRaised):
             self._offer(event)
         elif isinstance(event, TaskFailed | SubOrchestrationInstanceFailed) and entry:
-            recorded = self.replaying and entry.identity is not None
+            recorded = self.recorded and entry.identity is not None
             entry.waiter.refused(error_of(event, entry.action.name), recorded=recorded)
         elif entry:
             entry.waiter.answered(getattr(event, "result", None))

@@ -115,7 +115,7 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),
         Happening.REWOUND: Move(Reaction.NOTE, Status.SUSPENDED),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
-        Happening.FAILED: Move(Reaction.END, Status.FAILED),  # non-determinism, found while its past is replayed
+        Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
     Status.CONTINUED_AS_NEW: {  # decided in this episode, the next generation not begun

@@ -24,6 +24,7 @@ class OrchestratorDefinition:
     """A declared orchestrator.
 
     :param parameter: name of the input's parameter, None when it takes none. :param version: of its app.
+    :param compatible: other versions whose instances this code may go on with; None: all of them.
     """
 
     name: str
@@ -31,6 +32,11 @@ class OrchestratorDefinition:
     version: str = ""
     parameter: str | None = None
     app: str = ""
+    compatible: frozenset[str] | None = None
+
+    def accepts(self, version: str | None) -> bool:
+        """Whether an instance of this version may run on this code. One without a version always may (K50)."""
+        return not version or version == self.version or self.compatible is None or version in self.compatible
 
     @property
     def takes_input(self) -> bool:
@@ -125,11 +131,21 @@ class Registry:
             _merge(activities, app.activities, "activity")
         return cls(orchestrators=orchestrators, activities=activities, apps=versions)
 
-    def orchestrator(self, name: str) -> OrchestratorDefinition:
-        """:raises UnknownOrchestrator: naming what there is."""
+    def orchestrator(self, name: str, version: str | None = None) -> OrchestratorDefinition:
+        """The orchestrator that an instance may run on.
+
+        :param version: of the instance; None for any.
+        :raises UnknownOrchestrator: naming what there is.
+        """
         definition = self.orchestrators.get(name)
         if definition is None:
             raise UnknownOrchestrator(_unknown("orchestrator", name, self.orchestrators))
+        if not definition.accepts(version):
+            others = ", ".join(sorted(definition.compatible or ())) or "none"
+            raise UnknownOrchestrator(
+                f"orchestrator {name!r} of version {version!r}: app {definition.app!r} here is version "
+                f"{definition.version!r}, compatible with: {others}"
+            )
         return definition
 
     def activity(self, name: str) -> ActivityDefinition:

@@ -223,7 +223,7 @@ class Execution:
         self._history.append(event)
         self._last_number = max(self._last_number, event.event_id)
         self._size += _ROW
-        for text in ("input", "result"):
+        for text in ("input", "result", "reason", "details"):
             self._size += len(getattr(event, text, None) or "")
         if isinstance(event, OrchestratorStarted):
             self._episodes += 1
@@ -238,7 +238,7 @@ class Execution:
         if self._generation is not None:
             return self._generation
         started, instance = self._start(new)
-        definition = self._registry.orchestrator(started.name)
+        definition = self._registry.orchestrator(started.name, started.version)
         generation = Generation(
             self._registry,
             definition,
@@ -264,9 +264,11 @@ class Execution:
         return started, OrchestrationInstance(instance_id=self._instance.instance_id, execution_id=execution_id)
 
     def _replay(self, generation: Generation) -> None:
+        flushed = _flushed(self._history)
         generation.replaying = True
         try:
-            for event in self._history:
+            for at, event in enumerate(self._history):
+                generation.recorded = at < flushed
                 if isinstance(event, TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent):
                     generation.confirm(event)
                 elif isinstance(event, OrchestratorStarted):
@@ -281,7 +283,7 @@ class Execution:
         except NonDeterminismError as error:
             generation.overrule(error, self._last_number)
         finally:
-            generation.replaying = False
+            generation.replaying = generation.recorded = False
 
     # ---- the new
 
@@ -418,6 +420,19 @@ def run(
         return execution.advance(new, now=now, new_execution_id=new_execution_id)
     finally:
         execution.close()
+
+
+def _flushed(history: Sequence[HistoryEvent]) -> int:
+    """How far the history holds every decision: up to the end of its last episode that did not end suspended."""
+    suspended, upto = False, 0
+    for at, event in enumerate(history):
+        if isinstance(event, ExecutionSuspended):
+            suspended = True
+        elif isinstance(event, ExecutionResumed):
+            suspended = False
+        elif isinstance(event, OrchestratorCompleted) and not suspended:
+            upto = at
+    return upto
 
 
 def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:

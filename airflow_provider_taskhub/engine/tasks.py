@@ -13,6 +13,9 @@ from airflow_provider_taskhub.errors import TaskFailedError
 
 T = TypeVar("T")
 
+_PRUNE = 16
+"""Groups of one task from which on the settled ones are let go of, whenever their count has doubled."""
+
 NAME = "__taskhub_name__"
 """Attribute of a declared function: the name it was declared under."""
 
@@ -83,6 +86,9 @@ class Task(Generic[T]):
         elif self._groups is None:
             self._groups = [group]
         else:
+            if len(self._groups) >= _PRUNE and (len(self._groups) & (len(self._groups) - 1)) == 0:
+                # A wait that a loop races again and again would else keep every race it was ever in.
+                self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
 
     def _tell(self) -> None:

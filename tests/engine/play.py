@@ -1,0 +1,130 @@
+"""A stage for one instance: every episode is made twice, live and by replay, and must come out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.codec import Timestamp, dumps
+from airflow_provider_taskhub.engine.actions import Episode, Outbound
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionStarted,
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    ParentInstance,
+    SubOrchestrationInstanceCompleted,
+    TaskCompleted,
+    TaskFailed,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution, run
+
+START = Timestamp.parse("2026-11-21T08:00:00Z")
+INSTANCE = OrchestrationInstance(instance_id="play-1", execution_id="0123456789abcdef0123456789abcdef")
+
+
+class Play:
+    """:param app: whose orchestrators are played. :param now: the worker's clock, moved by the test."""
+
+    def __init__(self, app: App, *, instance: OrchestrationInstance = INSTANCE) -> None:
+        self.registry = Registry.of([app])
+        self.now = START
+        self.live = Execution(self.registry, (), instance=instance)
+        self.past: tuple[HistoryEvent, ...] = ()
+        self.status: str | None = None
+        self.instance = instance
+        self.episodes: list[Episode] = []
+
+    @property
+    def last(self) -> Episode:
+        return self.episodes[-1]
+
+    @property
+    def outbound(self) -> list[Outbound]:
+        """Everything sent so far."""
+        return [outbound for episode in self.episodes for outbound in episode.outbound]
+
+    def start(
+        self,
+        name: str,
+        input: Any = None,
+        *,
+        tags: dict[str, str] | None = None,
+        parent: ParentInstance | None = None,
+        with_events: Sequence[HistoryEvent] = (),
+    ) -> Episode:
+        started = ExecutionStarted(
+            timestamp=self.now, instance=self.instance, name=name, input=dumps(input), tags=tags, parent=parent
+        )
+        return self.take(started, *with_events)
+
+    def take(self, *events: HistoryEvent) -> Episode:
+        """One episode, made live and made by replay."""
+        again = run(self.registry, self.past, events, instance=self.instance, now=self.now, custom_status=self.status)
+        episode = self.live.advance(events, now=self.now)
+        assert episode == again
+        self.past = episode.history if episode.switched else self.past + episode.history
+        assert self.live.history == self.past
+        self.instance, self.status = episode.current, episode.custom_status
+        self.episodes.append(episode)
+        return episode
+
+    def replay(self, app: App, *events: HistoryEvent) -> Episode:
+        """The next episode as other code would make it."""
+        return run(Registry.of([app]), self.past, events, instance=self.instance, now=self.now)
+
+    def wait(self, **duration: float) -> None:
+        self.now = self.now + timedelta(**duration)
+
+    def raised(self, name: str, data: Any = None) -> EventRaised:
+        return EventRaised(timestamp=self.now, name=name, input=dumps(data))
+
+    def done(self, outbound: Outbound, result: Any = None) -> HistoryEvent:
+        return answer(outbound, result, at=self.now)
+
+    def failed(self, outbound: Outbound, message: str = "broken", **details: Any) -> TaskFailed:
+        failure = FailureDetails(error_type="ValueError", error_message=message, **details)
+        return TaskFailed(
+            timestamp=self.now,
+            task_scheduled_id=outbound.event.event_id,
+            reason=message,
+            failure=failure,
+            taskhub_action_id=outbound.action_id,
+        )
+
+    def answer(self, result: Any = None) -> Episode:
+        """Answer the newest message."""
+        return self.take(self.done(self.outbound[-1], result))
+
+    def names(self) -> list[str]:
+        return [event.event_type.name for event in self.last.history]
+
+
+def answer(outbound: Outbound, result: Any, *, at: Timestamp) -> HistoryEvent:
+    """The good answer to a message."""
+    event = outbound.event
+    if isinstance(event, TimerFired):
+        return event
+    if isinstance(event, ExecutionStarted):
+        assert event.parent is not None
+        return SubOrchestrationInstanceCompleted(
+            timestamp=at,
+            task_scheduled_id=event.parent.task_schedule_id,
+            result=dumps(result),
+            taskhub_action_id=event.instance.execution_id,
+        )
+    return TaskCompleted(
+        timestamp=at, task_scheduled_id=event.event_id, result=dumps(result), taskhub_action_id=outbound.action_id
+    )
+
+
+def plain(event: HistoryEvent) -> HistoryEvent:
+    """The event without what .NET does not have."""
+    own = {name: None for name in ("taskhub_action_id", "taskhub_message_id") if hasattr(event, name)}
+    return replace(event, **own)

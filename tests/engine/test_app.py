@@ -1,0 +1,230 @@
+"""Declarations: what a user's module may say, and how mistakes are named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy, load_app
+from airflow_provider_taskhub.engine.events import ExecutionStarted
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
+from tests.engine.play import INSTANCE, START, Play
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Job:
+    year: int
+    day: date
+
+
+def test_declarations_are_definitions() -> None:
+    app = App("flights", version="3")
+    retry = RetryPolicy(max_attempts=3)
+
+    @app.spark_activity(retry=retry, timeout=timedelta(minutes=30))
+    def delays(spark: SparkSession, month: int) -> dict[str, int]:
+        return {}
+
+    @app.spark_activity
+    def warm(spark: SparkSession) -> None: ...
+
+    @app.activity(name="publish", queue_timeout=timedelta(minutes=1), record=True)
+    def put(summary: dict[str, int]) -> str:
+        return "done"
+
+    @app.activity
+    def nothing() -> None: ...
+
+    @app.orchestrator
+    async def flights(ctx: OrchestrationContext, job: Job) -> None: ...
+
+    registry = Registry.of([app])
+    assert dict(registry.apps) == {"flights": "3"}
+    spark = registry.activity("delays")
+    assert (spark.spark, spark.record, spark.retry, spark.takes_input) == (True, True, retry, True)
+    assert (spark.timeout, spark.input_annotation) == (timedelta(minutes=30), int)
+    assert (registry.activity("warm").takes_input, registry.activity("warm").input_annotation) == (False, None)
+    assert registry.activity("publish").function is put
+    assert registry.activity("publish").record
+    assert registry.activity("publish").queue_timeout == timedelta(minutes=1)
+    assert not registry.activity("nothing").record
+    flight = registry.orchestrator("flights")
+    assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
+    assert put({}) == "done", "a declared function stays what it is"
+
+
+def test_a_call_by_function_uses_the_declared_name() -> None:
+    app = App("named")
+
+    @app.activity(name="publish")
+    def put(x: int) -> None: ...
+
+    @app.orchestrator
+    async def work(ctx: OrchestrationContext, job: Job) -> Any:
+        await ctx.call_activity(put, job.year)
+
+    play = Play(app)
+    play.start("work", {"year": "2013", "day": "2013-01-31"})
+    sent = play.outbound[0].event
+    assert getattr(sent, "name", None) == "publish"
+    assert getattr(sent, "input", None) == "[2013]"
+
+
+def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
+    app = App("typed")
+
+    @app.orchestrator
+    async def work(ctx: OrchestrationContext, job: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(InputError, match=r"annotation 'Missing' of parameter 'job' of .*work cannot be resolved"):
+        _ = Registry.of([app]).orchestrator("work").input_annotation
+
+
+def test_unknown_names_say_what_there_is() -> None:
+    app = App("a")
+    app.activity(name="x")(lambda: None)
+    with pytest.raises(UnknownActivity, match="activity 'y'; known here: x"):
+        Registry.of([app]).activity("y")
+    with pytest.raises(UnknownOrchestrator, match="orchestrator 'y'; known here: none"):
+        Registry.of([app]).orchestrator("y")
+
+
+def _twice(app: App) -> None:
+    app.activity(name="same")(lambda: None)
+    app.activity(name="same")(lambda: None)
+
+
+def _two_orchestrators(app: App) -> None:
+    app.orchestrator(name="same")(lambda ctx: None)
+    app.orchestrator(name="same")(lambda ctx: None)
+
+
+def _two_names(app: App) -> None:
+    def work(x: int) -> None: ...
+
+    app.activity(name="one")(work)
+    app.activity(name="two")(work)
+
+
+def _async_generator(app: App) -> None:
+    @app.orchestrator
+    async def odd(ctx: OrchestrationContext) -> Any:
+        yield 1
+
+
+def _generator_activity(app: App) -> None:
+    @app.activity
+    def odd() -> Any:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("declare", "text"),
+    [
+        (_twice, "activity 'same' is declared twice in app 'wrong': rename one"),
+        (_two_orchestrators, "orchestrator 'same' is declared twice"),
+        (_two_names, "is declared as 'one' and as 'two'"),
+        (_async_generator, "orchestrator 'odd' is an async generator"),
+        (_generator_activity, "activity 'odd' is a generator"),
+        (
+            lambda app: app.orchestrator(name="o")(lambda: None),
+            r"orchestrator 'o' takes no 'ctx': .* \(ctx\) or \(ctx, input\)",
+        ),
+        (lambda app: app.orchestrator(name="o")(lambda ctx, a, b: None), r"wants more than one input \(b\)"),
+        (lambda app: app.activity(name="a")(lambda a, *, key: None), r"activity 'a' wants more than one input \(key\)"),
+        (lambda app: app.spark_activity(name="s")(lambda: None), r"activity 's' takes no 'spark'"),
+        (lambda app: app.spark_activity(name="s")(lambda spark, a, b: None), r"wants more than one input \(b\)"),
+        (lambda app: app.activity(lambda: None), "has no name"),
+        (lambda app: app.activity(name="a")(5), "is put on 5"),
+        (lambda app: app.activity(name="a", timeout=30)(lambda: None), "timeout is 30; give a timedelta"),
+        (lambda app: app.activity(name="a", queue_timeout=timedelta(0))(lambda: None), "queue_timeout is "),
+        (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
+    ],
+)
+def test_mistakes_show_where_they_are_made(declare: Callable[[App], Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        declare(App("wrong"))
+
+
+@pytest.mark.rows("K50")
+@pytest.mark.parametrize(
+    ("compatible", "version", "runs"),
+    [(None, "1", True), ([], "1", False), (["1"], "1", True), (["1"], "2", False), ([], "3", True), ([], "", True)],
+)
+def test_an_instance_runs_on_compatible_versions_only(compatible: Any, version: str, runs: bool) -> None:
+    app = App("versions", version="3", compatible=compatible)
+    app.orchestrator(name="work")(lambda ctx: None)
+    live = Execution(Registry.of([app]), (), instance=INSTANCE)
+    start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="work", version=version)
+    if runs:
+        assert live.advance([start], now=START).completed is not None
+    else:
+        with pytest.raises(
+            UnknownOrchestrator, match=rf"'work' of version '{version}': app 'versions' here is version '3'"
+        ):
+            live.advance([start], now=START)
+
+
+def test_names_are_unique_across_apps() -> None:
+    one, two = App("one"), App("two")
+    one.activity(name="same")(lambda: None)
+    two.activity(name="same")(lambda: None)
+    with pytest.raises(ConfigurationError, match="activity 'same' is declared by app 'one' and by app 'two'"):
+        Registry.of([one, two])
+    with pytest.raises(ConfigurationError, match="app 'one' is loaded twice"):
+        Registry.of([one, App("one")])
+
+
+@pytest.mark.parametrize(("name", "version"), [("", ""), ("  ", ""), (None, ""), ("a", 3)])
+def test_an_app_has_a_name_and_a_version(name: Any, version: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        App(name, version=version)
+
+
+class Test_loading:
+    @pytest.fixture(autouse=True)
+    def modules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "good_one.py").write_text(
+            "from airflow_provider_taskhub.app import App\napp = App('good')\nother = App('other')\n"
+        )
+        (tmp_path / "bad_one.py").write_text("import no_such_library\n")
+        (tmp_path / "twice_one.py").write_text(
+            "from airflow_provider_taskhub.app import App\napp = App('t')\n"
+            "app.activity(name='x')(lambda: 1)\napp.activity(name='x')(lambda: 1)\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for name in ("good_one", "bad_one", "twice_one"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def test_by_module_and_attribute(self) -> None:
+        assert load_app("good_one:app").name == "good"
+        assert load_app("good_one").name == "good"
+        assert load_app("good_one:other").name == "other"
+
+    @pytest.mark.parametrize(
+        ("path", "text"),
+        [
+            ("bad_one:app", "module 'bad_one' does not import: ModuleNotFoundError: No module named 'no_such_library'"),
+            ("missing_one:app", "module 'missing_one' does not import"),
+            ("twice_one:app", "app 'twice_one:app': activity 'x' is declared twice"),
+            ("good_one:nothing", "'good_one' has no App named 'nothing'; it has app, other"),
+            ("json:app", "'json' has no App named 'app'; it declares no App"),
+            ("../good_one.py", "write it as module:attribute"),
+            ("", "write it as module:attribute"),
+        ],
+    )
+    def test_what_cannot_be_loaded(self, path: str, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=text):
+            load_app(path)

@@ -1,0 +1,143 @@
+"""The lifecycle tables, walked whole: every state meets every event, and the reactions are the ones below."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from airflow_provider_taskhub.engine.events import EventType, Status
+from airflow_provider_taskhub.engine.lifecycle import (
+    ACTIVITY,
+    HAPPENINGS,
+    INSTANCE,
+    ActivityHappening,
+    ActivityReaction,
+    ActivityState,
+    Happening,
+    LifecycleError,
+    Reaction,
+    react_activity,
+    react_instance,
+)
+from airflow_provider_taskhub.hub.contract import RecordState
+
+A, AH, AR = ActivityState, ActivityHappening, ActivityReaction
+OUTCOMES = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
+
+
+@pytest.mark.rows("D55", "D65")
+def test_the_table_of_instances_is_total() -> None:
+    assert set(INSTANCE) == set(Status)
+    for state, row in INSTANCE.items():
+        assert set(row) == set(Happening), state
+    assert {Happening(h) for h in HAPPENINGS.values()} | set(OUTCOMES) == set(Happening)
+
+
+@pytest.mark.rows("D56", "D65")
+def test_the_table_of_activities_is_total() -> None:
+    assert set(ACTIVITY) == set(ActivityState)
+    for state, row in ACTIVITY.items():
+        assert set(row) == set(ActivityHappening), state
+
+
+@pytest.mark.parametrize(("state", "happening"), list(itertools.product(Status, Happening)))
+@pytest.mark.rows("D55", "D57", "D58", "D60")
+def test_every_reaction_of_an_instance(state: Status, happening: Happening) -> None:
+    move = INSTANCE[state][happening]
+    if move.reaction is Reaction.IMPOSSIBLE:
+        with pytest.raises(LifecycleError, match=f"{state} cannot have {happening}"):
+            react_instance(state, happening)
+        assert happening in OUTCOMES
+        return
+    assert react_instance(state, happening) is move
+    if move.reaction in (Reaction.SET_ASIDE, Reaction.NOTE, Reaction.HOLD, Reaction.LATER, Reaction.CARRY):
+        assert move.state is state, "nothing may change"
+    if state.is_final:
+        assert move.reaction is Reaction.SET_ASIDE, "a final state accepts nothing further"
+    if move.state.is_final and not state.is_final:
+        assert move.reaction in (Reaction.END, Reaction.TERMINATE)
+
+
+@pytest.mark.rows("D55")
+def test_the_ways_of_an_instance() -> None:
+    ways = {(state, move.state) for state, row in INSTANCE.items() for move in row.values() if move.state is not state}
+    assert ways == {
+        (Status.PENDING, Status.RUNNING),
+        (Status.RUNNING, Status.SUSPENDED),
+        (Status.SUSPENDED, Status.RUNNING),
+        (Status.RUNNING, Status.COMPLETED),
+        (Status.RUNNING, Status.FAILED),
+        (Status.RUNNING, Status.CONTINUED_AS_NEW),
+        (Status.RUNNING, Status.TERMINATED),
+        (Status.SUSPENDED, Status.TERMINATED),
+        (Status.CONTINUED_AS_NEW, Status.TERMINATED),
+        (Status.CONTINUED_AS_NEW, Status.FAILED),
+    }
+
+
+def test_every_event_that_arrives_has_a_meaning() -> None:
+    bookkeeping = {
+        EventType.ExecutionCompleted,
+        EventType.ExecutionFailed,
+        EventType.TaskScheduled,
+        EventType.SubOrchestrationInstanceCreated,
+        EventType.TimerCreated,
+        EventType.OrchestratorStarted,
+        EventType.OrchestratorCompleted,
+        EventType.EventSent,
+        EventType.ContinueAsNew,
+        EventType.HistoryState,
+    }
+    assert set(HAPPENINGS) | bookkeeping == set(EventType)
+    assert not set(HAPPENINGS) & bookkeeping
+
+
+@pytest.mark.parametrize(("state", "happening"), list(itertools.product(ActivityState, ActivityHappening)))
+@pytest.mark.rows("D56", "D57", "D60", "D66")
+def test_every_reaction_of_an_activity(state: ActivityState, happening: ActivityHappening) -> None:
+    move = react_activity(state, happening)
+    if move.reaction in (AR.SET_ASIDE, AR.REFRESH, AR.WAIT, AR.REPEAT):
+        assert move.state is state
+    if state.is_final and state is not A.LOST and happening is not AH.CLAIMED:
+        assert move.reaction is AR.SET_ASIDE, "a final attempt accepts nothing further"
+    if move.reaction is AR.REPORT:
+        assert move.state in (A.COMPLETED, A.FAILED)
+    if happening in (AH.BEAT, AH.SUCCEEDED) and state in (A.LOST, A.CANCELLED, A.FAILED):
+        assert move.reaction is AR.SET_ASIDE, "an old word for an old state freezes nothing"
+
+
+@pytest.mark.parametrize(
+    ("state", "happening", "reaction", "after"),
+    [
+        (A.QUEUED, AH.CLAIMED, AR.RUN, A.RUNNING),
+        (A.QUEUED, AH.EXPIRED, AR.REPORT, A.FAILED),
+        (A.QUEUED, AH.CANCEL, AR.DROP, A.CANCELLED),
+        (A.RUNNING, AH.CLAIMED, AR.WAIT, A.RUNNING),
+        (A.RUNNING, AH.BEAT, AR.REFRESH, A.RUNNING),
+        (A.RUNNING, AH.SUCCEEDED, AR.REPORT, A.COMPLETED),
+        (A.RUNNING, AH.FAILED, AR.REPORT, A.FAILED),
+        (A.RUNNING, AH.TIMED_OUT, AR.REPORT, A.FAILED),
+        (A.RUNNING, AH.CRASHED, AR.REQUEUE, A.LOST),
+        (A.RUNNING, AH.SILENT, AR.REQUEUE, A.LOST),
+        (A.RUNNING, AH.CANCEL, AR.ASK, A.CANCELLING),
+        (A.CANCELLING, AH.CONFIRMED, AR.CLOSE, A.CANCELLED),
+        (A.CANCELLING, AH.SUCCEEDED, AR.CLOSE, A.CANCELLED),
+        (A.CANCELLING, AH.CRASHED, AR.CLOSE, A.CANCELLED),
+        (A.CANCELLING, AH.SILENT, AR.CLOSE, A.CANCELLED),
+        (A.CANCELLING, AH.CLAIMED, AR.WAIT, A.CANCELLING),
+        (A.COMPLETED, AH.CLAIMED, AR.REPEAT, A.COMPLETED),
+        (A.FAILED, AH.CLAIMED, AR.REPEAT, A.FAILED),
+        (A.CANCELLED, AH.CLAIMED, AR.DROP, A.CANCELLED),
+        (A.LOST, AH.CLAIMED, AR.RUN_NEXT, A.RUNNING),
+    ],
+)
+@pytest.mark.rows("D56", "D62", "D63")
+def test_rows_of_an_activity(
+    state: ActivityState, happening: ActivityHappening, reaction: ActivityReaction, after: ActivityState
+) -> None:
+    assert react_activity(state, happening) == (reaction, after)
+
+
+def test_an_attempts_states_are_those_of_its_record() -> None:
+    assert {str(state) for state in ActivityState} - {"queued"} == {str(state) for state in RecordState}

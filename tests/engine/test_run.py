@@ -1,0 +1,866 @@
+"""Episodes by values: past and new events in, history and messages out."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import (
+    App,
+    OrchestrationContext,
+    OrchestrationError,
+    SubOrchestrationFailedError,
+    Task,
+    TaskFailedError,
+    when_all,
+    when_any,
+)
+from airflow_provider_taskhub.engine import generation as generations
+from airflow_provider_taskhub.engine.context import LogLine
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    ExecutionTerminated,
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    OrchestratorStarted,
+    ParentInstance,
+    Status,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceFailed,
+    TaskCompleted,
+    TaskScheduled,
+    TimerCreated,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.errors import InputError, UnknownOrchestrator
+from tests.engine.play import INSTANCE, START, Play, plain
+
+app = App("plays", version="7")
+PARENT = ParentInstance(
+    name="above", instance=OrchestrationInstance(instance_id="above-1", execution_id="e" * 32), task_schedule_id=4
+)
+
+
+@app.activity
+def square(x: int) -> int:
+    return x * x
+
+
+@app.activity
+def tidy() -> None:
+    return None
+
+
+@app.orchestrator
+async def one(ctx: OrchestrationContext, x: int) -> Any:
+    return await ctx.call_activity(square, x)
+
+
+@app.orchestrator
+async def race(ctx: OrchestrationContext) -> Any:
+    go, deadline = ctx.wait_for_external_event("go", int), ctx.create_timer(timedelta(minutes=1))
+    if await ctx.when_any([go, deadline]) is deadline:
+        return "late"
+    return go.get_result()
+
+
+@app.orchestrator
+async def two_events(ctx: OrchestrationContext) -> Any:
+    return [await ctx.wait_for_external_event("go"), await ctx.wait_for_external_event("stop")]
+
+
+class Test_activities:
+    def test_input_goes_as_an_array_of_one(self) -> None:
+        play = Play(app)
+        play.start("one", 3)
+        assert play.names() == ["OrchestratorStarted", "ExecutionStarted", "TaskScheduled", "OrchestratorCompleted"]
+        sent = play.outbound[0]
+        assert isinstance(sent.event, TaskScheduled)
+        assert (sent.event.name, sent.event.input, sent.event.event_id) == ("square", "[3]", 0)
+        assert (sent.target, sent.context_tags) == (INSTANCE, {})
+        play.answer(9)
+        assert (play.last.output, play.last.status) == ("9", Status.COMPLETED)
+        assert play.live.is_finished
+
+    def test_no_input_is_no_argument(self) -> None:
+        own = App("own")
+        own.activity(tidy)
+
+        @own.orchestrator
+        async def clean(ctx: OrchestrationContext) -> None:
+            await ctx.when_all(
+                [ctx.call_activity(tidy), ctx.call_activity("theirs"), ctx.call_activity("theirs", None)]
+            )
+
+        play = Play(own)
+        play.start("clean")
+        assert [getattr(o.event, "input", "") for o in play.outbound] == ["[]", "[null]", "[null]"]
+
+    def test_a_large_input_is_in_the_message_only(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def large(ctx: OrchestrationContext) -> None:
+            await ctx.call_activity("length", "x" * 2000)
+
+        play = Play(own)
+        episode = play.start("large")
+        sent, kept = episode.outbound[0].event, episode.history[2]
+        assert isinstance(sent, TaskScheduled)
+        assert isinstance(kept, TaskScheduled)
+        assert len(sent.input or "") == 2004
+        assert kept.input is None
+        assert kept.taskhub_action_id == sent.taskhub_action_id
+
+    def test_a_failure_names_its_cause(self) -> None:
+        play = Play(app)
+        play.start("one", 3)
+        play.take(play.failed(play.outbound[0], "disk full", stack_trace="there"))
+        completed = play.last.completed
+        assert completed is not None
+        assert completed.failure is not None
+        assert (completed.status, completed.result, completed.event_id) == (Status.FAILED, "disk full", 1)
+        assert completed.failure.error_type == "TaskFailedError"
+        assert completed.failure.inner_failure == FailureDetails(
+            error_type="ValueError", error_message="disk full", stack_trace="there"
+        )
+        assert play.last.output == "TaskFailedError: disk full"
+        assert "test_run.py" in (completed.failure.stack_trace or "")
+        assert "engine/generation" not in (completed.failure.stack_trace or "")
+
+    @pytest.mark.rows("K60")
+    def test_an_orchestrator_that_raises_or_returns_is_complete_at_once(self) -> None:
+        """Its timers and activities decided in the same breath never leave; children and events do."""
+        own = App("own")
+
+        @own.orchestrator
+        async def hasty(ctx: OrchestrationContext) -> str:
+            ctx.create_timer(timedelta(hours=1))
+            ctx.call_activity("slow")
+            ctx.call_sub_orchestrator("child", 1)
+            ctx.send_event("other", "hello", 2)
+            raise OrchestrationError("no", retryable=False)
+
+        play = Play(own)
+        play.start("hasty")
+        assert play.names()[2:] == [
+            "SubOrchestrationInstanceCreated",
+            "EventSent",
+            "ExecutionCompleted",
+            "OrchestratorCompleted",
+        ]
+        assert [type(o.event) for o in play.outbound] == [ExecutionStarted, EventRaised]
+        assert play.last.completed is not None
+        assert play.last.completed.event_id == 4
+        assert play.last.completed.failure is not None
+        assert play.last.completed.failure.is_non_retriable
+
+    def test_a_result_that_json_cannot_express_fails_naming_it(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        def odd(ctx: OrchestrationContext) -> object:
+            return object()
+
+        play = Play(own)
+        play.start("odd")
+        assert play.last.status is Status.FAILED
+        assert "result of orchestrator 'odd' of type object cannot be written as JSON" in (play.last.output or "")
+
+    def test_an_input_that_does_not_fit_fails_at_once(self) -> None:
+        play = Play(app)
+        play.start("one", "many")
+        assert play.last.status is Status.FAILED
+        assert (play.last.output or "").startswith("InputError: input of orchestrator 'one' does not fit int")
+        assert play.outbound == []
+
+    def test_an_unknown_orchestrator_changes_nothing(self) -> None:
+        live = Execution(Registry.of([app]), (), instance=INSTANCE)
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="nobody")
+        for _ in range(2):
+            with pytest.raises(UnknownOrchestrator, match=r"'nobody'.*known here: one, race"):
+                live.advance([start], now=START)
+        assert live.history == ()
+
+    def test_events_without_a_start_are_refused(self) -> None:
+        live = Execution(Registry.of([app]), (), instance=INSTANCE)
+        with pytest.raises(InputError, match=r"play-1.*no ExecutionStarted"):
+            live.advance([EventRaised(timestamp=START, name="go")], now=START)
+
+    @pytest.mark.rows("K43")
+    def test_an_instance_is_failed_without_its_code(self) -> None:
+        live = Execution(Registry.of([app]), (), instance=OrchestrationInstance(instance_id="play-1"))
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="nobody", parent=PARENT)
+        failure = FailureDetails(error_type="UnknownOrchestrator", error_message="nobody has it")
+        episode = live.fail([EventRaised(timestamp=START, name="go"), start], failure, now=START)
+        assert [event.event_type.name for event in episode.history] == [
+            "OrchestratorStarted",
+            "ExecutionStarted",
+            "EventRaised",
+            "ExecutionCompleted",
+            "OrchestratorCompleted",
+        ]
+        assert (episode.status, episode.current, episode.loaded) == (Status.FAILED, INSTANCE, INSTANCE)
+        assert episode.output == "UnknownOrchestrator: nobody has it"
+        assert isinstance(episode.outbound[0].event, SubOrchestrationInstanceFailed)
+        assert live.is_finished
+        assert live.fail([start], failure, now=START).history == ()
+
+
+class Test_time:
+    @pytest.mark.rows("K59")
+    def test_a_timer_brings_its_time_with_it(self) -> None:
+        """A worker whose clock is behind still sees the timer fire no earlier than its time."""
+        play = Play(app)
+        play.start("race")
+        fired = play.outbound[0].event
+        assert isinstance(fired, TimerFired)
+        assert fired.fire_at == START + timedelta(minutes=1)
+        play.wait(seconds=-10)
+        play.take(fired)
+        assert play.last.history[0].timestamp == fired.fire_at
+        assert play.last.output == '"late"'
+
+    def test_time_never_goes_back(self) -> None:
+        play = Play(app)
+        play.start("two_events")
+        play.wait(hours=-3)
+        play.take(play.raised("go"))
+        assert play.last.history[0].timestamp == START
+
+    @pytest.mark.rows("K40")
+    @pytest.mark.parametrize("days", [5, 6, 7, 30])
+    def test_a_distant_timer_is_several(self, days: int) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def patient(ctx: OrchestrationContext) -> str:
+            await ctx.create_timer(ctx.current_utc_datetime + timedelta(days=days))
+            return ctx.current_utc_datetime.isoformat()
+
+        play = Play(own)
+        play.start("patient")
+        count = 0
+        while not play.live.is_finished:
+            fired = play.outbound[-1].event
+            assert isinstance(fired, TimerFired)
+            assert fired.fire_at - play.now <= timedelta(days=6)
+            play.now = fired.fire_at
+            play.take(fired)
+            count += 1
+        assert count == -(-days // 6)
+        assert play.last.output == f'"{(START.datetime() + timedelta(days=days)).isoformat()}"'
+
+    def test_times_without_a_zone_are_utc(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def at(ctx: OrchestrationContext) -> None:
+            assert ctx.current_utc_datetime.tzinfo is UTC
+            await ctx.create_timer(datetime(2026, 11, 21, 9))
+
+        play = Play(own)
+        play.start("at")
+        created = play.last.history[2]
+        assert isinstance(created, TimerCreated)
+        assert str(created.fire_at) == "2026-11-21T09:00:00Z"
+
+    def test_a_cancelled_timer_fires_for_nobody(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def changes(ctx: OrchestrationContext) -> str:
+            timer = ctx.create_timer(timedelta(minutes=1))
+            await ctx.wait_for_external_event("go")
+            timer.cancel()
+            try:
+                await timer
+            except TaskFailedError as error:
+                await ctx.wait_for_external_event("stop")
+                return str(error)
+            return "fired"
+
+        play = Play(own)
+        play.start("changes")
+        play.take(play.raised("go"))
+        play.take(play.outbound[0].event)
+        assert play.last.status is Status.RUNNING
+        play.take(play.raised("stop"))
+        assert play.last.output == '"the task was cancelled by the orchestrator"'
+
+
+class Test_events:
+    def test_names_are_matched_without_their_case_and_data_by_type(self) -> None:
+        play = Play(app)
+        play.start("race")
+        play.take(play.raised("GO", 5))
+        assert play.last.output == "5"
+
+    def test_data_that_does_not_fit_fails_the_wait(self) -> None:
+        play = Play(app)
+        play.start("race")
+        play.take(play.raised("go", "soon"))
+        assert (play.last.output or "").startswith("InputError: data of event 'go' does not fit int")
+
+    @pytest.mark.rows("K57")
+    def test_events_before_the_start_and_before_the_wait_are_kept(self) -> None:
+        play = Play(app)
+        started = ExecutionStarted(timestamp=START, instance=INSTANCE, name="two_events")
+        play.take(play.raised("stop", 2), started, play.raised("other"))
+        assert play.names()[1:4] == ["ExecutionStarted", "EventRaised", "EventRaised"]
+        play.take(play.raised("go", 1))
+        assert play.last.output == "[1,2]"
+
+    def test_waits_of_one_name_are_served_in_order(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def pair(ctx: OrchestrationContext) -> Any:
+            first, second = ctx.wait_for_external_event("go"), ctx.wait_for_external_event("go")
+            return await ctx.when_all([second, first])
+
+        play = Play(own)
+        play.start("pair")
+        play.take(play.raised("go", 1), play.raised("go", 2))
+        assert play.last.output == "[2,1]"
+
+
+class Test_set_aside:
+    """What is not for this decision is recorded as stale, and nothing changes."""
+
+    @pytest.mark.rows("D57", "D60", "D66")
+    def test_duplicates_and_strays(self) -> None:
+        play = Play(app)
+        play.start("two_events", tags={"a": "b"})
+        again = ExecutionStarted(timestamp=START, instance=INSTANCE, name="two_events")
+        stray = TaskCompleted(timestamp=START, task_scheduled_id=7, result="1")
+        episode = play.take(again, stray)
+        assert episode.history == ()
+        assert episode.outbound == ()
+        assert [reason for _, reason in episode.stale] == [
+            "duplicate start",
+            "duplicate or stray TaskCompleted: action 7 was never scheduled in this generation",
+        ]
+        play.take(play.raised("go", 1), stray)
+        assert play.names() == ["OrchestratorStarted", "EventRaised", "OrchestratorCompleted"]
+        play.take(play.raised("stop", 2))
+        late = play.take(play.raised("stop", 3), ExecutionTerminated(timestamp=START, input="too late"))
+        assert late.history == ()
+        assert {reason for _, reason in late.stale} == {"the orchestration is Completed already"}
+
+    @pytest.mark.rows("K27")
+    def test_a_second_answer_changes_nothing(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def twice(ctx: OrchestrationContext) -> Any:
+            return [await ctx.call_activity("a"), await ctx.call_activity("b")]
+
+        play = Play(own)
+        play.start("twice")
+        first = play.outbound[0]
+        play.take(play.done(first, 1), play.done(first, 2))
+        assert len(play.last.stale) == 1
+        play.take(play.done(first, 3))
+        assert play.last.history == ()
+        play.answer(4)
+        assert play.last.output == "[1,4]"
+
+    def test_an_answer_to_another_decision_is_not_taken(self) -> None:
+        play = Play(app)
+        play.start("one", 3)
+        scheduled = play.outbound[0]
+        wrong = TaskCompleted(
+            timestamp=START, task_scheduled_id=0, result="1", taskhub_action_id="11111111-2222-5333-8444-555555555555"
+        )
+        play.take(wrong)
+        assert play.last.history == ()
+        assert "answers another decision" in play.last.stale[0][1]
+        assert (
+            "is TaskScheduled 'square'"
+            in (play.live.advance([TimerFired(timestamp=START, timer_id=0, fire_at=START)], now=START).stale[0][1])
+        )
+        play.take(plain(play.done(scheduled, 9)))  # .NET echoes nothing: it goes by the number
+        assert play.last.output == "9"
+
+    def test_a_different_decision_has_a_different_identity(self) -> None:
+        ids = set()
+        for value in (3, 4):
+            play = Play(app)
+            play.start("one", value)
+            ids.add(play.outbound[0].action_id)
+            again = Play(app)
+            again.wait(seconds=5)
+            again.start("one", value)
+            assert again.outbound[0].action_id == play.outbound[0].action_id
+        assert len(ids) == 2
+
+
+class Test_children:
+    @pytest.mark.rows("K48", "K50")
+    def test_ids_tags_and_versions(self) -> None:
+        own = App("own", version="5")
+
+        @own.orchestrator
+        async def child(ctx: OrchestrationContext) -> None:
+            return None
+
+        @own.orchestrator
+        async def family(ctx: OrchestrationContext) -> Any:
+            return await ctx.when_all(
+                [
+                    ctx.call_sub_orchestrator(child, {"x": 1}, tags={"a": "own"}),
+                    ctx.call_sub_orchestrator("theirs", instance_id="named", version="2"),
+                    ctx.call_sub_orchestrator("free", fire_and_forget=True),
+                ]
+            )
+
+        play = Play(own)
+        play.start("family", tags={"a": "b", "c": "d", "taskhub.watch": "1", "FireAndForget": "true"})
+        first, named, free = [o.event for o in play.outbound]
+        assert isinstance(first, ExecutionStarted)
+        assert isinstance(named, ExecutionStarted)
+        assert isinstance(free, ExecutionStarted)
+        assert first.instance.instance_id == f"{INSTANCE.execution_id}:0"
+        assert first.instance.execution_id == (play.outbound[0].action_id or "").replace("-", "")
+        assert (first.version, first.tags, first.input) == ("5", {"a": "own", "c": "d"}, '{"x":1}')
+        assert (named.instance.instance_id, named.version, named.input) == ("named", "2", None)
+        assert free.tags == {"a": "b", "c": "d", "FireAndForget": "true"}
+        assert first.parent is not None
+        assert (first.parent.task_schedule_id, first.parent.instance, first.parent.name) == (0, INSTANCE, "family")
+        assert play.outbound[0].context_tags == {"a": "b", "c": "d", "taskhub.watch": "1", "FireAndForget": "true"}
+        play.take(*(play.done(o, k) for k, o in enumerate(play.outbound[:2])))
+        assert play.last.output == "[0,1,null]"
+
+    def test_a_later_generation_of_the_child_answers(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_sub_orchestrator("child")
+
+        play = Play(own)
+        play.start("parent")
+        first = play.outbound[0].target.execution_id or ""
+        for echo, taken in (("f" * 32, False), (first[:16] + "0" * 15 + "1", True)):
+            play.take(
+                SubOrchestrationInstanceCompleted(
+                    timestamp=START, task_scheduled_id=0, result="1", taskhub_action_id=echo
+                )
+            )
+            assert bool(play.last.history) is taken
+        assert play.live.is_finished
+
+    def test_a_failed_child_raises_its_own_error(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            try:
+                return await ctx.call_sub_orchestrator("child")
+            except SubOrchestrationFailedError as error:
+                return [str(error), error.details.error_type if error.details else None]
+
+        play = Play(own)
+        play.start("parent")
+        details = FailureDetails(error_type="KeyError", error_message="gone")
+        play.take(SubOrchestrationInstanceFailed(timestamp=START, task_scheduled_id=0, reason="gone", failure=details))
+        assert play.last.output == '["gone","KeyError"]'
+
+    @pytest.mark.rows("K48")
+    def test_the_parent_is_told(self) -> None:
+        for terminated in (False, True):
+            play = Play(app)
+            play.start("one", 3, parent=PARENT)
+            if terminated:
+                play.take(ExecutionTerminated(timestamp=START, input="enough"))
+            else:
+                play.answer(9)
+            told = play.last.outbound[-1]
+            kind = SubOrchestrationInstanceFailed if terminated else SubOrchestrationInstanceCompleted
+            assert isinstance(told.event, kind)
+            assert (told.event.task_scheduled_id, told.target, told.action_id) == (4, PARENT.instance, None)
+            assert told.event.taskhub_action_id == INSTANCE.execution_id
+
+    def test_a_forgotten_child_tells_nobody(self) -> None:
+        play = Play(app)
+        play.start("one", 3, parent=PARENT, tags={"FireAndForget": "true"})
+        assert play.answer(9).outbound == ()
+
+    @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800"])
+    def test_an_id_that_cannot_be_one_is_refused(self, bad: str) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            await ctx.call_sub_orchestrator("child", instance_id=bad)
+
+        play = Play(own)
+        play.start("parent")
+        assert (play.last.output or "").startswith("InputError: instance id")
+
+
+class Test_generations:
+    @pytest.mark.rows("K47")
+    def test_events_are_carried_over_in_order(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def ticks(ctx: OrchestrationContext, seen: list[int]) -> Any:
+            ctx.set_custom_status(len(seen))
+            tick = await ctx.wait_for_external_event("tick")
+            if len(seen) < 3:
+                ctx.continue_as_new([*seen, tick])
+            return seen
+
+        play = Play(own)
+        play.start("ticks", [], tags={"a": "b"}, with_events=[play.raised("tick", k) for k in range(3)])
+        assert play.last.switched
+        assert play.last.first_ordinal == 0
+        assert play.names() == [
+            *("OrchestratorStarted", "ExecutionStarted", "OrchestratorCompleted", "OrchestratorCompleted")
+        ]
+        assert [event.is_played for event in play.last.history] == [False, True, True, False]
+        started = play.last.history[1]
+        assert isinstance(started, ExecutionStarted)
+        assert (started.input, started.tags, started.generation) == ("[0,1,2]", {"a": "b"}, None)
+        assert play.last.current.execution_id == "0123456789abcdef0000000000000003"
+        assert play.last.number == 1
+        assert play.last.custom_status == "3"
+        play.take(play.raised("tick", 9))
+        assert (play.last.output, play.last.number) == ("[0,1,2]", 2)
+
+    def test_save_events_false_leaves_them_behind(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def forget(ctx: OrchestrationContext, again: bool) -> Any:
+            if again:
+                await ctx.wait_for_external_event("go")
+                ctx.continue_as_new(False, save_events=False)
+                return None
+            return await ctx.wait_for_external_event("other")
+
+        play = Play(own)
+        play.start("forget", True, with_events=[play.raised("other", 1)])
+        play.take(play.raised("go"))
+        assert play.names() == [
+            *("OrchestratorStarted", "ExecutionStarted", "OrchestratorCompleted", "OrchestratorCompleted")
+        ]
+        play.take(play.raised("other", 2))
+        assert play.last.output == "2"
+
+    def test_terminate_wins_over_continue_as_new(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def eternal(ctx: OrchestrationContext) -> None:
+            await ctx.wait_for_external_event("go")
+            ctx.continue_as_new()
+
+        play = Play(own)
+        play.start("eternal")
+        play.take(play.raised("go"), ExecutionTerminated(timestamp=START, input="enough"))
+        assert (play.last.status, play.last.switched, play.last.output) == (Status.TERMINATED, False, "enough")
+
+    def test_suspended_while_continuing_stays_suspended(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def eternal(ctx: OrchestrationContext, n: int) -> Any:
+            data = await ctx.wait_for_external_event("go")
+            if n == 0:
+                ctx.continue_as_new(1)
+            return data
+
+        play = Play(own)
+        play.start("eternal", 0)
+        play.take(play.raised("go"), ExecutionSuspended(timestamp=START, reason="hold"))
+        assert (play.last.switched, play.last.status) == (True, Status.SUSPENDED)
+        play.take(play.raised("go", 5))
+        assert play.last.status is Status.SUSPENDED
+        play.take(ExecutionResumed(timestamp=START))
+        assert play.last.output == "5"
+
+    def test_generations_without_end_are_bounded(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def eternal(ctx: OrchestrationContext, n: int) -> None:
+            ctx.continue_as_new(n + 1)
+
+        live = Execution(Registry.of([own]), (), instance=INSTANCE, max_generations=50)
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="eternal", input="0")
+        episode = live.advance([start], now=START)
+        assert episode.status is Status.FAILED
+        assert "continued as new 50 times in one episode" in (episode.output or "")
+
+
+class Test_control:
+    @pytest.mark.rows("K46")
+    def test_suspend_holds_everything_and_resume_delivers_it(self) -> None:
+        play = Play(app)
+        play.start("race")
+        play.take(ExecutionSuspended(timestamp=START, reason="hold on"))
+        assert (play.last.status, play.last.output) == (Status.SUSPENDED, "hold on")
+        fired = play.outbound[0].event
+        assert play.take(fired).outbound == ()
+        play.take(fired)
+        assert play.last.history == ()  # a duplicate, though the first is only held
+        play.take(play.raised("go", 1))
+        play.take(ExecutionResumed(timestamp=START, reason="go on"))
+        assert play.last.output == '"late"'
+
+    def test_what_was_decided_in_the_breath_of_a_suspend_waits(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def work(ctx: OrchestrationContext) -> Any:
+            await ctx.wait_for_external_event("go")
+            return await ctx.call_activity("a")
+
+        play = Play(own)
+        play.start("work")
+        play.take(play.raised("go"), ExecutionSuspended(timestamp=START))
+        assert play.outbound == []
+        play.take(ExecutionResumed(timestamp=START))
+        assert [type(o.event) for o in play.outbound] == [TaskScheduled]
+        play.answer(1)
+        assert play.last.output == "1"
+
+    def test_terminate_passes_a_suspend_and_runs_finally(self) -> None:
+        seen: list[str] = []
+        own = App("own")
+
+        @own.orchestrator
+        async def work(ctx: OrchestrationContext) -> Any:
+            try:
+                await ctx.call_activity("a")
+            finally:
+                ctx.call_activity("never")
+                seen.append("closed")
+
+        play = Play(own)
+        play.start("work")
+        play.take(ExecutionSuspended(timestamp=START))
+        play.take(ExecutionTerminated(timestamp=START, input="enough"))
+        assert (play.last.status, play.last.output, play.last.outbound) == (Status.TERMINATED, "enough", ())
+        assert "closed" in seen
+
+    @pytest.mark.rows("K60")
+    @pytest.mark.parametrize("reason", ["http://example.org/why", "urn:why"])
+    def test_a_reason_that_looks_like_an_address_is_quoted(self, reason: str) -> None:
+        play = Play(app)
+        play.start("race")
+        play.take(ExecutionSuspended(timestamp=START, reason=reason))
+        assert play.last.output == f'"{reason}"'
+        play.take(ExecutionTerminated(timestamp=START, input=reason))
+        assert play.last.output == f'"{reason}"'
+        assert play.last.completed is not None
+        assert play.last.completed.result == reason
+
+
+class Test_code:
+    """What user code may be, and what it may not do."""
+
+    @pytest.mark.parametrize("kind", ["async", "generator", "plain"])
+    def test_kinds_of_functions(self, kind: str) -> None:
+        own = App("own")
+
+        @own.orchestrator(name="async")
+        async def coroutine(ctx: OrchestrationContext, x: int) -> Any:
+            return (await when_all([ctx.call_activity(square, x), ctx.call_activity(square, x + 1)]))[1]
+
+        @own.orchestrator(name="generator")
+        def generator(ctx: OrchestrationContext, x: int) -> Any:
+            first = ctx.call_activity(square, input=x)
+            second = ctx.call_activity(square, input=x + 1)
+            winner = yield when_any([second, first])
+            assert winner is first
+            return (yield when_all([first, second]))[1]
+
+        @own.orchestrator(name="plain")
+        def plain_function(ctx: OrchestrationContext, x: int) -> int:
+            return x + 2
+
+        play = Play(own)
+        play.start(kind, 3)
+        if kind != "plain":
+            play.take(*(play.done(o, k) for k, o in enumerate(play.outbound)))
+        assert play.last.output == ("5" if kind == "plain" else "1")
+
+    def test_a_generator_catches_failures(self) -> None:
+        own = App("own")
+
+        def helper(ctx: OrchestrationContext) -> Any:
+            try:
+                yield ctx.call_activity("bad")
+            except TaskFailedError as error:
+                return str(error)
+
+        @own.orchestrator
+        def outer(ctx: OrchestrationContext) -> Any:
+            return [(yield from helper(ctx)), ctx.is_replaying]
+
+        play = Play(own)
+        play.start("outer")
+        play.take(play.failed(play.outbound[0]))
+        assert play.last.output == '["broken",false]'
+
+    async def test_a_foreign_awaitable_is_named_with_its_line(self) -> None:
+        """Inside a running loop, where asyncio would hand out futures of its own."""
+        own = App("own")
+
+        async def nap() -> None:
+            await asyncio.sleep(1)
+
+        @own.orchestrator
+        async def sleepy(ctx: OrchestrationContext) -> None:
+            await nap()
+
+        play = Play(own)
+        play.start("sleepy")
+        output = play.last.output or ""
+        assert output.startswith("OrchestrationError: orchestrator 'sleepy' awaited Future at ")
+        assert "ctx.create_timer(...) instead of asyncio.sleep(...)" in output
+        assert play.last.completed is not None
+        assert play.last.completed.failure is not None
+        assert play.last.completed.failure.is_non_retriable
+
+    def test_endless_loops_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(generations, "MAX_ACTIONS", 500)
+        monkeypatch.setattr(generations, "MAX_STEPS", 500)
+        own = App("own")
+
+        @own.orchestrator
+        async def floods(ctx: OrchestrationContext) -> None:
+            while True:
+                ctx.call_activity("a")
+
+        @own.orchestrator
+        async def spins(ctx: OrchestrationContext) -> None:
+            done = ctx.when_all([])
+            while True:
+                await done
+
+        play = Play(own)
+        play.start("floods")
+        assert "more than 500 actions without awaiting, last 'a' at test_run.py" in (play.last.output or "")
+        assert play.outbound == []
+        play = Play(own)
+        play.start("spins")
+        assert "awaited completed tasks 500 times in one turn at test_run.py" in (play.last.output or "")
+
+    def test_an_orchestrator_cannot_end_its_worker(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def leaves(ctx: OrchestrationContext) -> None:
+            raise SystemExit(3)
+
+        play = Play(own)
+        play.start("leaves")
+        assert play.last.output == "SystemExit: 3"
+
+    def test_when_any_and_when_all_take_tasks(self) -> None:
+        with pytest.raises(ValueError, match="when_any of no tasks"):
+            when_any([])
+        with pytest.raises(TypeError, match="not int 5"):
+            when_all([5])  # type: ignore[list-item]
+
+    def test_a_wait_that_is_raced_for_ever_does_not_remember_every_race(self) -> None:
+        task: Task[Any] = Task()
+        for _ in range(10_000):
+            done: Task[Any] = Task()
+            race = when_any([task, done])
+            done.complete(1)
+            assert race.get_result() is done
+        assert len(task._groups or ()) < 40
+
+    def test_when_all_fails_with_the_first_failure(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def both(ctx: OrchestrationContext) -> Any:
+            tasks = [ctx.call_activity("a"), ctx.call_activity("b")]
+            try:
+                await ctx.when_all(tasks)
+            except TaskFailedError:
+                return [task.is_complete for task in tasks] + [tasks[1].is_failed]
+
+        play = Play(own)
+        play.start("both")
+        play.take(play.failed(play.outbound[1]))
+        assert play.last.output == "[false,true,true]"
+
+    def test_guids_time_and_logs_are_safe_on_replay(self) -> None:
+        lines: list[LogLine] = []
+        seen: list[tuple[str, bool]] = []
+        own = App("own")
+
+        @own.orchestrator
+        async def logs(ctx: OrchestrationContext) -> Any:
+            ctx.logger.info("begin %s", ctx.instance_id)
+            one, two = ctx.new_guid(), ctx.new_uuid()
+            seen.append((f"{one} {two}", ctx.is_replaying))
+            await ctx.call_activity("a")
+            ctx.logger.warning("end")
+            return [ctx.name, ctx.version, ctx.execution_id, dict(ctx.tags), ctx.parent is None, ctx.get_input()]
+
+        registry = Registry.of([own])
+        live = Execution(registry, (), instance=INSTANCE, log=lines.append)
+        start = ExecutionStarted(
+            timestamp=START, instance=INSTANCE, name="logs", version="2", tags={"a": "b"}, input="[1]"
+        )
+        first = live.advance([start], now=START)
+        again = Execution(registry, first.history, instance=INSTANCE, log=lines.append)
+        done = TaskCompleted(timestamp=START, task_scheduled_id=0)
+        episode = again.advance([done], now=START + timedelta(seconds=1))
+        assert episode.output == f'["logs","2","{INSTANCE.execution_id}",{{"a":"b"}},true,[1]]'
+        assert [(line.level, line.message, line.orchestrator) for line in lines] == [
+            (20, "begin play-1", "logs"),
+            (30, "end", "logs"),
+        ]
+        assert seen[0][0] == seen[1][0]
+        assert len(set(seen[0][0].split())) == 2
+        assert [replaying for _, replaying in seen] == [False, True]
+
+
+def test_custom_status_of_an_earlier_generation_is_kept() -> None:
+    own = App("own")
+
+    @own.orchestrator
+    async def phases(ctx: OrchestrationContext, n: int) -> Any:
+        if n == 0:
+            ctx.set_custom_status("set once")
+            ctx.continue_as_new(1)
+            return None
+        await ctx.wait_for_external_event("go")
+        return n
+
+    play = Play(own)
+    play.start("phases", 0)
+    assert play.last.custom_status == '"set once"'
+    play.take(play.raised("go"))
+    assert play.last.custom_status == '"set once"'
+
+
+def test_histories_of_both_kinds_of_episodes_count() -> None:
+    """Episode numbers count OrchestratorStarted events, for a live orchestrator and a replayed one alike."""
+    play = Play(app)
+    play.start("two_events")
+    play.take(play.raised("go"))
+    play.take(play.raised("stop"))
+    assert [episode.number for episode in play.episodes] == [1, 2, 3]
+    started: list[HistoryEvent] = [event for event in play.past if isinstance(event, OrchestratorStarted)]
+    assert len(started) == 3
+    assert play.live.size > 1000
