@@ -102,7 +102,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if settings is None:
             yield await self._timed_out(None)
             return
-        yield await self._watch(settings)
+        event = await self._watch(settings)
+        if message := event.payload["message"]:
+            self.log.error(message)
+        yield event
 
     async def on_kill(self) -> None:
         """A user has killed the task, or so Airflow says: look again, then terminate what this trigger owns."""

@@ -7,19 +7,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
-from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import InstanceExists, InstanceNotFound
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
     HubInfo,
     InstanceState,
     Member,
+    PartitionState,
     RecordState,
     StartPolicy,
 )
@@ -161,6 +162,20 @@ class FakeClient:
     async def info(self) -> HubInfo:
         self._count("info")
         return HubInfo(partitions=4, ready=True)
+
+    async def list(self, **asked: Any) -> SimpleNamespace:
+        hub = self._count("list")
+        tags = asked.get("tags") or {}
+        found = [one for one in hub.instances.values() if tags.items() <= (one.tags or {}).items()]
+        return SimpleNamespace(instances=tuple(found), continuation=None)
+
+    async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
+        self._count("history")
+        return ()
+
+    async def partitions(self) -> tuple[PartitionState, ...]:
+        self._count("partitions")
+        return ()
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

@@ -7,6 +7,7 @@ test process, also when that is killed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -88,10 +89,8 @@ class Process:
 
     def stop(self, *, seconds: float = 20.0) -> None:
         self.signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
         self.signal(signal.SIGKILL)
         self.process.wait()
 
@@ -217,7 +216,12 @@ class RealAirflow:
 
     def log(self, dag_id: str, run_id: str, task_id: str = "hub", attempt: int = 1, index: int = -1) -> str:
         answer = self.get(f"{self.path(dag_id, run_id, task_id)}/logs/{attempt}", full_content=True, map_index=index)
-        return "\n".join(str(line.get("event", line)) for line in answer["content"])
+        return "\n".join(f"{line.get('event', line)}{line.get('error_detail') or ''}" for line in answer["content"])
+
+    def waits(self, dag_id: str, run_id: str) -> None:
+        """Wait until the task is deferred, its trigger runs and so does its instance."""
+        self.reaches(dag_id, run_id, "deferred")
+        until("the trigger's log", lambda: f"{dag_id} is Running" in self.log(dag_id, run_id))
 
     def xcom(self, dag_id: str, run_id: str, key: str = "return_value", index: int = -1) -> Any:
         return self.get(f"{self.path(dag_id, run_id)}/xcomEntries/{key}", map_index=index)["value"]

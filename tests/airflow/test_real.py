@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[RealAirflow]:
-    yield started()
+    return started()
 
 
 def hub_id(dag_id: str, run_id: str, generation: int = 1, index: str = "") -> str:
@@ -27,7 +27,7 @@ def hub_id(dag_id: str, run_id: str, generation: int = 1, index: str = "") -> st
 def test_an_orchestration_between_two_tasks(real: RealAirflow) -> None:
     run = real.trigger("sums")
     real.reaches("sums", run, "success", task_id="check")
-    assert real.xcom("sums", run) == {"sum": 14, "run": run}, "output as XCom, its type kept; tags reach the orchestration"
+    assert real.xcom("sums", run) == {"sum": 14, "run": run}, "the output, its type kept; tags reach the orchestration"
     log = real.log("sums", run)
     assert f"instance {hub_id('sums', run)} started" in log
     assert re.search(r"hub served by 1 live worker: first.*\(tests 7\); 1 of them know 'sums'", log)
@@ -88,9 +88,8 @@ def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
 @pytest.mark.parametrize("state", ["failed", "success"])
 def test_marking_a_waiting_task_terminates(real: RealAirflow, state: str) -> None:
     run = real.trigger("slow", seconds=300)
-    real.reaches("slow", run, "deferred")
+    real.waits("slow", run)
     instance = hub_id("slow", run)
-    until("running", lambda: real.status(instance) == "Running")
     real.mark("slow", run, state)
     until("terminated", lambda: real.status(instance) == "Terminated")
     until("nothing runs", lambda: not real.instance(instance)["tally"].get("running"))
@@ -99,8 +98,7 @@ def test_marking_a_waiting_task_terminates(real: RealAirflow, state: str) -> Non
 
 def test_clearing_a_waiting_task_ends_the_old_and_starts_a_new_generation(real: RealAirflow) -> None:
     run = real.trigger("slow", seconds=20)
-    real.reaches("slow", run, "deferred")
-    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    real.waits("slow", run)
     real.clear("slow", run)
     real.reaches("slow", run, "success")
     assert real.status(hub_id("slow", run)) == "Terminated"
@@ -119,8 +117,7 @@ def test_clearing_a_successful_task_computes_anew(real: RealAirflow) -> None:
 
 def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow) -> None:
     run = real.trigger("slow", seconds=25)
-    real.reaches("slow", run, "deferred")
-    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    real.waits("slow", run)
     triggerer = real.processes["triggerer"]
     triggerer.stop()
     assert real.status(hub_id("slow", run)) == "Running"
@@ -132,8 +129,7 @@ def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow
 def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
     """spec/airflow.md §0.3: another one takes its triggers; waking up, it believes that all of them were killed."""
     run = real.trigger("slow", seconds=60)
-    real.reaches("slow", run, "deferred")
-    until("running", lambda: real.status(hub_id("slow", run)) == "Running")
+    real.waits("slow", run)
     first = real.processes["triggerer"]
     first.signal(signal.SIGSTOP)
     from tests.airflow.real import Process

@@ -1,0 +1,294 @@
+"""The page's data: order, counts, rights, masks, the timeline; and its application without a browser."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import events
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
+from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.plugins.listing import listing, visible
+from airflow_provider_taskhub.plugins.taskhub import LazyApplication, TaskHubPlugin
+from airflow_provider_taskhub.plugins.timeline import MOST_LANES, timeline
+from airflow_provider_taskhub.plugins.web import page_connections
+from tests.airflow.fake import NOW, FakeHub, member, record
+
+
+def at(seconds: float) -> Timestamp:
+    return Timestamp(NOW.ticks + int(seconds * 10_000_000))
+
+
+def ms(seconds: float) -> float:
+    return at(seconds).ticks / 10_000
+
+
+def state(status: Status, number: int = 0, *, dag: str | None = "flights", **more: Any) -> InstanceState:
+    fields: dict[str, Any] = {
+        "instance_id": f"i{number}",
+        "execution_id": "e",
+        "name": "flights_delays",
+        "status": status,
+        "created": at(number),
+        "tags": {"airflow.dag_id": dag} if dag else None,
+    }
+    return InstanceState(**(fields | more))
+
+
+def anybody(_: InstanceState) -> bool:
+    return True
+
+
+def shown(text: str | None) -> str:
+    return text or ""
+
+
+def test_what_runs_or_is_wrong_comes_first() -> None:
+    rows = [
+        state(status, number)
+        for number, status in enumerate(
+            [Status.COMPLETED, Status.FAILED, Status.PENDING, Status.RUNNING, Status.TERMINATED, Status.RUNNING]
+        )
+    ]
+    found = listing(rows, anybody, status=None, text="", offset=0, limit=10)
+    assert [row.instance_id for row in found.rows] == ["i5", "i3", "i1", "i2", "i4", "i0"]
+    assert found.counts == {"Running": 2, "Failed": 1, "Pending": 1, "Completed": 1, "Terminated": 1}
+    page = listing(rows, anybody, status=Status.RUNNING, text="", offset=1, limit=1)
+    assert ([row.instance_id for row in page.rows], page.total, sum(page.counts.values())) == (["i3"], 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("I1", ["i1"]), ("load", ["i0"]), ("dag_id=other", ["i1"]), ("airflow.dag_id=other", ["i1"]), ("team=x", [])],
+)
+def test_text_finds_ids_names_and_tags(text: str, ids: list[str]) -> None:
+    rows = [state(Status.RUNNING, 0, name="load_weather"), state(Status.RUNNING, 1, dag="other")]
+    found = listing(rows, anybody, status=None, text=text, offset=0, limit=10)
+    assert [row.instance_id for row in found.rows] == ids
+
+
+def test_who_sees_what() -> None:
+    mine, others, nobodys = state(Status.RUNNING), state(Status.RUNNING, dag="x"), state(Status.RUNNING, dag=None)
+    reader, administrator = visible({"flights"}, False), visible(set(), True)
+    assert [reader(one) for one in (mine, others, nobodys)] == [True, False, False]
+    assert [administrator(one) for one in (mine, others, nobodys)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (state(Status.RUNNING, custom_status='{"months":8}'), "months 8"),
+        (state(Status.RUNNING, custom_status='"quality gate"'), "quality gate"),
+        (state(Status.RUNNING, custom_status="null"), ""),
+        (state(Status.PENDING, scheduled_start=NOW), "starts 2026-11-21 10:00 UTC"),
+        (state(Status.PENDING, name="unknown"), "waits: no live worker knows 'unknown'"),
+        (state(Status.TERMINATED, output='"from Airflow: task marked failed"'), "from Airflow: task marked failed"),
+        (state(Status.FAILED, failure=FailureDetails(error_type="E", error_message="m")), "E: m"),
+        (state(Status.FAILED, output="E: of .NET"), "E: of .NET"),
+        (state(Status.COMPLETED, output="1"), ""),
+    ],
+)
+def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -> None:
+    assert views.now_line(one, (member(),), shown) == line
+
+
+def test_the_timeline_puts_attempts_of_an_activity_in_one_lane() -> None:
+    started = events.OrchestratorStarted(timestamp=at(0))
+    history = [
+        started,
+        events.ExecutionStarted(timestamp=at(0), instance=OrchestrationInstance(instance_id="i"), name="o"),
+        events.TaskScheduled(timestamp=at(0), event_id=0, name="month", input="[5]"),
+        events.TaskScheduled(timestamp=at(0), event_id=1, name="plain", input="[]"),
+        events.TimerCreated(timestamp=at(0), event_id=2, fire_at=at(60)),
+        events.OrchestratorCompleted(timestamp=at(1)),
+        events.OrchestratorStarted(timestamp=at(8)),
+        events.TaskCompleted(timestamp=at(8), task_scheduled_id=1),
+        events.EventRaised(timestamp=at(9), name="approve"),
+    ]
+    lost = record(RecordState.LOST, claimed=at(2), ended=at(5), worker="a")
+    again = record(RecordState.RUNNING, attempt=2, claimed=at(6), worker="b", progress=0.5)
+    drawn = timeline(history, [lost, again], shown)
+    assert [(lane["label"], lane["kind"]) for lane in drawn["lanes"]] == [
+        ("month(5)", "activity"),
+        ("plain", "activity"),
+        ("timer", "timer"),
+    ]
+    month, plain, timer = (lane["bars"] for lane in drawn["lanes"])
+    assert [(bar["start"], bar["end"], bar["state"], bar["worker"]) for bar in month] == [
+        (ms(2), ms(5), "lost", "a"),
+        (ms(6), None, "running", "b"),
+    ]
+    assert plain == [{"start": ms(0), "end": ms(8), "state": "completed", "worker": None}]
+    assert timer == [{"start": ms(0), "end": None, "state": "waiting", "until": ms(60)}]
+    assert drawn["episodes"] == [[ms(0), ms(1)], [ms(8), None]]
+    assert drawn["marks"] == [
+        {"time": ms(9), "kind": "event", "text": "event approve"},
+        {"time": ms(5), "kind": "lost", "text": "a lost"},
+    ]
+
+
+def test_a_wide_fan_out_is_bounded() -> None:
+    history = [events.TaskScheduled(timestamp=at(n), event_id=n, name="x") for n in range(MOST_LANES + 7)]
+    drawn = timeline(history, [], shown)
+    assert (len(drawn["lanes"]), drawn["more"]) == (MOST_LANES, 7)
+
+
+def test_history_is_newest_first_and_bounded() -> None:
+    past = [events.TaskScheduled(timestamp=at(n), event_id=n, name="x", input="[1]") for n in range(700)]
+    made = views.history(past, lambda text: "***" if text else "")
+    assert (made["total"], len(made["events"])) == (700, views.MOST_EVENTS)
+    assert made["events"][0] == {
+        "n": 699,
+        "time": ms(699),
+        "event": "TaskScheduled",
+        "what": "x #699",
+        "payload": "***",
+    }
+
+
+def test_the_plugin_is_what_airflow_expects() -> None:
+    views_of = {view["destination"]: view for view in TaskHubPlugin.external_views}
+    assert set(views_of) == {"nav", "task_instance"}
+    assert len({view["url_route"] for view in TaskHubPlugin.external_views}) == 2
+    prefix = TaskHubPlugin.fastapi_apps[0]["url_prefix"]
+    assert not prefix.startswith(("/api/v2", "/ui", "/execution", "/auth", "/pluginsv2"))
+    assert page_connections() == ["taskhub_default"]
+
+
+class Manager:
+    """An auth manager of two roles: ``admin``, and readers by their DAGs."""
+
+    def is_authorized_view(self, *, access_view: Any, user: Any) -> bool:
+        return bool(user.name != "stranger")
+
+    def is_authorized_connection(self, *, method: str, user: Any) -> bool:
+        return bool(user.name == "admin")
+
+    def get_authorized_dag_ids(self, *, user: Any, method: str) -> set[str]:
+        return set(user.dags)
+
+    def is_authorized_dag(self, *, method: str, access_entity: Any, details: Any, user: Any) -> bool:
+        return user.name == "admin" or (details.id in user.dags and access_entity.name not in user.without)
+
+
+@pytest.fixture
+def ask(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ask the application as some user; (status, answer)."""
+    import airflow.api_fastapi.app
+    from airflow.api_fastapi.core_api import security
+    from fastapi.testclient import TestClient
+
+    from airflow_provider_taskhub.plugins.web import make_app
+
+    monkeypatch.setattr(airflow.api_fastapi.app, "get_auth_manager", Manager)
+    monkeypatch.setattr(security, "get_auth_manager", Manager)
+    monkeypatch.setattr(security.DagModel, "get_team_name", staticmethod(lambda dag_id: None))
+
+    def ask(path: str, name: str = "admin", *, dags: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Any:
+        app = make_app()
+        app.dependency_overrides[security.get_user] = lambda: SimpleNamespace(name=name, dags=dags, without=without)
+        with TestClient(app) as client:
+            answer = client.get(path)
+        return answer.status_code, answer.json()
+
+    return ask
+
+
+@pytest.fixture
+def filled(hub: FakeHub) -> FakeHub:
+    more = {"created": NOW, "input": '{"password":"hunter2","year":2013}', "output": '"done"'}
+    hub.put("mine", Status.COMPLETED, tags={"airflow.dag_id": "flights"}, **more)
+    hub.put("theirs", Status.COMPLETED, tags={"airflow.dag_id": "other"}, **more)
+    hub.put("nobodys", Status.COMPLETED, tags=None, **more)
+    hub.records["mine"] = (record(RecordState.COMPLETED, log="log", ended=at(1)),)
+    hub.logs["log"] = "secret line"
+    return hub
+
+
+def test_lists_are_filtered_by_the_dags_that_the_user_may_read(ask: Any, filled: FakeHub) -> None:
+    def ids(*who: Any, **more: Any) -> set[str]:
+        status, answer = ask("/api/instances?window=all", *who, **more)
+        assert status == 200
+        assert sum(answer["counts"].values()) == len(answer["rows"]), "counts tell no more than rows"
+        return {row["id"] for row in answer["rows"]}
+
+    assert ids("admin") == {"mine", "theirs", "nobodys"}
+    assert ids("vera", dags=("flights",)) == {"mine"}
+    assert ids("vera") == set()
+
+
+def test_an_instance_that_may_not_be_seen_does_not_exist(ask: Any, filled: FakeHub) -> None:
+    hidden = ask("/api/instance?id=theirs", "vera", dags=("flights",))
+    assert hidden == (404, {"detail": "there is no instance 'theirs', or you may not see it"})
+    assert ask("/api/instance?id=nobodys", "vera", dags=("flights",))[0] == 404
+    assert ask("/api/log?id=theirs&task=0&attempt=1", "vera", dags=("flights",))[0] == 404
+    assert ask("/api/instances", "stranger")[0] == 403
+
+
+def test_payloads_pass_airflows_masker_and_need_the_right_to_task_instances(ask: Any, filled: FakeHub) -> None:
+    _, answer = ask("/api/instance?id=mine", "vera", dags=("flights",))
+    assert answer["instance"]["input"] == '{"password": "***", "year": 2013}'
+    _, answer = ask("/api/instance?id=mine", "vera", dags=("flights",), without=("TASK_INSTANCE",))
+    assert "hunter2" not in str(answer)
+    assert answer["instance"]["input"] == "(needs the right to read task instances of this DAG)"
+
+
+def test_logs_need_the_right_to_task_logs(ask: Any, filled: FakeHub) -> None:
+    path = "/api/log?id=mine&task=0&attempt=1"
+    assert ask(path, "vera", dags=("flights",)) == (200, {"text": "secret line", "lines": 2000})
+    assert ask(path, "vera", dags=("flights",), without=("TASK_LOGS",))[0] == 403
+
+
+def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:
+    from airflow_provider_taskhub.errors import HubError, Unavailable
+
+    assert ask("/api/instances?conn=gone")[0] == 409
+    assert ask("/api/instances?window=never")[0] == 422
+    filled.down = Unavailable("no answer within 30 s")
+    assert ask("/api/instances") == (503, {"detail": "no answer within 30 s"})
+    filled.down = HubError("there is no hub 'TaskHub'")
+    assert ask("/api/instances") == (409, {"detail": "there is no hub 'TaskHub'"})
+
+
+def test_a_page_that_many_look_at_costs_one_scan(hub: FakeHub, filled: FakeHub) -> None:
+    import asyncio
+
+    from airflow_provider_taskhub.jumping import run
+    from airflow_provider_taskhub.plugins.desk import IDLE, desk_of
+    from airflow_provider_taskhub.settings import load_settings
+
+    async def scenario() -> None:
+        desk = desk_of(load_settings())
+        answers = [desk.once("members", lambda client: client.members()) for _ in range(50)]
+        assert len(await asyncio.gather(*answers)) == 50
+        assert (hub.requests["members"], hub.opened) == (1, 1)
+        await asyncio.sleep(2)
+        await desk.once("members", lambda client: client.members())
+        assert (hub.requests["members"], hub.opened) == (2, 1), "asked again, over the same client"
+        await asyncio.sleep(3 * IDLE)
+        assert hub.open_now == 0
+        await desk.once("members", lambda client: client.members())
+        assert hub.opened == 2
+
+    run(scenario())
+
+
+async def test_the_application_is_built_at_its_first_request() -> None:
+    app = LazyApplication()
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/page/instances", "headers": [], "query_string": b""}
+    await app(scope | {"http_version": "1.1", "scheme": "http", "server": ("x", 1), "root_path": ""}, receive, send)
+    assert sent[0]["status"] == 200
+    headers = dict(sent[0]["headers"])
+    assert b"default-src 'none'" in headers[b"content-security-policy"]

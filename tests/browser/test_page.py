@@ -1,0 +1,234 @@
+"""What a person sees of the hub inside Airflow, and what a person may not see."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import FrameLocator, Page, expect
+
+from tests.airflow.real import ROOT, Process, RealAirflow, until
+
+pytestmark = pytest.mark.timeout(600)
+Login = Callable[..., Page]
+SECRET = "secret:hub:r:g1"
+"""An instance of the DAG that only the team ops may read."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was run before the first test. :param survivor: an instance whose first worker was killed."""
+
+    sums: str
+    mapped: str
+    fails: str
+    by_hand: str
+    survivor: str
+
+
+@pytest.fixture(scope="session")
+def runs(real: RealAirflow) -> Runs:
+    started = {dag: real.trigger(dag) for dag in ("sums", "mapped", "fails")}
+    start = ("instances", "start", "sums", "--input", "[7]", "--wait")
+    real.taskhub(*start, "--id", "by-hand")
+    tags = ("airflow.dag_id=secret", "airflow.run_id=r", "airflow.task_id=hub", "airflow.map_index=-1")
+    real.taskhub(*start, "--id", SECRET, *(part for tag in tags for part in ("--tag", tag)))
+    command = [*real.processes["worker"].command, "--activities", "2"]
+    command[command.index("first")] = "doomed"
+    run = real.trigger("slow", seconds=12)
+    survivor = f"slow:hub:{run}:g1"
+    real.processes["worker"].signal(signal.SIGSTOP)  # so that the other one gets the activity
+    doomed = Process("doomed", command, real.env | {"PYTHONPATH": str(ROOT)}, real.home)
+    try:
+        until("doomed works", lambda: "rest" in _working(real, survivor, "doomed"))
+    finally:
+        doomed.signal(signal.SIGKILL)
+        real.processes["worker"].signal(signal.SIGCONT)
+    real.reaches("slow", run, "success")
+    for dag, state in (("sums", "success"), ("fails", "failed")):
+        real.reaches(dag, started[dag], state)
+    real.reaches("mapped", started["mapped"], "success", index=4)
+    return Runs(**started, by_hand="by-hand", survivor=survivor)
+
+
+def _working(real: RealAirflow, instance_id: str, worker: str) -> set[str]:
+    answer = real.request("GET", "/taskhub/api/instance", params={"id": instance_id})
+    if answer.status_code != 200:
+        return set()
+    return {one["name"] for one in answer.json()["activities"] if one["worker"].startswith(worker)}
+
+
+def frame(page: Page) -> FrameLocator:
+    return page.frame_locator("iframe")
+
+
+def listed(page: Page) -> FrameLocator:
+    """The list, in Airflow's frame, with its rows there."""
+    inner = frame(page)
+    expect(inner.locator("tbody tr:not(.ghost)").first).to_be_visible()
+    return inner
+
+
+def sums_id(run: str) -> str:
+    return f"sums:hub:{run}:g1"
+
+
+def test_the_list_in_airflows_navigation(login: Login, runs: Runs) -> None:
+    page = login("admin", "/plugin/taskhub")
+    inner = listed(page)
+    row = inner.locator("tr", has_text=sums_id(runs.sums))
+    expect(row).to_contain_text("Completed")
+    expect(row).to_contain_text("3 done")
+    failed = inner.locator("tr", has_text=f"fails:hub:{runs.fails}:g1")
+    expect(failed).to_contain_text("41 of 8,760 rows rejected")
+    first = inner.locator("tbody tr").first
+    expect(first).to_contain_text("Failed", timeout=30_000)
+    expect(inner.locator("#bar .hub")).to_contain_text("hub TaskHub · embedded · updated")
+    expect(inner.locator("main")).to_contain_text("by-hand")
+
+
+def test_counts_filter_and_search_narrows(login: Login, runs: Runs) -> None:
+    inner = listed(login("admin", "/plugin/taskhub"))
+    chip = inner.get_by_role("button", name="Failed")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "true")
+    expect(inner.locator("tbody tr", has_text="Completed")).to_have_count(0)
+    count = int(chip.locator("b").inner_text())
+    expect(inner.locator("tbody tr")).to_have_count(count)
+    inner.get_by_role("button", name="All").click()
+    inner.get_by_role("searchbox").fill("dag_id=mapped")
+    expect(inner.locator("tbody tr")).to_have_count(5)
+    inner.get_by_role("searchbox").fill("no such thing")
+    expect(inner.get_by_text("No instance matches.")).to_be_visible()
+
+
+def test_pages_of_the_list(login: Login, real: RealAirflow, runs: Runs) -> None:
+    first = real.get("/taskhub/api/instances", window="all", limit=3)
+    second = real.get("/taskhub/api/instances", window="all", limit=3, offset=3)
+    ids = [row["id"] for row in first["rows"] + second["rows"]]
+    assert len(set(ids)) == 6
+    assert first["total"] == sum(first["counts"].values()) >= 9
+
+
+def test_an_instance_its_timeline_and_log(login: Login, runs: Runs) -> None:
+    page = login("admin", "/plugin/taskhub")
+    listed(page).get_by_role("link", name=sums_id(runs.sums)).click()
+    inner = frame(page)
+    expect(inner.locator("h1")).to_have_text(sums_id(runs.sums))
+    expect(inner.locator(".facts")).to_contain_text("3 done")
+    expect(inner.locator(".facts")).to_contain_text("sums v")
+    bars = inner.locator("svg .pick")
+    expect(bars).to_have_count(3)
+    expect(inner.locator("svg")).to_contain_text("square(2)")
+    bars.nth(1).click()
+    expect(inner.locator(".pairs")).to_contain_text("square of")
+    expect(inner.locator(".pairs")).to_contain_text("first")
+    expect(inner.locator(".events")).to_contain_text("ExecutionStarted")
+    expect(inner.locator(".events")).to_contain_text("square #")
+    page.wait_for_url(f"**/plugin/taskhub/taskhub/page/instance?id={quote(sums_id(runs.sums), safe='')}*")
+    page.reload()  # a deep link
+    expect(frame(page).locator("h1")).to_have_text(sums_id(runs.sums))
+
+
+def test_from_the_instance_back_to_the_task(login: Login, runs: Runs) -> None:
+    page = login("admin", f"/plugin/taskhub/taskhub/page/instance?id={quote(sums_id(runs.sums), safe='')}")
+    frame(page).locator(".facts a").click()
+    page.wait_for_url(f"**/dags/sums/runs/{quote(runs.sums, safe='')}/tasks/hub**")
+    expect(page.get_by_text("hub").first).to_be_visible()
+
+
+def test_from_the_task_to_its_instance_by_tab_and_by_link(login: Login, runs: Runs) -> None:
+    task = f"/dags/sums/runs/{quote(runs.sums, safe='')}/tasks/hub"
+    tab = login("admin", f"{task}/plugin/taskhub-instance")
+    expect(frame(tab).locator("h1")).to_have_text(sums_id(runs.sums))
+    page = login("admin", f"{task}/details")
+    page.get_by_role("link", name="TaskHub instance").click()
+    page.wait_for_url("**/plugin/taskhub/**")
+    expect(frame(page).locator("h1")).to_have_text(sums_id(runs.sums))
+
+
+def test_the_tab_of_a_mapped_task(login: Login, runs: Runs) -> None:
+    task = f"/dags/mapped/runs/{quote(runs.mapped, safe='')}/tasks/hub/mapped/2"
+    page = login("admin", f"{task}/plugin/taskhub-instance")
+    expect(frame(page).locator("h1")).to_have_text(f"mapped:hub[2]:{runs.mapped}:g1")
+
+
+def test_a_failed_instance_shows_its_error_and_the_failed_log(login: Login, runs: Runs) -> None:
+    page = login("admin", f"/taskhub/page/instance?id={quote(f'fails:hub:{runs.fails}:g1', safe='')}")
+    expect(page.locator(".note.bad")).to_contain_text("41 of 8,760 rows rejected")
+    page.locator("svg .pick").first.click()
+    expect(page.locator(".pairs")).to_contain_text("broken line 79")
+    expect(page.locator(".pairs")).to_contain_text("ValueError: 41 of 8,760 rows rejected")
+
+
+def test_a_killed_worker_and_who_took_over(login: Login, runs: Runs) -> None:
+    page = login("admin", f"/taskhub/page/instance?id={quote(runs.survivor, safe='')}", dark=True)
+    expect(page.locator("svg")).to_contain_text("lost")
+    expect(page.locator("svg .pick")).to_have_count(2)
+    expect(page.locator(".legend")).to_contain_text("doomed@")
+    expect(page.locator(".legend")).to_contain_text("first@")
+    page.locator("svg .pick").first.click()
+    expect(page.locator(".pairs")).to_contain_text("lost")
+    page.locator(".pairs").get_by_role("button", name="completed on first").click()
+    expect(page.locator(".pairs")).to_contain_text("resting for 12")
+
+
+def test_the_theme_follows_airflow(login: Login, runs: Runs) -> None:
+    dark = login("admin", "/plugin/taskhub", dark=True)
+    listed(dark)
+    assert dark.locator("html").get_attribute("class") == "dark"
+    expect(frame(dark).locator("body")).to_have_css("background-color", "rgb(17, 17, 19)")
+    light = login("admin", "/plugin/taskhub")
+    listed(light)
+    expect(frame(light).locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
+
+
+def test_nobody_sees_more_than_their_dags(login: Login, runs: Runs) -> None:
+    seen = {}
+    for user in ("vera", "olga", "admin"):
+        inner = listed(login(user, "/plugin/taskhub"))
+        expect(inner.locator("main")).to_contain_text(sums_id(runs.sums))
+        text = inner.locator("main").inner_text()
+        seen[user] = (SECRET in text, runs.by_hand in text)
+    assert seen == {"vera": (False, False), "olga": (True, False), "admin": (True, True)}
+    for hidden in (SECRET, runs.by_hand):
+        page = login("vera", f"/taskhub/page/instance?id={quote(hidden, safe='')}")
+        expect(page.get_by_role("alert")).to_contain_text("or you may not see it")
+
+
+def test_data_needs_a_login_and_rights(real: RealAirflow, runs: Runs) -> None:
+    import httpx
+
+    for path in ("instances", "instance?id=by-hand", "hubs", "task?dag_id=sums&run_id=r&task_id=t"):
+        assert httpx.get(f"{real.url}/taskhub/api/{path}").status_code == 401, path
+    for path in ("docs", "redoc", "openapi.json"):
+        assert httpx.get(f"{real.url}/taskhub/{path}").status_code == 404, path
+    log = {"id": SECRET, "task": 0, "attempt": 1}
+    assert real.request("GET", "/taskhub/api/instance", user="vera", params={"id": SECRET}).status_code == 404
+    assert real.request("GET", "/taskhub/api/log", user="vera", params=log).status_code == 404
+    of_task = {"dag_id": "secret", "run_id": "r", "task_id": "hub"}
+    assert real.request("GET", "/taskhub/api/task", user="vera", params=of_task).status_code == 403
+    assert real.get("/taskhub/api/task", user="olga", **of_task)["ids"] == [SECRET]
+
+
+def test_what_cannot_be_shown_is_said(login: Login, runs: Runs) -> None:
+    page = login("admin", "/taskhub/page/instances?conn=gone")
+    expect(page.get_by_role("alert")).to_contain_text("connection 'gone' does not exist")
+    page = login("admin", "/taskhub/page/instance?id=nothing")
+    expect(page.get_by_role("alert")).to_contain_text("there is no instance 'nothing'")
+
+
+def test_without_a_login_the_page_says_so(real: RealAirflow, login: Login) -> None:
+    page = login("admin", "/taskhub/page/assets/icon.svg")
+    page.context.clear_cookies()
+    page.goto(f"{real.url}/taskhub/page/instances")
+    expect(page.get_by_role("alert")).to_contain_text("You are not logged in")
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling_of_the_page(login: Login, runs: Runs) -> None:
+    page = login("admin", "/taskhub/page/instances", width=700)
+    expect(page.locator("tbody tr:not(.ghost)").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
