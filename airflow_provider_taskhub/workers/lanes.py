@@ -41,11 +41,6 @@ class ActivityRequest:
     spark: bool = False
     log: str
 
-    @property
-    def job_group(self) -> str:
-        """Spark job group of this attempt."""
-        return f"taskhub-{self.action_id}-{self.attempt}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityProgress:

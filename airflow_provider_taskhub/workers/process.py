@@ -220,15 +220,17 @@ class Executor:
     def _take(self, request: ActivityRequest, listener: ProgressListener | None) -> _Attempt:
         ready = self.ready
         assert ready is not None, "an executor runs nothing before it is ready"
-        spark = self._configure.spark
+        number = next(self._numbers)
+        # The number too: Spark refuses all jobs of a cancelled group, and the same attempt may be run here again.
+        group = f"taskhub-{request.action_id}-{request.attempt}-{number}"
         state = ActivityProgress(
             executor=self.name,
             application_id=ready.application_id,
-            job_group=request.job_group if spark else None,
+            job_group=group if self._configure.spark else None,
             spark_ui=ready.spark_ui,
         )
         output = OutputLog(request.log, self._logs, self._clock, limit=self._configure.max_log + _LOG_SLACK)
-        attempt = _Attempt(next(self._numbers), request, output, state, listener)
+        attempt = _Attempt(number, request, output, state, listener)
         self._attempts[attempt.number] = attempt
         if self.ended.is_set():
             attempt.end(None)
@@ -246,7 +248,7 @@ class Executor:
             action_id=request.action_id,
             attempt=request.attempt,
             tags=dict(request.tags or {}),
-            job_group=request.job_group,
+            job_group=attempt.state.job_group or "",
             has_input=request.input is not None,
             body=(request.input or "").encode(),
         )

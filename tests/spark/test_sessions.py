@@ -64,15 +64,15 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
     outcome = await pool.run(spark("place", action_id="7f", attempt=2), progress=heard.append)
     known = value(outcome)
     assert known == {
-        "group": "taskhub-7f-2",
+        "group": "taskhub-7f-2-1",
         "mode": "FAIR",
         "application": outcome.application_id,
         "ui": None,
         "key": "7f",
     }
-    assert heard[0].job_group == outcome.job_group == "taskhub-7f-2"
+    assert heard[0].job_group == outcome.job_group == "taskhub-7f-2-1"
     assert heard[0].application_id == outcome.application_id
-    assert (heard[-1].fraction, heard[-1].message, heard[-1].job_group) == (0.5, "half", "taskhub-7f-2")
+    assert (heard[-1].fraction, heard[-1].message, heard[-1].job_group) == (0.5, "half", "taskhub-7f-2-1")
     for how in ("session", "context", "with"):
         failure = (await pool.run(spark("stop", how))).failure
         assert failure is not None
@@ -98,7 +98,7 @@ async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPoo
     assert outcome.failure.error_message == "activity 'endless' ran longer than its timeout of 3 s and was stopped"
     assert outcome.log_tail.count("hiccup: Py4JJavaError") == 3, "later jobs of the same attempt were refused too"
     after = await pool.run(spark("count", 5))
-    assert value(after) == 5
+    assert value(after) == 5, "though it is the same attempt that was cancelled first, run again"
     assert after.executor == outcome.executor == "spark-2.1"
 
 
@@ -140,5 +140,5 @@ async def test_a_spark_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatc
 
 
 def test_spark_connect_is_refused_for_now() -> None:
-    with pytest.raises(ConfigurationError, match="sc://cluster.*not supported"):
+    with pytest.raises(ConfigurationError, match=r"sc://cluster.*not supported"):
         WarmSpark.start(name="x", master="sc://cluster", conf={}, lock_fd=None, gone=print)
