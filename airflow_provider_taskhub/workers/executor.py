@@ -144,15 +144,16 @@ class ExecutorPool:
         """
         self._warden.start()
         plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
-        started = await asyncio.gather(*(self._start_executor(seat) for seat in plain), return_exceptions=True)
-        ready = [executor for executor in started if isinstance(executor, Executor)]
-        for error in started:
-            if isinstance(error, BaseException):
-                await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
-                await self._warden.close()
+        starts = [asyncio.create_task(self._start_executor(seat)) for seat in plain]
+        try:
+            executors = await asyncio.gather(*starts)
+        except BaseException as error:
+            await self._give_up(starts)
+            if isinstance(error, ExecutorError):
                 raise ConfigurationError(f"activities cannot run: {error}") from error
-        assert ready[0].ready is not None
-        self._activities = dict(ready[0].ready.activities)
+            raise
+        assert executors[0].ready is not None
+        self._activities = dict(executors[0].ready.activities)
         for seat in plain:
             seat.wanted.set()
         if self._warm:
@@ -161,6 +162,15 @@ class ExecutorPool:
             asyncio.create_task(self._keep(seat), name=f"seat {seat.lane} {number}")
             for number, seat in enumerate(self._seats)
         ]
+
+    async def _give_up(self, starts: Sequence[asyncio.Task[Executor]]) -> None:
+        """Leave nothing behind of a start that failed or was cancelled."""
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+        ready = [seat.executor for seat in self._seats if seat.executor is not None]
+        await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
+        await self._warden.close()
 
     def warm(self) -> None:
         """Start Spark now, if any activity needs it, so that the first does not wait for it."""

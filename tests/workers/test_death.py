@@ -230,6 +230,19 @@ async def test_an_executor_that_is_not_ready_in_time_is_killed(make_pool: PoolMa
         await make_pool(times=ExecutorTimes(start=timedelta(0)))
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing(make_pool: PoolMaker) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    start = asyncio.create_task(make_pool(processes=2))
+    await until(
+        lambda: len({child.pid for child in psutil.Process().children()} - before) == 3, "warden, two executors"
+    )
+    begun = {child.pid for child in psutil.Process().children()} - before
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not any(alive(pid) for pid in begun)
+
+
 HOST = """
 import asyncio, sys
 from tests.workers.conftest import APP, Logs, request
