@@ -64,7 +64,7 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
     for event in history:
         match event:
             case events.TaskScheduled():
-                label = _label(event.name, show(_only(event.input)))
+                label = _label(event.name, show(only(event.input)))
                 yield Lane(label=label, kind="activity", task_id=event.event_id, begun=event.timestamp)
             case events.SubOrchestrationInstanceCreated():
                 label = _label(event.name, show(event.input))
@@ -144,7 +144,7 @@ def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
         yield {"time": milliseconds(time), "kind": "lost", "text": f"{worker} lost"}
 
 
-def _only(text: str | None) -> str | None:
+def only(text: str | None) -> str | None:
     """An activity's input is a list of one argument on the wire."""
     return text[1:-1] if text and text.startswith("[") and text.endswith("]") else text
 

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, PartitionState
-from airflow_provider_taskhub.plugins.timeline import milliseconds
+from airflow_provider_taskhub.plugins.timeline import milliseconds, only
 from airflow_provider_taskhub.triggers.journal import able
 from airflow_provider_taskhub.triggers.outcome import plain, reason
 
@@ -165,8 +165,13 @@ def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
 
 def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:
     """What each activity and child was given, by its number."""
-    kinds = (events.TaskScheduled, events.SubOrchestrationInstanceCreated)
-    return {event.event_id: show(event.input)[:_LONGEST] for event in past if isinstance(event, kinds)}
+    found: dict[int, str] = {}
+    for event in past:
+        if isinstance(event, events.TaskScheduled):
+            found[event.event_id] = show(only(event.input))[:_LONGEST]
+        elif isinstance(event, events.SubOrchestrationInstanceCreated):
+            found[event.event_id] = show(event.input)[:_LONGEST]
+    return found
 
 
 def _names(past: Sequence[HistoryEvent]) -> dict[int, str]:

@@ -1,12 +1,12 @@
 // One instance: facts, timeline, what was chosen in it, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, trouble } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, trouble, worker } from "./page.js";
 import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
 let id = query.get("id"), conn = query.get("conn") ?? "", others = [];
 let chosen = null, last = null, log = null, open = new Set();
-const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div")]));
+const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div", { id: name })]));
 
 main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
 
@@ -52,7 +52,7 @@ function paint() {
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
       fact("Started", time(instance.created), el("span", { class: "mute" }, ` · ${duration((instance.ended ?? last.time) - instance.created)}`)),
       fact("Activities", said(tally)),
-      fact("Served by", `partition ${served.partition}`, served.owner && live ? ` · ${served.owner}` : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : ""),
+      fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
   parts.note.replaceChildren(...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
@@ -93,7 +93,7 @@ function paintTimeline(live) {
   const workers = workersOf(timeline.lanes);
   const square = (style, name) => el("span", {}, el("i", { style }), name);
   parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
-    workers.map((worker) => square(`background:${colour(workers, worker)}`, worker)),
+    workers.map((name) => el("span", { title: name }, el("i", { style: `background:${colour(workers, name)}` }), worker(name))),
     bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
     bars.some((one) => ["lost", "failed", "cancelled"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
     bars.some((one) => ["waiting", "fired", "scheduled"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
@@ -130,13 +130,13 @@ function paintDetail(activities) {
   if (input) pair("input", el("pre", {}, pretty(input)));
   if (record) {
     pair("state", record.state, record.message ? ` · ${record.message}` : "", record.progress != null ? ` · ${Math.round(record.progress * 100)} %` : "");
-    pair("worker", `${record.worker}, executor ${record.executor}`);
+    pair("worker", el("span", { title: record.worker }, worker(record.worker)), `, executor ${record.executor}`);
     pair("time", `${exactTime(record.claimed)} – ${record.ended ? exactTime(record.ended) : "now"}`, el("span", { class: "mute" }, ` · ${duration((record.ended ?? last.time) - record.claimed)}`));
     if (record.application) pair("Spark", record.application, /^https?:\/\//.test(record.spark_ui ?? "") ? [" ", el("a", { href: record.spark_ui, target: "_blank", rel: "noopener noreferrer" }, "Spark UI")] : "");
     if (record.result) pair("output", el("pre", {}, pretty(record.result)));
     if (record.failure) pair("error", el("pre", {}, `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
     for (const other of attempts.filter((one) => one !== record))
-      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.task, other.attempt) }, `${other.state} on ${other.worker}`));
+      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
     if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
   } else pair("state", lane?.bars[0]?.state ?? "");
   parts.detail.replaceChildren(el("h2", {}, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", " ",

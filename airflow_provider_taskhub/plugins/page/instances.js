@@ -67,7 +67,7 @@ function line(row, answer) {
   return el("tr", {},
     el("td", {}, status(row.status)),
     el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn) }, row.id), " ",
-      row.airflow ? el("span", { class: "small" }, airflowLink(runPath(row.airflow), "↗ run")) : ""),
+      row.airflow ? el("span", { class: "small", style: "white-space:nowrap" }, airflowLink(runPath(row.airflow), "↗ run")) : ""),
     el("td", {}, row.name), el("td", {}, time(row.created)),
     el("td", { class: "n" }, row.created == null || row.status === "Pending" ? "" : duration((row.ended ?? answer.time) - row.created)),
     el("td", {}, progress(row.activities)),

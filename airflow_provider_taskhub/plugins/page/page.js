@@ -42,6 +42,7 @@ export function time(ms) {
 
 export function duration(ms) {
   const s = Math.max(0, ms) / 1000;
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
   if (s < 10) return `${s.toFixed(1)} s`;
   if (s < 60) return `${Math.round(s)} s`;
   if (s < 3600) return `${Math.floor(s / 60)} m ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
@@ -49,10 +50,16 @@ export function duration(ms) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-/** A JSON text as people read it. */
+/** A JSON text as people read it: short values on one line. */
 export function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+  try {
+    const value = JSON.parse(text), line = JSON.stringify(value);
+    return line.length <= 72 ? line : JSON.stringify(value, null, 2);
+  } catch { return text; }
 }
+
+/** A worker without what tells its starts apart on one machine; the whole name stands in titles. */
+export const worker = (name) => (name ?? "").replace(/-[0-9a-f]{8,}$/, "");
 
 // --- requests
 

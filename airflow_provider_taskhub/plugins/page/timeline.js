@@ -1,6 +1,6 @@
 // One time axis for everything that an instance did, drawn as SVG.
 
-import { duration, svg } from "./page.js";
+import { duration, svg, worker } from "./page.js";
 
 const LEFT = 250, RIGHT = 18, TOP = 34, ROW = 26, BAR = 15;
 const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired" };
@@ -38,7 +38,7 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   for (const mark of timeline.marks) {
     const fill = mark.kind === "lost" ? "var(--bad)" : "var(--wait)", at = x(mark.time), left = at > width - 260;
     picture.append(svg("line", { x1: at, x2: at, y1: 22, y2: height, stroke: fill, "stroke-dasharray": "3 3" }),
-      svg("text", { class: "t", x: at + (left ? -4 : 4), y: 30, "text-anchor": left ? "end" : "start", style: `fill:${fill}` }, mark.text));
+      svg("text", { class: "t", x: at + (left ? -4 : 4), y: 30, "text-anchor": left ? "end" : "start", style: `fill:${fill}` }, mark.text.split(" ").map(worker).join(" ")));
   }
   if (live) {
     const at = x(now);
@@ -49,7 +49,7 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   function rectangle(lane, bar, y) {
     const start = x(bar.start), end = x(bar.end ?? (bar.until && bar.until < to ? bar.until : now)), wide = Math.max(3, end - start);
     const box = { x: start, y, width: wide, height: BAR, rx: 3 };
-    const took = `${lane.label}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${bar.worker}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
+    const took = `${lane.label}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${worker(bar.worker)}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
     if (lane.kind === "timer" || bar.state === "scheduled" || (!bar.worker && bar.state === "cancelled")) {
       const said = lane.kind === "timer" ? (bar.state === "fired" ? "timer fired" : "waits for a timer") : bar.state === "scheduled" ? "waits or runs" : "cancelled";
       const parts = [svg("rect", { ...box, fill: "none", stroke: "var(--wait)", "stroke-dasharray": "4 3" }, title(took))];
@@ -82,7 +82,7 @@ const text = (x, y, said, kind) => svg("text", { x, y, class: kind || null }, sa
 const title = (said) => svg("title", {}, said);
 const short = (label) => (label.length > 36 ? `${label.slice(0, 35)}…` : label);
 
-const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
+const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
 
 function ticks(span) {
   const step = STEPS.find((one) => span / one <= 10) ?? Math.ceil(span / 10 / 86400000) * 86400000;
@@ -91,6 +91,7 @@ function ticks(span) {
 
 function tickName(ms, span) {
   const s = ms / 1000;
+  if (span < 1000) return `${Math.round(ms)} ms`;
   if (span < 180000) return `${Number(s.toFixed(1))} s`;
   if (span < 2 * 3600000) return `${Math.floor(s / 60)}:${String(Math.round(s % 60)).padStart(2, "0")}`;
   return span < 3 * 86400000 ? `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")}` : `${Number((s / 86400).toFixed(1))} d`;
