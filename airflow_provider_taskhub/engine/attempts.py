@@ -13,13 +13,21 @@ from typing import Any, Protocol
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.decisions import Action, Where
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails
-from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict
+from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
 
 LONGEST_TIMER = timedelta(days=6)
 """A longer timer is several TimerCreated (K40): queues hide a message for at most 7 days. Histories depend on this
 value: never change it."""
+
+
+def retry_role(verdict: Verdict, number: int) -> str:
+    """The role of the timer that follows a failed attempt.
+
+    :param number: of the attempt's action: of two tasks that fail one after the other only one may take the timer.
+    """
+    return f"retry {verdict} {number}"
 
 
 class Answerable(Protocol):
@@ -41,10 +49,8 @@ class Engine(Protocol):
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
         """Number an action and note it as decided."""
 
-    def verdict(
-        self, policy: RetryPolicy | None, attempt: int, first: Timestamp, failure: FailureDetails, *, recorded: bool
-    ) -> tuple[Verdict, Timestamp]:
-        """What follows a failed attempt, and when its timer fires."""
+    def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
+        """What the history says followed the failure of an attempt, and when its timer fires."""
 
 
 class Attempts(Group[Any]):
@@ -71,7 +77,7 @@ class Attempts(Group[Any]):
     def refused(self, error: TaskFailedError, *, recorded: bool) -> None:
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
         try:
-            verdict, at = self._engine.verdict(self._policy, self._attempt, self._first, failure, recorded=recorded)
+            verdict, at = self._engine.recorded_verdict(self._action.number) if recorded else self._judged(failure)
         except Exception as broken:  # the user's `handle` raised
             self.fail(broken)
             return
@@ -79,7 +85,12 @@ class Attempts(Group[Any]):
             self.fail(error)
             return
         self._failure = error if verdict is Verdict.LAST else None
-        Timer(self._engine, at, self._action.where, role=f"retry {verdict}").join(self)
+        Timer(self._engine, at, self._action.where, role=retry_role(verdict, self._action.number)).join(self)
+
+    def _judged(self, failure: FailureDetails) -> tuple[Verdict, Timestamp]:
+        now = self._engine.time
+        verdict, delay = judge(self._policy, attempt=self._attempt, first=self._first, now=now, failure=failure)
+        return verdict, now + delay
 
     def settled(self, child: Task[Any]) -> None:
         """The timer between two attempts fired."""

@@ -14,7 +14,7 @@ from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait
+from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, retry_role
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, Where, decide, identity
 from airflow_provider_taskhub.engine.events import (
@@ -41,7 +41,7 @@ from airflow_provider_taskhub.engine.failures import error_of, failure_of
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
-from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
+from airflow_provider_taskhub.engine.retry import Verdict
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import (
     InputError,
@@ -283,23 +283,15 @@ class Generation:
         if waiter is not None:
             self._open[action.number] = _Open(action, waiter)
 
-    def verdict(
-        self, policy: RetryPolicy | None, attempt: int, first: Timestamp, failure: FailureDetails, *, recorded: bool
-    ) -> tuple[Verdict, Timestamp]:
-        """What follows a failed attempt: as the history says where it does, else as the policy says."""
-        if recorded:
-            return self._recorded_verdict()
-        verdict, delay = judge(policy, attempt=attempt, first=first, now=self.time, failure=failure)
-        return verdict, self.time + delay
-
-    def _recorded_verdict(self) -> tuple[Verdict, Timestamp]:
+    def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
+        """What the history says followed the failure of attempt ``number``: the identity of its timer tells."""
         event = self._timers.get(self.numbers)
         if event is not None and event.taskhub_action_id is not None:
             scope = Scope(instance=self.instance, started=self.started, time=self.time, rewinds=self.rewinds)
             for verdict in (Verdict.AGAIN, Verdict.LAST):
                 timer = Action(
                     kind=EventType.TimerCreated,
-                    role=f"retry {verdict}",
+                    role=retry_role(verdict, number),
                     where=_NOWHERE,
                     number=self.numbers,
                     fire_at=event.fire_at,

@@ -177,6 +177,26 @@ def test_a_timer_of_the_users_own_is_no_retry() -> None:
     assert play.replay(made(RetryPolicy(max_attempts=3)), fired).output == '"slept"'
 
 
+def test_of_two_failures_each_keeps_its_own_timer() -> None:
+    """The next action of both is the timer; only its identity says whose retry it is."""
+    app = App("pair")
+
+    @app.orchestrator
+    async def work(ctx: OrchestrationContext) -> Any:
+        never, again = ctx.call_activity("never"), ctx.call_activity("again", retry=RetryPolicy(max_attempts=2))
+        await ctx.when_any([never])
+        return [never.is_failed, await again]
+
+    play = Play(app)
+    play.start("work")
+    play.take(*(play.failed(outbound) for outbound in play.outbound))
+    play.take(play.raised("other"))
+    play.now = play.now + timedelta(seconds=5)
+    play.take(play.outbound[-1].event)
+    play.answer(5)
+    assert play.last.output == "[true,5]"
+
+
 def test_a_handler_that_raises_fails_the_task_with_its_error() -> None:
     def handle(failure: FailureDetails) -> bool:
         raise KeyError(failure.error_message)
