@@ -1,0 +1,224 @@
+"""Orchestrations that together use everything, and what drives each of them from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.hub.contract import InstanceState
+
+from tests.simulation.world import Effects, World
+
+LARGE = "ä" * 60_000
+"""Over both thresholds of a spill, in UTF-8 and in UTF-16."""
+
+
+def app_of(effects: Effects) -> App:
+    """The app that all scenarios are declared in."""
+    app = App("simulated", version="1")
+
+    def note(name: str, argument: Any) -> None:
+        effects.ran[name, argument] += 1
+
+    @app.activity
+    def hop(number: int) -> int:
+        note("hop", number)
+        return number + 1
+
+    @app.activity(record=True)
+    async def kept(number: int) -> int:
+        note("kept", number)
+        await asyncio.sleep(2.0)
+        return number * 10
+
+    @app.activity
+    def shaky(number: int) -> int:
+        note("shaky", number)
+        if effects.ran["shaky", number] <= number:
+            raise ValueError(f"shaky {number}")
+        return number
+
+    @app.activity
+    def broken(number: int) -> int:
+        note("broken", number)
+        raise ValueError(f"broken {number}")
+
+    @app.activity
+    def large(text: str) -> str:
+        return text[:-1]
+
+    @app.orchestrator
+    async def chain(ctx: OrchestrationContext, length: int) -> int:
+        value = 0
+        for step in range(length):
+            value = await ctx.call_activity("hop", value)
+            ctx.set_custom_status({"step": step})
+        return value
+
+    @app.orchestrator
+    async def fan(ctx: OrchestrationContext, width: int) -> int:
+        return sum(await ctx.when_all([ctx.call_activity("hop", number) for number in range(width)]))
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext, number: int) -> int:
+        return await ctx.call_activity("kept", number) + 1
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext, width: int) -> int:
+        calls = [
+            ctx.call_sub_orchestrator("child", number, instance_id=f"{ctx.instance_id}-{number}")
+            for number in range(width)
+        ]
+        return sum(await ctx.when_all(calls))
+
+    @app.orchestrator
+    async def timers(ctx: OrchestrationContext) -> float:
+        began = ctx.current_utc_datetime
+        await ctx.create_timer(timedelta(seconds=3))
+        await ctx.when_any([ctx.create_timer(timedelta(minutes=2)), ctx.create_timer(timedelta(minutes=9))])
+        passed = (ctx.current_utc_datetime - began).total_seconds()
+        return 123 if passed >= 123 else passed
+
+    @app.orchestrator
+    async def events(ctx: OrchestrationContext, count: int) -> list[int]:
+        return [await ctx.wait_for_external_event("go", int) for _ in range(count)]
+
+    @app.orchestrator
+    async def sender(ctx: OrchestrationContext, count: int) -> None:
+        for number in range(count):
+            ctx.send_event(f"{ctx.instance_id}-to", "go", number)
+        await ctx.call_activity("hop", 100)
+
+    @app.orchestrator
+    async def counter(ctx: OrchestrationContext, total: list[int]) -> list[int]:
+        total = [*total, await ctx.wait_for_external_event("add", int)]
+        if len(total) < 4:
+            await ctx.call_activity("hop", len(total))
+            ctx.continue_as_new(total)
+        return sorted(total)
+
+    @app.orchestrator
+    async def spread(ctx: OrchestrationContext, generation: int) -> int:
+        """Continues as new into a history of more than one transaction."""
+        if generation == 0:
+            await ctx.call_activity("hop", 1000)
+            ctx.continue_as_new(1)
+            return 0
+        return sum(await ctx.when_all([ctx.call_activity("hop", number) for number in range(120)]))
+
+    @app.orchestrator
+    async def failing(ctx: OrchestrationContext) -> list[Any]:
+        policy = RetryPolicy(max_attempts=4, first_retry_interval=timedelta(seconds=5))
+        first = await ctx.call_activity("shaky", 2, retry_policy=policy)
+        try:
+            await ctx.call_activity("broken", 7)
+        except Exception as error:
+            return [first, "broken 7" in str(error)]
+        return [first, None]
+
+    @app.orchestrator
+    async def raising(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("broken", 8)
+
+    @app.orchestrator
+    async def patient(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("hop", 1)
+        await ctx.wait_for_external_event("never")
+
+    @app.orchestrator
+    async def bulky(ctx: OrchestrationContext, text: str) -> str:
+        ctx.set_custom_status("half way")
+        return await ctx.call_activity("large", await ctx.call_activity("large", text))
+
+    @app.orchestrator
+    async def recorded(ctx: OrchestrationContext, width: int) -> int:
+        first = await ctx.call_activity("kept", 100)
+        return first + sum(await ctx.when_all([ctx.call_activity("kept", number) for number in range(width)]))
+
+    return app
+
+
+Drive = Callable[[World], Awaitable[Sequence[InstanceState]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """An orchestration, started and driven; ``drive`` returns when everything that it started has ended.
+
+    :param once: (activity, argument) pairs that must have a record each.
+    """
+
+    name: str
+    drive: Drive
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _simple(orchestrator: str, input: Any = None, **start: Any) -> Drive:
+    async def drive(world: World) -> list[InstanceState]:
+        await world.client.start(orchestrator, input, instance_id="one", **start)
+        return [await world.wait("one")]
+
+    return drive
+
+
+async def _events(world: World) -> list[InstanceState]:
+    await world.client.start("events", 5, instance_id="one")
+    for number in range(5):
+        await world.client.raise_event("one", "go", number)
+        await world.clock.sleep(0.4 * number)
+    return [await world.wait("one")]
+
+
+async def _counter(world: World) -> list[InstanceState]:
+    await world.client.start("counter", [], instance_id="one")
+    for number in range(4):
+        await world.client.raise_event("one", "add", number)
+        await world.clock.sleep(0.3 * number)
+    return [await world.wait("one")]
+
+
+async def _sender(world: World) -> list[InstanceState]:
+    await world.client.start("events", 6, instance_id="one-to")
+    await world.clock.sleep(0.5)
+    await world.client.start("sender", 5, instance_id="one")
+    ended = await world.wait("one")
+    await world.settle()  # a sixth event may only be ours
+    await world.client.raise_event("one-to", "go", 99)
+    return [ended, await world.wait("one-to")]
+
+
+async def _terminate(world: World) -> list[InstanceState]:
+    await world.client.start("patient", instance_id="one")
+    while not await world.client.history("one"):
+        await world.clock.sleep(0.25)
+    await world.clock.sleep(1.0)
+    await world.client.terminate("one", "enough")
+    return [await world.wait("one")]
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(name="chain", drive=_simple("chain", 3, tags={"taskhub.watch": "1"})),
+        Scenario(name="fan", drive=_simple("fan", 20)),
+        Scenario(name="parent", drive=_simple("parent", 2)),
+        Scenario(name="timers", drive=_simple("timers")),
+        Scenario(name="events", drive=_events),
+        Scenario(name="counter", drive=_counter),
+        Scenario(name="sender", drive=_sender),
+        Scenario(name="failing", drive=_simple("failing")),
+        Scenario(name="raising", drive=_simple("raising")),
+        Scenario(name="terminate", drive=_terminate),
+        Scenario(name="bulky", drive=_simple("bulky", LARGE)),
+        Scenario(name="recorded", drive=_simple("recorded", 3)),
+        Scenario(name="spread", drive=_simple("spread", 0)),
+    )
+}

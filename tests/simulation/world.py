@@ -1,0 +1,334 @@
+"""Workers of one hub in one process under a jumping clock, each of which can die at any storage call (DESIGN §11).
+
+The workers are the very ones of production (backend, partition owner, client); the store is in memory and carries units
+out operation by operation, so that there are points to die at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCompleted, OrchestratorStarted
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Member, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.testing import InProcess
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+
+BEFORE, AFTER = "before", "after"
+QUIET = timedelta(hours=2)
+"""Virtual time within which nothing may be left in any queue once everything has ended."""
+
+_machine: ContextVar[Machine | None] = ContextVar("machine", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Where a worker dies.
+
+    :param point: name of a crash point, or a number: of the storage call. :param count: which time of a named point.
+    """
+
+    point: str | int
+    side: str = BEFORE
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.side}-{self.point}-{self.count}"
+
+
+class Machine:
+    """One worker, and the machine it runs on: its clock, its ways into the store, its tasks."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        death: Death | None = None,
+        skew: timedelta = timedelta(0),
+        roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
+        app: App | None = None,
+        plan: Plan = lambda call: None,
+    ) -> None:
+        self.name, self.world, self.death, self.plan = name, world, death, plan
+        self.clock = JumpingClock(skew=skew)
+        self.me = WorkerIdentity(name=name, host="host", incarnation=f"{name}-1")
+        self.dead = False
+        self.paused: asyncio.Event = asyncio.Event()
+        self.paused.set()
+        self.died = asyncio.Event()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.calls = 0
+        self.points: Counter[str] = Counter()
+        self.owning: asyncio.Task[None] | None = None
+        names = HubNames(world.settings.hub)
+        self.store = FaultyStore(world.store, self._plan, clock=self.clock, crash=self._crash, stepwise=True)
+        self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
+        registry = Registry.of([app or world.app])
+        runner = InProcess(registry, {}, None)
+        members = Members(self.lease_store, names, times=world.settings.lease_times, clock=self.clock)
+
+        async def live() -> Sequence[Member]:
+            return await members.live()
+
+        self.backend = Backend(
+            hub=Hub(store=self.store, names=names, info=world.client.hub.info, clock=self.clock),
+            registry=registry,
+            runner=runner,
+            me=self.me,
+            settings=world.settings,
+            roles=roles,
+            members=live,
+        )
+        started = self.clock.utc_now()
+        self.owner = PartitionOwner(
+            store=self.lease_store,
+            names=names,
+            me=self.me,
+            times=world.settings.lease_times,
+            clock=self.clock,
+            listener=self.backend,
+            app_name="",
+            rng=random.Random(name),
+            member=lambda: Member(
+                worker=str(self.me),
+                started=started,
+                roles=tuple(roles),
+                apps=registry.apps,
+                orchestrators=tuple(registry.orchestrators),
+                activities=tuple(registry.activities),
+            ),
+        )
+
+    # dying
+
+    def _plan(self, call: Call) -> Fault | None:
+        if self.dead:
+            return Fault(before=asyncio.CancelledError())
+        if call.kind in ("queue.receive", "admin"):
+            return self.plan(call)  # polling: when it happens is nothing that a number should depend on
+        self.calls += 1
+        death = self.death
+        if death is not None and death.point == self.calls:
+            self.die()
+            lost = asyncio.CancelledError()
+            return Fault(before=lost) if death.side == BEFORE else Fault(after=lost)
+        return self.plan(call)
+
+    def _lease_plan(self, call: Call) -> Fault | None:
+        return Fault(before=asyncio.CancelledError()) if self.dead else None
+
+    async def _crash(self, name: str) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+        side, point = (AFTER, name.removeprefix("after:")) if name.startswith("after:") else (BEFORE, name)
+        self.points[f"{side}-{point}"] += 1
+        death = self.death
+        if death is None or death.point != point or death.side != side:
+            return
+        if self.points[f"{side}-{point}"] == death.count:
+            self.die()
+            raise asyncio.CancelledError
+
+    def die(self) -> None:
+        """As under SIGKILL: from now on nothing of it reaches the store."""
+        self.dead = True
+        self.died.set()
+        asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    async def bury(self) -> None:
+        """Die, and wait until nothing of it runs."""
+        if not self.dead:
+            self.die()
+        while left := [task for task in self.tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+
+    # living
+
+    async def start(self) -> None:
+        _machine.set(self)
+        self.backend.start()
+        self.owning = asyncio.create_task(self._own())
+
+    async def _own(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self.owner.run()
+
+    async def stop(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        """As on SIGTERM, in the host's order."""
+        await self.backend.drain(timeout.total_seconds())
+        await self.owner.stop(timeout)
+        await self.backend.stop()
+        await self.bury()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is left of a world when everything has ended, without times and ids.
+
+    :param histories, states: by instance id.
+    """
+
+    histories: dict[str, list[str]]
+    states: dict[str, tuple[str, str | None, str | None]]
+
+
+class World:
+    """A hub and its workers. An asynchronous context manager, to be used under :func:`simulate`."""
+
+    def __init__(self, app: App, *, partitions: int = 2, **settings: Any) -> None:
+        self.app = app
+        self.settings = Settings(hub="Simulated", partitions=partitions, **settings)
+        self.clock = JumpingClock()
+        self.store = SqliteStore(None, clock=self.clock)
+        self.machines: list[Machine] = []
+        self.logs: list[Any] = []
+        self.client: Client = None  # type: ignore[assignment]  # from __aenter__ on
+
+    async def __aenter__(self) -> World:
+        asyncio.get_running_loop().set_task_factory(_task)
+        self._capture = capture_logs()
+        self.logs = self._capture.__enter__()
+        await self.store.__aenter__()
+        self.client = await Client.over(self.store, self.settings, create=True, clock=self.clock)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for machine in self.machines:
+            await machine.bury()
+        await self.store.__aexit__(None, None, None)
+        self._capture.__exit__(None, None, None)
+
+    async def join(self, name: str, **options: Any) -> Machine:
+        """A worker starts."""
+        machine = Machine(self, name, **options)
+        self.machines.append(machine)
+        await asyncio.get_running_loop().create_task(machine.start())
+        return machine
+
+    async def wait(self, instance_id: str, limit: timedelta = timedelta(hours=30)) -> InstanceState:
+        return await self.client.wait(instance_id, timeout=limit)
+
+    def said(self, event: str) -> list[Any]:
+        """What was logged under a name."""
+        return [entry for entry in self.logs if entry["event"] == event]
+
+    def defects(self) -> list[Any]:
+        wrong = ("episode_defect", "dispatch_defect", "activity_defect", "loop_died")
+        return [entry for entry in self.logs if entry["event"] in wrong]
+
+    async def queued(self) -> int:
+        """Messages in the hub's queues, invisible ones included."""
+        names = self.client.hub.names
+        queues = [names.control(number) for number in range(self.settings.partitions)]
+        return sum([await self.store.count(queue) for queue in (*queues, names.work_items)])
+
+    async def settle(self, limit: timedelta = QUIET) -> None:
+        """Until no queue holds anything: what is processed is deleted, duplicates included."""
+        until = self.clock.monotonic() + limit.total_seconds()
+        pause = 0.5
+        while await self.queued():
+            assert self.clock.monotonic() < until, f"messages are left after {limit}: {self.logs[-12:]}"
+            await self.clock.sleep(pause)
+            pause = min(10.0, pause * 1.2)
+
+    async def ended(self) -> Ended:
+        """Read everything back; nothing may be left to do, nothing in quarantine, no row may lag (K29)."""
+        await self.settle()
+        assert not await self.client.quarantined()
+        assert not self.defects(), self.defects()
+        page = await self.client.list(limit=1000)
+        histories, states = {}, {}
+        for row in page.instances:
+            full = await self.client.get(row.instance_id)
+            assert full is not None
+            assert full.status.is_final, f"{row.instance_id} is {row.status}"
+            past = await self.client.history(row.instance_id)
+            histories[row.instance_id] = sorted(shape(event) for event in past if not isinstance(event, _EPISODES))
+            states[row.instance_id] = (str(full.status), full.output, full.custom_status)
+            await self._check_records(row.instance_id)
+        return Ended(histories=histories, states=states)
+
+    async def _check_records(self, instance_id: str) -> None:
+        """Of the attempts of a recorded activity at most one ended, and it is the last."""
+        by_task: dict[tuple[str | None, int], list[RecordState]] = {}
+        for record in await self.client.activities(instance_id):
+            by_task.setdefault((record.instance.execution_id, record.task_id), []).append(record.state)
+        for states in by_task.values():
+            assert all(state is RecordState.LOST for state in states[:-1]), states
+
+
+_EPISODES = (OrchestratorStarted, OrchestratorCompleted)
+_IDS = {
+    "timestamp": None,
+    "taskhub_action_id": None,
+    "taskhub_message_id": None,
+    "taskhub_row_etag": None,
+    "fire_at": None,
+    "is_played": None,
+    "parent_trace_context": None,
+    "correlation": None,
+}
+
+
+def shape(event: HistoryEvent) -> str:
+    """An event without times and ids, as a text to compare and to show."""
+    known = {name: getattr(event, name) for name in event.__dataclass_fields__ if name not in _IDS}
+    if (instance := known.get("instance")) is not None:
+        known["instance"] = instance.instance_id
+    if (parent := known.get("parent")) is not None:
+        known["parent"] = replace(parent, instance=replace(parent.instance, execution_id=None))
+    known.pop("execution_id", None)
+    return f"{event.event_type.name} {known}"
+
+
+def _task(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **named: Any) -> asyncio.Task[Any]:
+    """Tasks belong to the machine in whose context they are made, so that a death takes them all."""
+    task = asyncio.Task(coro, loop=loop, **named)
+    machine = _machine.get()
+    if machine is not None:
+        machine.tasks.add(task)
+        task.add_done_callback(machine.tasks.discard)
+    return task
+
+
+def simulate(play: Callable[[], Awaitable[Any]], *, limit: timedelta = timedelta(days=2)) -> Any:
+    """Run a play in virtual time, at most ``limit`` of it."""
+
+    async def main() -> Any:
+        return await play()
+
+    return jumping.run(main(), limit=limit)
+
+
+@dataclass(slots=True)
+class Effects:
+    """What user code did: counts of runs by (activity, argument)."""
+
+    ran: Counter[tuple[str, Any]] = field(default_factory=Counter)
