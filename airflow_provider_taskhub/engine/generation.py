@@ -9,14 +9,14 @@ are taken; the only difference is that scheduling events of the past *confirm* d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from types import CoroutineType, FrameType, GeneratorType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, retry_role
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, Where, decide, identity
+from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     EventSent,
@@ -42,7 +42,6 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
-from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import (
     InputError,
     NonDeterminismError,
@@ -51,10 +50,7 @@ from airflow_provider_taskhub.errors import (
 
 MAX_ACTIONS = 100_000
 """Decisions in one turn: more is a loop that never awaits."""
-MAX_STEPS = 1_000_000
-"""Awaits in one turn: more is a loop over tasks that are complete."""
 
-Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
 Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 
@@ -124,8 +120,7 @@ class Generation:
         self._raised = 0
         self._held: list[tuple[_Open | None, HistoryEvent]] = []
         self._carried: list[HistoryEvent] = []
-        self._body: Body | None = None
-        self._awaited: Task[Any] | None = None
+        self._driver = Driver(definition.name)
         self._closed = False
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)
@@ -140,16 +135,7 @@ class Generation:
     def begin(self) -> None:
         """Run the orchestrator for the first time."""
         self._move(Happening.STARTED)
-        try:
-            body = self._call()
-        except Exception as error:
-            self._raise(error)
-            return
-        if isinstance(body, CoroutineType | GeneratorType):
-            self._body = body
-            self._turn()
-        else:  # a plain function has returned already
-            self._return(body)
+        self._run(lambda: self._driver.start(self._call()))
 
     def receive(self, event: HistoryEvent) -> str | None:
         """Take an event that arrived.
@@ -177,7 +163,7 @@ class Generation:
         action = self._undecided.pop(event.event_id, None)
         if action is None:
             raise NonDeterminismError(
-                f"the history has {_named(event)} here, but the code {self._doing()} "
+                f"the history has {_named(event)} here, but the code {self._driver.doing()} "
                 f"and had decided {self.numbers} actions by then. {_ADVICE}"
             )
         name = getattr(event, "name", "")
@@ -256,14 +242,7 @@ class Generation:
     def close(self) -> None:
         """Let go of the coroutine; its ``finally`` blocks run, but decide nothing."""
         self._closed = True
-        body, self._body = self._body, None
-        self._awaited = None
-        if body is not None:
-            try:
-                body.close()
-            except Exception:
-                # The generation is over, whatever a `finally` block thinks of it.
-                return
+        self._driver.close()
 
     # ---- what tasks and the context ask
 
@@ -422,31 +401,20 @@ class Generation:
         return definition.function(self._context, decode(plain, definition.input_annotation, what=what))
 
     def _turn(self) -> None:
-        """Run until the orchestrator waits for something that is not there yet, or ends."""
-        body = self._body
-        if body is None:
+        self._run(self._driver.turn)
+
+    def _run(self, step: Callable[[], Returned | None]) -> None:
+        if self._closed:
             return
-        steps = 0
-        while (task := self._awaited) is None or task.is_complete:
-            steps += 1
-            try:
-                if steps > MAX_STEPS:
-                    raise self._endless(body)
-                yielded = _resumed(body, task)
-            except StopIteration as stop:
-                self._body = None
-                self._return(stop.value)
-                return
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # SystemExit too: an orchestrator must not end its worker
-                self._body = None
-                self._raise(error)
-                return
-            if not isinstance(yielded, Task):
-                self._foreign(yielded)
-                return
-            self._awaited = yielded
+        try:
+            returned = step()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: an orchestrator must not end its worker
+            self._raise(error)
+            return
+        if returned is not None:
+            self._return(returned.value)
 
     def _return(self, value: Any) -> None:
         self._closed = True
@@ -466,57 +434,9 @@ class Generation:
         self.result, self.failure = str(error), failure_of(error)
         self._move(Happening.FAILED)
 
-    def _foreign(self, value: object) -> None:
-        error = OrchestrationError(
-            f"orchestrator {self.definition.name!r} awaited {type(value).__name__} at {self._line()}: "
-            "only tasks of its context can be awaited, e.g. ctx.create_timer(...) instead of asyncio.sleep(...)",
-            retryable=False,
-        )
-        self.close()
-        self._raise(error)
-
-    def _endless(self, body: Body) -> OrchestrationError:
-        error = OrchestrationError(
-            f"orchestrator {self.definition.name!r} awaited completed tasks {MAX_STEPS} times in one turn at "
-            f"{self._line()}: a loop that makes no progress",
-            retryable=False,
-        )
-        self.close()
-        return error
-
-    def _line(self) -> Where | str:
-        frame = _innermost(self._body)
-        return Where.of(frame) if frame is not None else "an unknown line"
-
-    def _doing(self) -> str:
-        if self._body is None:
-            return "had ended"
-        return f"waited at {self._line()}"
-
 
 def _number(event: Answer) -> int:
     return event.timer_id if isinstance(event, TimerFired) else event.task_scheduled_id
-
-
-def _resumed(body: Body, task: Task[Any] | None) -> Any:
-    if task is None:
-        return body.send(None)
-    error = task.get_exception()
-    if error is None:
-        return body.send(task.get_result())
-    return body.throw(error.with_traceback(None))  # or every await would add its frames to the same traceback
-
-
-def _innermost(body: Any) -> FrameType | None:
-    """The user's frame that waits, through nested coroutines and ``yield from``."""
-    found: FrameType | None = None
-    while body is not None:
-        frame = getattr(body, "cr_frame", None) or getattr(body, "gi_frame", None)
-        if frame is None or frame.f_code is Task.__await__.__code__:
-            return found
-        found = frame
-        body = getattr(body, "cr_await", None) or getattr(body, "gi_yieldfrom", None)
-    return found
 
 
 def _named(event: Scheduling) -> str:

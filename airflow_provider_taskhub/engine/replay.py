@@ -6,15 +6,14 @@ which order, how generations follow each other within one, what leaves as a mess
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode, Outbound
 from airflow_provider_taskhub.engine.context import Log
-from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
+from airflow_provider_taskhub.engine.endings import output as output_of
+from airflow_provider_taskhub.engine.endings import response as response_of
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     ExecutionCompleted,
@@ -28,9 +27,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorCompleted,
     OrchestratorStarted,
     Status,
-    SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceCreated,
-    SubOrchestrationInstanceFailed,
     TaskScheduled,
     TimerCreated,
     TimerFired,
@@ -43,7 +40,6 @@ from airflow_provider_taskhub.errors import InputError, NonDeterminismError, Orc
 MAX_GENERATIONS = 10_000
 """Generations within one episode, beyond one for each new event."""
 _ROW = 256
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:\S*")
 
 
 class Execution:
@@ -167,7 +163,7 @@ class Execution:
             custom_status=generation.custom_status,
             completed=completed,
             started=any(isinstance(event, ExecutionStarted) for event in history),
-            output=_output(completed, history),
+            output=output_of(completed, history),
             stale=tuple(stale),
         )
 
@@ -197,7 +193,7 @@ class Execution:
             completed,
             OrchestratorCompleted(timestamp=time),
         ]
-        response = _response(started, self._instance, completed)
+        response = response_of(started, self._instance, completed)
         first, number = len(self._history), self._episodes + 1
         for event in history:
             self._account(event)
@@ -213,7 +209,7 @@ class Execution:
             custom_status=self._custom_status,
             completed=completed,
             started=any(isinstance(event, ExecutionStarted) for event in history),
-            output=_output(completed, history),
+            output=output_of(completed, history),
         )
 
     # ---- the past
@@ -371,7 +367,7 @@ class Execution:
             failure=generation.failure,
         )
         history.append(completed)
-        response = _response(generation.started, generation.instance, completed)
+        response = response_of(generation.started, generation.instance, completed)
         if response is not None:
             outbound.append(response)
         return completed
@@ -441,46 +437,3 @@ def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:
         return new
     starts = [event for event in new if isinstance(event, ExecutionStarted)]
     return [*starts, *(event for event in new if not isinstance(event, ExecutionStarted))] if starts else new
-
-
-def _response(
-    started: ExecutionStarted, instance: OrchestrationInstance, completed: ExecutionCompleted
-) -> Outbound | None:
-    """What the parent is told."""
-    parent = started.parent
-    if parent is None or FIRE_AND_FORGET in (started.tags or {}):
-        return None
-    # Our children got their execution id from the action's identity: it is the echo (DESIGN §7).
-    echo = instance.execution_id
-    event: HistoryEvent
-    if completed.status is Status.COMPLETED:
-        event = SubOrchestrationInstanceCompleted(
-            timestamp=completed.timestamp,
-            task_scheduled_id=parent.task_schedule_id,
-            result=completed.result,
-            taskhub_action_id=echo,
-        )
-    else:
-        event = SubOrchestrationInstanceFailed(
-            timestamp=completed.timestamp,
-            task_scheduled_id=parent.task_schedule_id,
-            reason=completed.result,
-            failure=completed.failure,
-            taskhub_action_id=echo,
-        )
-    return Outbound(event=event, target=parent.instance)
-
-
-def _output(completed: ExecutionCompleted | None, history: Sequence[HistoryEvent]) -> str | None:
-    """The instance row's Output (spec §2.5)."""
-    if completed is None:
-        reasons = [e.reason for e in history if isinstance(e, ExecutionSuspended | ExecutionResumed)]
-        return _plain(reasons[-1]) if reasons else None
-    if completed.failure is not None:
-        return f"{completed.failure.error_type}: {completed.failure.error_message}"
-    return completed.result if completed.status is Status.COMPLETED else _plain(completed.result)
-
-
-def _plain(reason: str | None) -> str | None:
-    """A text for a column where .NET takes an absolute URI for a blob's address: such a reason is quoted (K60)."""
-    return json.dumps(reason) if reason is not None and _URI.fullmatch(reason) else reason

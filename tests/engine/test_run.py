@@ -18,6 +18,7 @@ from airflow_provider_taskhub.app import (
     when_all,
     when_any,
 )
+from airflow_provider_taskhub.engine import driver
 from airflow_provider_taskhub.engine import generation as generations
 from airflow_provider_taskhub.engine.context import LogLine
 from airflow_provider_taskhub.engine.events import (
@@ -29,6 +30,7 @@ from airflow_provider_taskhub.engine.events import (
     FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
+    OrchestratorCompleted,
     OrchestratorStarted,
     ParentInstance,
     Status,
@@ -40,7 +42,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.engine.replay import Execution, run
 from airflow_provider_taskhub.errors import InputError, UnknownOrchestrator
 from tests.engine.play import INSTANCE, START, Play, plain
 
@@ -259,6 +261,31 @@ class Test_time:
             count += 1
         assert count == -(-days // 6)
         assert play.last.output == f'"{(START.datetime() + timedelta(days=days)).isoformat()}"'
+
+    @pytest.mark.rows("K40", "K55")
+    def test_a_timer_that_another_system_did_not_split_is_one(self) -> None:
+        """.NET makes timers of up to 7 days in one piece, and fires them early."""
+        own = App("own")
+
+        @own.orchestrator
+        async def week(ctx: OrchestrationContext) -> None:
+            await ctx.create_timer(timedelta(days=6, hours=12))
+            await ctx.call_activity("next")
+
+        far = START + timedelta(days=6, hours=12)
+        past = [
+            OrchestratorStarted(timestamp=START),
+            ExecutionStarted(timestamp=START, instance=INSTANCE, name="week", is_played=True),
+            TimerCreated(timestamp=START, event_id=0, fire_at=far),
+            OrchestratorCompleted(timestamp=START),
+            OrchestratorStarted(timestamp=START + timedelta(days=6)),
+            TimerFired(timestamp=START, timer_id=0, fire_at=far, is_played=True),
+            TaskScheduled(timestamp=START, event_id=1, name="next"),
+            OrchestratorCompleted(timestamp=START),
+        ]
+        done = TaskCompleted(timestamp=START, task_scheduled_id=1)
+        episode = run(Registry.of([own]), past, [done], instance=INSTANCE, now=START)
+        assert episode.status is Status.COMPLETED
 
     def test_times_without_a_zone_are_utc(self) -> None:
         own = App("own")
@@ -738,7 +765,7 @@ class Test_code:
 
     def test_endless_loops_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(generations, "MAX_ACTIONS", 500)
-        monkeypatch.setattr(generations, "MAX_STEPS", 500)
+        monkeypatch.setattr(driver, "MAX_STEPS", 500)
         own = App("own")
 
         @own.orchestrator
