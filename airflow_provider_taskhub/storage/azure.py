@@ -1,6 +1,8 @@
 """The production store: Azure Storage, or its emulator.
 
-Owns the order of a unit's steps and what may go in parallel; ``storage/rest`` owns the requests. A unit is not atomic
+Owns the order of a unit's steps and what may go in parallel. What each step of an orchestration sends goes by our own
+requests (``storage/rest``), all else through Microsoft's clients (``storage/sdk``); both share one session, one
+credential, one rule for deadlines and repetitions, and one translation of errors. A unit is not atomic
 here: an error or a crash leaves the steps before it done, and DESIGN §7's order makes that harmless.
 """
 
@@ -38,9 +40,13 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.storage.rest.account import parse_account
 from airflow_provider_taskhub.storage.rest.blobs import Blobs
-from airflow_provider_taskhub.storage.rest.queues import Queues
-from airflow_provider_taskhub.storage.rest.tables import Tables
+from airflow_provider_taskhub.storage.rest.messages import Messages
+from airflow_provider_taskhub.storage.rest.rows import Rows
 from airflow_provider_taskhub.storage.rest.wire import Wire
+from airflow_provider_taskhub.storage.sdk.blobs import BlobService
+from airflow_provider_taskhub.storage.sdk.clients import Clients
+from airflow_provider_taskhub.storage.sdk.queues import QueueService
+from airflow_provider_taskhub.storage.sdk.tables import TableService
 from airflow_provider_taskhub.storage.steps import carry_out
 
 PARALLEL = 16
@@ -57,7 +63,8 @@ class AzureStore:
         (``https://NAME.blob.core.windows.net``) for ``DefaultAzureCredential``.
     :param timeout: deadline of one call.
     :param crash: awaited before and after each step of a unit, for tests.
-    :raises ConfigurationError: for a connection that lacks something; never with a part of a secret.
+    :raises ConfigurationError: for a connection that lacks something, never with a part of a secret; and for a missing
+        package.
     """
 
     local = False
@@ -67,15 +74,20 @@ class AzureStore:
         self._crash = crash
         self.requests: Counter[str] = Counter()
         self._wire = Wire(self._account, timeout=timeout, requests=self.requests)
-        self._queues = Queues(self._wire)
-        self._tables = Tables(self._wire, str(self._account.endpoints["table"]))
+        self._messages = Messages(self._wire)
+        self._rows = Rows(self._wire, str(self._account.endpoints["table"]))
         self._blobs = Blobs(self._wire)
+        self._clients = Clients(self._wire)
+        self._queue_service = QueueService(self._clients)
+        self._table_service = TableService(self._clients)
+        self._blob_service = BlobService(self._clients)
         self._bell = bell_of(self._account.describe())
         self._listener = Listener(self._bell)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
         await self._stack.enter_async_context(self._wire)
+        await self._stack.enter_async_context(self._clients)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -103,24 +115,24 @@ class AzureStore:
     async def _carry_out(self, operation: Operation) -> Result:
         match operation:
             case PutMessage():
-                receipt = await self._queues.put(operation)
+                receipt = await self._messages.put(operation)
                 self._ring(operation.queue, operation.visibility)
                 return receipt
             case UpdateMessage():
                 return await self._update(operation)
             case DeleteMessage():
-                await self._queues.delete_message(operation)
+                await self._messages.delete(operation)
                 return None
             case Transact():
-                return await self._tables.transact(operation)
+                return await self._rows.transact(operation)
             case PutBlob():
                 return await self._blobs.put(operation)
             case DeleteBlob():
-                await self._blobs.remove(operation)
+                await self._blob_service.remove(operation)
                 return None
 
     async def _update(self, operation: UpdateMessage) -> Receipt:
-        receipt = await self._queues.update(operation)
+        receipt = await self._messages.update(operation)
         if operation.visibility <= GIVEN_BACK:
             self._ring(operation.queue, operation.visibility)
         return receipt
@@ -133,27 +145,27 @@ class AzureStore:
 
     async def create_queue(self, name: str) -> bool:
         rules.check_queue_name(name)
-        return await self._queues.create(name)
+        return await self._queue_service.create(name)
 
     async def delete_queue(self, name: str) -> None:
         rules.check_queue_name(name)
-        await self._queues.delete(name)
+        await self._queue_service.delete(name)
 
     async def list_queues(self, prefix: str) -> list[str]:
-        return await self._queues.names(prefix)
+        return await self._queue_service.names(prefix)
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
         rules.check_receive(queue, limit, visibility)
         self._listener.receiving(queue)
-        return await self._queues.receive(queue, limit=limit, visibility=visibility)
+        return await self._messages.receive(queue, limit=limit, visibility=visibility)
 
     async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
         rules.check_peek(queue, limit)
-        return await self._queues.peek(queue, limit=limit)
+        return await self._queue_service.peek(queue, limit=limit)
 
     async def count(self, queue: str) -> int:
         rules.check_queue_name(queue)
-        return await self._queues.count(queue)
+        return await self._queue_service.count(queue)
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         return await self._listener.arrival(queues, timeout)
@@ -162,20 +174,20 @@ class AzureStore:
 
     async def create_table(self, name: str) -> bool:
         rules.check_table_name(name)
-        return await self._tables.create(name)
+        return await self._table_service.create(name)
 
     async def delete_table(self, name: str) -> None:
         rules.check_table_name(name)
-        await self._tables.delete(name)
+        await self._table_service.delete(name)
 
     async def list_tables(self, prefix: str = "") -> list[str]:
-        return await self._tables.names(prefix)
+        return await self._table_service.names(prefix)
 
     async def get(self, table: str, partition_key: str, row_key: str) -> Entity | None:
         rules.check_table_name(table)
         rules.check_key("PartitionKey", partition_key)
         rules.check_key("RowKey", row_key)
-        return await self._tables.get(table, partition_key, row_key)
+        return await self._rows.get(table, partition_key, row_key)
 
     async def query(
         self,
@@ -187,7 +199,7 @@ class AzureStore:
         continuation: str | None = None,
     ) -> Page:
         rules.check_query(table, filter, select, limit)
-        return await self._tables.query(table, filter, select=select, limit=limit, continuation=continuation)
+        return await self._rows.query(table, filter, select=select, limit=limit, continuation=continuation)
 
     async def rows(
         self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
@@ -205,11 +217,11 @@ class AzureStore:
 
     async def create_container(self, name: str) -> bool:
         rules.check_container_name(name)
-        return await self._blobs.create_container(name)
+        return await self._blob_service.create_container(name)
 
     async def delete_container(self, name: str) -> None:
         rules.check_container_name(name)
-        await self._blobs.delete_container(name)
+        await self._blob_service.delete_container(name)
 
     async def get_blob(self, container: str, name: str) -> Blob | None:
         rules.check_blob(container, name)
@@ -217,11 +229,11 @@ class AzureStore:
 
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         rules.check_container_name(container)
-        return await self._blobs.names(container, prefix)
+        return await self._blob_service.names(container, prefix)
 
     async def append_blob(self, container: str, name: str, data: bytes) -> None:
         rules.check_append(container, name, data)
-        await self._blobs.append(container, name, data)
+        await self._blob_service.append(container, name, data)
 
     # leases
 
@@ -229,25 +241,23 @@ class AzureStore:
         rules.check_lease_target(container, name)
         rules.check_lease_id(lease_id)
         rules.check_lease_seconds(seconds)
-        headers = {"x-ms-lease-duration": str(seconds), "x-ms-proposed-lease-id": lease_id}
-        await self._blobs.lease(container, name, "acquire", headers)
+        await self._blob_service.acquire(container, name, lease_id=lease_id, seconds=seconds)
 
     async def renew_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
         rules.check_lease_target(container, name)
         rules.check_lease_id(lease_id)
-        await self._blobs.lease(container, name, "renew", {"x-ms-lease-id": lease_id})
+        await self._blob_service.renew(container, name, lease_id=lease_id)
 
     async def change_lease(self, container: str, name: str | None, *, lease_id: str, new_lease_id: str) -> None:
         rules.check_lease_target(container, name)
         rules.check_lease_id(lease_id)
         rules.check_lease_id(new_lease_id)
-        headers = {"x-ms-lease-id": lease_id, "x-ms-proposed-lease-id": new_lease_id}
-        await self._blobs.lease(container, name, "change", headers)
+        await self._blob_service.change(container, name, lease_id=lease_id, new_lease_id=new_lease_id)
 
     async def release_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
         rules.check_lease_target(container, name)
         rules.check_lease_id(lease_id)
-        await self._blobs.lease(container, name, "release", {"x-ms-lease-id": lease_id})
+        await self._blob_service.release(container, name, lease_id=lease_id)
 
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:

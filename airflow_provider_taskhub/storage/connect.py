@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import Settings, home
+from airflow_provider_taskhub.storage.packages import missing
 from airflow_provider_taskhub.storage.primitives import CrashPoint, Store
 
 _EXAMPLE = "sqlite:///absolute/path/hub.db"
@@ -28,9 +29,7 @@ def open_store(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, crash: CrashP
     try:
         from airflow_provider_taskhub.storage.azure import AzureStore
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"a hub on Azure Storage needs the package {error.name!r}: pip install 'airflow-provider-taskhub[azure]'"
-        ) from None
+        raise missing(error.name) from None
     return AzureStore(connection, timeout=settings.request_timeout, crash=crash)
 
 

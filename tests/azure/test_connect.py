@@ -49,7 +49,7 @@ def test_an_azure_account_with_the_settings_deadline() -> None:
     store = open_store(settings)
     assert isinstance(store, AzureStore)
     assert not store.local
-    assert store._wire._timeout == 7.0
+    assert store._wire.timeout == 7.0
 
 
 def test_a_wrong_connection_string_is_named_and_not_echoed() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.storage.rest import wire as wire_module
+from airflow_provider_taskhub.storage.rest import attempts as attempts_module
 from airflow_provider_taskhub.storage.rest.account import (
     Account,
     Credential,
@@ -87,7 +87,7 @@ async def ok(number: int, writer: asyncio.StreamWriter) -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "BACK_OFF", 0.0)
+    monkeypatch.setattr(attempts_module, "BACK_OFF", 0.0)
 
 
 @pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])

@@ -1,12 +1,11 @@
-"""Azure Storage's REST interface, as far as the primitives need it.
+"""Our own requests to Azure Storage, for the hot operations only: messages, rows, block blobs.
 
-Requests go through aiohttp directly, not through the azure-storage SDKs. Measured (spec/azurite.md §2, §3): an
-orchestration costs the SDKs 10 to 17 ms of CPU, more than the emulator needs to store it; 0.5 to 1 ms a request and
-0.3 ms a row of a batch. The table SDK reads times to the microsecond, where DurableTask's columns have 100 ns, and all
-of them run on a transport that repeats a PUT or DELETE whose answer was lost, which turns a conditional write that was
-done into a false Conflict. Tokens are still Microsoft's own: azure-identity.
+Everything else goes through Microsoft's clients (``storage/sdk``). These do not, because an orchestration is some
+fifteen of them and their cost bounds the hub's throughput. Measured (spec/azurite.md §2, §3): through the SDKs an
+orchestration costs 10 to 17 ms of CPU, more than the emulator needs to store it: 0.5 to 1 ms a request and 0.3 ms a row
+of a batch. And the table SDK reads times to the microsecond, where DurableTask's columns have 100 ns.
 
-``account`` who and where · ``tokens`` Entra ID · ``wire`` one request, its deadline and its credentials · ``answers``
-every error, translated once · ``odata`` rows and filters · ``batch`` entity-group transactions · ``queues``,
-``tables``, ``blobs`` the operations.
+``account`` who and where · ``tokens`` Entra ID · ``wire`` one request and the session · ``attempts`` deadline and
+repetition · ``answers`` every error, translated once · ``odata`` rows and filters · ``batch`` entity-group transactions
+· ``messages``, ``rows``, ``blobs`` the operations. ``storage/sdk`` stands on the first five as well.
 """

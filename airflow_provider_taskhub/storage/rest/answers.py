@@ -1,4 +1,4 @@
-"""Every error of the service, translated here and nowhere else.
+"""Every error of the service, translated here and nowhere else, whoever sent the request: we, or Microsoft's clients.
 
 A refusal is judged by status and error code, never by its prose. What it cannot tell: Azure documents for a pop receipt
 that no longer holds both 400 ``PopReceiptMismatch`` and 404 ``MessageNotFound``, so a NotFound of an update or a delete
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
+
+import aiohttp
 
 from airflow_provider_taskhub.errors import (
     ConfigurationError,
@@ -21,6 +24,9 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
+
+if TYPE_CHECKING:
+    from azure.core.exceptions import AzureError
 
 _TOO_LARGE = frozenset(
     {
@@ -74,6 +80,51 @@ def refusal(
     if status >= 500 or status == 408:
         return Unavailable(text)
     return InputError(text)
+
+
+def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavailable:
+    """The error for a request without a whole answer.
+
+    :param error: as aiohttp raised it. Its class is named and its text is not quoted: some of aiohttp's texts hold the
+        whole address, signature included.
+    :param origin: of the service that was asked.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return Unavailable(f"{what}: no connection to {origin} ({type(error).__name__})", maybe_done=False)
+    return Unavailable(f"{what}: the answer was lost ({type(error).__name__})")
+
+
+def translated(error: AzureError, *, what: str, origin: str, creating: bool = False) -> TaskHubError:
+    """The error for one of Microsoft's clients' errors, by the same table as for our own requests.
+
+    :param creating: see :func:`refusal`.
+    """
+    from azure.core.exceptions import HttpResponseError
+
+    if not isinstance(error, HttpResponseError) or error.status_code is None:
+        # the transport's class of an error does not tell whether a connection was made; what it wraps does
+        return unanswered(error.inner_exception or error, what=what, origin=origin)
+    if error.status_code < 300:
+        return Unavailable(f"{what}: the answer cannot be read: is there a proxy in between?")
+    return refusal(
+        what=what,
+        status=error.status_code,
+        code=code_of(error),
+        prose=error.message,
+        retry_after=seconds_of(_header(error, "retry-after")),
+        creating=creating,
+    )
+
+
+def code_of(error: AzureError) -> str:
+    """Azure's code in an error of Microsoft's clients, or ""."""
+    found = _header(error, "x-ms-error-code") or getattr(error, "error_code", None) or ""
+    return str(getattr(found, "value", found))  # their enumerations, or plain text for a code they do not know
+
+
+def _header(error: AzureError, name: str) -> str | None:
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    return headers.get(name) if headers is not None else None
 
 
 def error_of(body: bytes) -> tuple[str, str]:

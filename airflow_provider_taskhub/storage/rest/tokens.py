@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.storage.packages import missing
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from azure.core.credentials import AccessToken
     from azure.core.credentials_async import AsyncTokenCredential
 
@@ -19,6 +22,9 @@ REFRESH_BEFORE = 300
 
 class Tokens:
     """The current token, fetched when needed and shared by all requests. An asynchronous context manager.
+
+    Our own requests ask for :meth:`current`; Microsoft's clients take it as their credential, an
+    ``AsyncTokenCredential``.
 
     :param credential: a token credential of azure-identity; None: ``DefaultAzureCredential``.
     :raises ConfigurationError: when azure-identity is not installed.
@@ -32,7 +38,15 @@ class Tokens:
     async def __aenter__(self) -> Tokens:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._credential.close()
 
     async def current(self) -> str:
@@ -40,17 +54,37 @@ class Tokens:
 
         :raises ConfigurationError: when no identity is found here; names the ways that were tried.
         """
+        return (await self._usual()).token
+
+    async def get_token(
+        self,
+        *scopes: str,
+        claims: str | None = None,
+        tenant_id: str | None = None,
+        enable_cae: bool = False,
+        **more: Any,
+    ) -> AccessToken:
+        """A token for one of Microsoft's clients.
+
+        :param claims: with ``tenant_id``, what a refusal of the service asked for: then the usual token will not do.
+        :raises ConfigurationError: as :meth:`current`.
+        """
+        if claims is None and tenant_id is None:
+            return await self._usual()
+        return await self._fetch(*scopes, claims=claims, tenant_id=tenant_id, enable_cae=enable_cae, **more)
+
+    async def _usual(self) -> AccessToken:
         async with self._lock:
             # A token's end is a time of the wall clock by its nature; a wrong clock costs a refusal, never safety.
             if self._token is None or self._token.expires_on - time.time() < REFRESH_BEFORE:
-                self._token = await self._fetch()
-            return self._token.token
+                self._token = await self._fetch(SCOPE)
+            return self._token
 
-    async def _fetch(self) -> AccessToken:
+    async def _fetch(self, *scopes: str, **more: Any) -> AccessToken:
         from azure.core.exceptions import ClientAuthenticationError
 
         try:
-            return await self._credential.get_token(SCOPE)
+            return await self._credential.get_token(*scopes, **more)
         except ClientAuthenticationError as error:
             raise ConfigurationError(f"no identity for Azure Storage was found here: {error.message}") from None
 
@@ -59,8 +93,5 @@ def _default_credential() -> AsyncTokenCredential:
     try:
         from azure.identity.aio import DefaultAzureCredential
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"an Azure account's address without a key needs the package {error.name!r}: "
-            "pip install 'airflow-provider-taskhub[azure]'"
-        ) from None
+        raise missing(error.name, purpose="an Azure account's address without a key") from None
     return DefaultAzureCredential()

@@ -1,17 +1,15 @@
-"""One request to the service: credentials, deadline, count, and what is sent again.
+"""One request of our own to the service: credentials, deadline, count; and the session that all requests share.
 
-A read is sent up to three times. A write is sent again only when it certainly never reached the service (no connection
-was made): after a lost answer a conditional write that had been done would be refused, and the caller must read back
-instead (DESIGN §7). For the same reason aiohttp's own repetition of PUT and DELETE over a connection that broke is
-switched off, by :func:`_once`.
+aiohttp by itself repeats a PUT or DELETE over a connection that broke, which turns a conditional write that was done
+into a false Conflict. :func:`_once` switches that off for the whole session, and so for Microsoft's clients as well;
+what is sent again is decided by ``attempts``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
+import io
 import json
-import random
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +25,8 @@ from yarl import URL
 from airflow_provider_taskhub import __version__
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.storage.rest.account import Account, Identity, Query, SharedKey, Signature, encode_query
-from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of
+from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of, unanswered
+from airflow_provider_taskhub.storage.rest.attempts import persistently
 from airflow_provider_taskhub.storage.rest.tokens import Tokens
 
 API_VERSION = "2020-12-06"
@@ -36,9 +35,9 @@ CONNECTIONS = 128
 KEEP_ALIVE = 3.0
 """Seconds. Below the 5 s after which the emulator closes an idle connection: a request must not meet that moment."""
 CONNECT_TIMEOUT = 10.0
-ATTEMPTS = 3
-BACK_OFF = 0.2
-"""Seconds before the second attempt, doubled for the third, times 0.5 to 1.5."""
+MAX_AT_ONCE = 1024 * 1024
+"""Bytes of a body that go to the socket in one piece; a larger one goes as a stream, and others get their turn."""
+USER_AGENT = f"airflow-provider-taskhub/{__version__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,6 @@ class Request:
     :param what: what is asked, for the texts of errors.
     :param safe: a read: may be sent again without harm.
     :param accept: refusals that the caller wants as answers, by status.
-    :param creating: see :func:`~airflow_provider_taskhub.storage.rest.answers.refusal`.
     """
 
     kind: str
@@ -64,7 +62,6 @@ class Request:
     body: bytes = b""
     safe: bool = False
     accept: frozenset[int] = frozenset()
-    creating: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,62 +116,57 @@ class Wire:
     def __init__(
         self, account: Account, *, timeout: timedelta, requests: Counter[str], tokens: Tokens | None = None
     ) -> None:
-        self._account = account
-        self._timeout = timeout.total_seconds()
-        self._requests = requests
+        self.account = account
+        self.timeout = timeout.total_seconds()
+        self.connect_timeout = min(CONNECT_TIMEOUT, self.timeout)
+        self.requests = requests
+        self.tokens = tokens
         self._session: aiohttp.ClientSession | None = None
-        self._tokens = tokens
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Wire:
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE)
-        if isinstance(self._account.credential, Identity):
-            self._tokens = await self._stack.enter_async_context(self._tokens or Tokens())
+        if isinstance(self.account.credential, Identity):
+            self.tokens = await self._stack.enter_async_context(self.tokens or Tokens())
         self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=connector,
                 trust_env=False,  # the look-up of proxies costs a third of a request (spec/azurite.md §2)
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_TIMEOUT, self._timeout)),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout),
+                middlewares=(_once,),
             )
         )
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self._session = None
         await self._stack.aclose()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session that all requests share. :raises RuntimeError: when the store is not open."""
+        if self._session is None:
+            raise RuntimeError("the store is not open: use it in `async with`")
+        return self._session
 
     async def send(self, request: Request) -> Answer:
         """Send a request, again where that is safe.
 
         :raises StorageError: as ``answers.refusal`` says, or Unavailable without an answer in time.
         """
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._attempts(request)
-        except TimeoutError:
-            raise Unavailable(f"{request.what}: no answer within {self._timeout:g} s") from None
-
-    async def _attempts(self, request: Request) -> Answer:
-        for attempt in range(1, ATTEMPTS):
-            try:
-                return await self._attempt(request)
-            except Unavailable as error:
-                if error.maybe_done and not request.safe:
-                    raise
-            await asyncio.sleep(BACK_OFF * attempt * random.uniform(0.5, 1.5))
-        return await self._attempt(request)
+        return await persistently(
+            lambda: self._attempt(request), what=request.what, timeout=self.timeout, safe=request.safe
+        )
 
     async def _attempt(self, request: Request) -> Answer:
-        self._requests[request.kind] += 1
+        self.requests[request.kind] += 1
         try:
             answer = await self._exchange(request)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            # The class is named, not quoted: some of aiohttp's texts hold the whole address, signature included.
-            where = f"{self._account.endpoints[request.service].origin} ({type(error).__name__})"
-            raise Unavailable(f"{request.what}: no connection to {where}", maybe_done=False) from None
         except aiohttp.ClientError as error:
-            raise Unavailable(f"{request.what}: the answer was lost ({type(error).__name__})") from None
+            origin = self.account.endpoints[request.service].origin
+            raise unanswered(error, what=request.what, origin=origin) from None
         if answer.status < 300 or answer.status in request.accept:
             return answer
         code, prose = error_of(answer.body)
@@ -184,40 +176,35 @@ class Wire:
             code=answer.headers.get("x-ms-error-code", "") or code,
             prose=prose,
             retry_after=seconds_of(answer.headers.get("retry-after")),
-            creating=request.creating,
         )
 
     async def _exchange(self, request: Request) -> Answer:
-        if self._session is None:
-            raise RuntimeError("the store is not open: use it in `async with`")
         url, headers = await self._authorized(request)
-        extra: dict[str, Any] = {} if request.safe else {"middlewares": (_once,)}
         skip = () if "content-type" in headers else ("Content-Type",)
-        async with self._session.request(
+        async with self.session.request(
             request.method,
             url,
             headers=headers,
-            data=request.body or None,
+            data=_payload(request.body),
             allow_redirects=False,
             skip_auto_headers=skip,
-            **extra,
         ) as response:
             return Answer(status=response.status, headers=response.headers, body=await response.read())
 
     async def _authorized(self, request: Request) -> tuple[URL, dict[str, str]]:
-        endpoint = self._account.endpoints[request.service]
+        endpoint = self.account.endpoints[request.service]
         path = endpoint.path + request.path
         query = encode_query(request.query)
         headers = {
             "x-ms-version": API_VERSION,
             "x-ms-date": formatdate(usegmt=True),
-            "user-agent": f"airflow-provider-taskhub/{__version__}",
+            "user-agent": USER_AGENT,
             "accept-encoding": "identity",  # the bytes as they are stored: our blobs are compressed by ourselves
             **request.headers,
         }
         if request.method in ("PUT", "POST") and not request.body:
             headers["content-length"] = "0"
-        match self._account.credential:
+        match self.account.credential:
             case SharedKey() as key:
                 headers["authorization"] = key.authorization(
                     request.service, method=request.method, path=path, query=request.query, headers=headers,
@@ -226,6 +213,10 @@ class Wire:
             case Signature(token=token):
                 query = f"{query}&{token}" if query else token
             case Identity():
-                assert self._tokens is not None
-                headers["authorization"] = f"Bearer {await self._tokens.current()}"
+                assert self.tokens is not None
+                headers["authorization"] = f"Bearer {await self.tokens.current()}"
         return URL(f"{endpoint.origin}{path}" + (f"?{query}" if query else ""), encoded=True), headers
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    return io.BytesIO(body) if len(body) > MAX_AT_ONCE else body or None

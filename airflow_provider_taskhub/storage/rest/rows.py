@@ -1,4 +1,4 @@
-"""The table service: rows, entity-group transactions, queries, and tables themselves."""
+"""Rows, the hot path of the table service: single writes, entity-group transactions, reads and queries."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ _METHODS: Mapping[RowVerb, str] = {
     RowVerb.DELETE: "DELETE",
 }
 _OWN = ("PartitionKey", "RowKey", "Timestamp")
-_NEXT_TABLE = "x-ms-continuation-nexttablename"
 _NEXT_KEYS = ("x-ms-continuation-nextpartitionkey", "x-ms-continuation-nextrowkey")
 _ABSENT = frozenset({404})
-_TAKEN = frozenset({409})
 
 
 def _row_part(table: str, row: RowOperation) -> Part:
@@ -54,8 +52,8 @@ def _row_part(table: str, row: RowOperation) -> Part:
     return Part(method=_METHODS[row.verb], url=url, headers=headers, body=body)
 
 
-class Tables:
-    """Operations on tables over a wire.
+class Rows:
+    """Operations on rows over a wire.
 
     :param address: of the table service, for the requests inside a batch.
     """
@@ -63,8 +61,6 @@ class Tables:
     def __init__(self, wire: Wire, address: str) -> None:
         self._wire = wire
         self._address = address
-
-    # rows
 
     async def transact(self, operation: Transact) -> tuple[str, ...]:
         """Carry out a write; the ETags of its rows."""
@@ -163,63 +159,6 @@ class Tables:
         )
         rows = answer.json()["value"]
         return Page(entities=tuple(decode_row(row) for row in rows), continuation=_continuation(answer))
-
-    # tables
-
-    async def create(self, name: str) -> bool:
-        answer = await self._wire.send(
-            Request(
-                kind="admin",
-                service="table",
-                method="POST",
-                path="/Tables",
-                headers={**_JSON, **_BODY},
-                body=json.dumps({"TableName": name}).encode(),
-                what=f"creation of table {name!r}",
-                accept=_TAKEN,
-                creating=True,
-            )
-        )
-        if answer.status == 409 and answer.code != "TableAlreadyExists":
-            raise refusal(what=f"creation of table {name!r}", status=409, code=answer.code, creating=True)
-        return answer.status != 409
-
-    async def delete(self, name: str) -> None:
-        await self._wire.send(
-            Request(
-                kind="admin",
-                service="table",
-                method="DELETE",
-                path=f"/Tables('{name}')",
-                headers=_JSON,
-                what=f"deletion of table {name!r}",
-                accept=_ABSENT,
-            )
-        )
-
-    async def names(self, prefix: str) -> list[str]:
-        found: list[str] = []
-        query: list[tuple[str, str]] = []
-        if prefix:
-            # '{' follows 'z': table names are letters and digits, compared without regard to case by Azure
-            query.append(("$filter", f"TableName ge '{prefix}' and TableName lt '{prefix}{{'"))
-        marker: str | None = ""
-        while marker is not None:
-            answer = await self._wire.send(
-                Request(
-                    kind="admin",
-                    service="table",
-                    method="GET",
-                    path="/Tables",
-                    query=[*query, ("NextTableName", marker)] if marker else query,
-                    headers=_JSON,
-                    what="list of tables",
-                    safe=True,
-                )
-            )
-            found += [row["TableName"] for row in answer.json()["value"]]
-            marker = answer.headers.get(_NEXT_TABLE) or None
-        return found
 
 
 def _name(table: str, row: RowOperation) -> str:

@@ -1,4 +1,4 @@
-"""The queue service: messages as plain text, and queues themselves.
+"""Messages, the hot path of the queue service: put, receive, update, delete.
 
 Texts go in and come out as they are: no Base64, no policy in between. Times are the service's own, in whole seconds.
 """
@@ -13,7 +13,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.errors import Conflict, NotFound, Unavailable
+from airflow_provider_taskhub.errors import Conflict, Unavailable
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
@@ -29,7 +29,6 @@ from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
 _FOREVER = ("messagettl", "-1")
 _XML = {"content-type": "application/xml"}
 _ABSENT = frozenset({404})
-_TAKEN = frozenset({409})
 
 
 def receipt_of(message: Receipt | ReceiptHolder) -> Receipt:
@@ -68,24 +67,11 @@ def _message(element: ElementTree.Element) -> Message:
     )
 
 
-def _peeked(element: ElementTree.Element) -> Message:
-    inserted = _time(element.findtext("InsertionTime"))
-    return Message(
-        text=element.findtext("MessageText", ""),
-        # a peek tells no next visible time: the message is visible, and was so when it was put at the earliest
-        receipt=Receipt(message_id=element.findtext("MessageId", ""), pop_receipt="", next_visible=inserted),
-        dequeue_count=int(element.findtext("DequeueCount", "0")),
-        inserted=inserted,
-    )
-
-
-class Queues:
-    """Operations on queues over a wire."""
+class Messages:
+    """Operations on messages over a wire."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-
-    # messages
 
     async def put(self, operation: PutMessage) -> Receipt:
         answer = await self._wire.send(
@@ -119,20 +105,6 @@ class Queues:
         )
         return [_message(element) for element in _elements(answer)]
 
-    async def peek(self, queue: str, *, limit: int) -> list[Message]:
-        answer = await self._wire.send(
-            Request(
-                kind="queue.peek",
-                service="queue",
-                method="GET",
-                path=f"/{queue}/messages",
-                query=(("numofmessages", str(limit)), ("peekonly", "true")),
-                what=f"peek into queue {queue!r}",
-                safe=True,
-            )
-        )
-        return [_peeked(element) for element in _elements(answer)]
-
     async def update(self, operation: UpdateMessage) -> Receipt:
         receipt = receipt_of(operation.message)
         answer = await self._wire.send(
@@ -153,7 +125,7 @@ class Queues:
             next_visible=_time(answer.headers.get("x-ms-time-next-visible")),
         )
 
-    async def delete_message(self, operation: DeleteMessage) -> None:
+    async def delete(self, operation: DeleteMessage) -> None:
         receipt = receipt_of(operation.message)
         request = Request(
             kind="queue.delete",
@@ -172,74 +144,6 @@ class Queues:
             return
         if answer.status == 404 and answer.code != "MessageNotFound":
             raise refusal(what=request.what, status=404, code=answer.code)
-
-    # queues
-
-    async def count(self, queue: str) -> int:
-        answer = await self._wire.send(
-            Request(
-                kind="admin",
-                service="queue",
-                method="GET",
-                path=f"/{queue}",
-                query=(("comp", "metadata"),),
-                what=f"length of queue {queue!r}",
-                safe=True,
-            )
-        )
-        return int(answer.headers.get("x-ms-approximate-messages-count", "0"))
-
-    async def create(self, name: str) -> bool:
-        answer = await self._wire.send(
-            Request(
-                kind="admin",
-                service="queue",
-                method="PUT",
-                path=f"/{name}",
-                what=f"creation of queue {name!r}",
-                accept=_TAKEN,
-                creating=True,
-            )
-        )
-        if answer.status == 409 and answer.code != "QueueAlreadyExists":
-            raise refusal(what=f"creation of queue {name!r}", status=409, code=answer.code, creating=True)
-        return answer.status == 201
-
-    async def delete(self, name: str) -> None:
-        try:
-            await self._wire.send(
-                Request(
-                    kind="admin",
-                    service="queue",
-                    method="DELETE",
-                    path=f"/{name}",
-                    what=f"deletion of queue {name!r}",
-                )
-            )
-        except NotFound:
-            return
-
-    async def names(self, prefix: str) -> list[str]:
-        found: list[str] = []
-        marker = ""
-        while True:
-            answer = await self._wire.send(
-                Request(
-                    kind="admin",
-                    service="queue",
-                    method="GET",
-                    path="/",
-                    query=[("comp", "list"), *([("prefix", prefix)] if prefix else []),
-                           *([("marker", marker)] if marker else [])],
-                    what="list of queues",
-                    safe=True,
-                )
-            )
-            tree = answer.xml()
-            found += [item.text or "" for item in tree.findall("Queues/Queue/Name")]
-            marker = tree.findtext("NextMarker") or ""
-            if not marker:
-                return found
 
 
 def _visibility(value: timedelta) -> tuple[str, str]:
