@@ -328,7 +328,7 @@ def identity(**changes: object) -> TaskIdentity:
 
 
 def test_instance_ids_are_distinct_and_legal() -> None:
-    from airflow_provider_taskhub.hub.contract import check_instance_id
+    from airflow_provider_taskhub.engine.identity import check_instance_id
 
     parts = [
         identity(),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import quote
+from functools import partial
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from playwright.sync_api import FrameLocator, Page, expect
+from playwright.sync_api import FrameLocator, Page, Response, expect
 
 from tests.airflow.real import ROOT, Process, RealAirflow, until
 
@@ -100,7 +101,7 @@ def test_counts_filter_and_search_narrows(login: Login, runs: Runs) -> None:
     count = int(chip.locator("b").inner_text())
     expect(inner.locator("tbody tr")).to_have_count(count)
     inner.get_by_role("button", name="All").click()
-    inner.get_by_role("searchbox").fill("dag_id=mapped")
+    inner.get_by_role("searchbox").fill(f"run_id={runs.mapped}")
     expect(inner.locator("tbody tr")).to_have_count(5)
     inner.get_by_role("searchbox").fill("no such thing")
     expect(inner.get_by_text("No instance matches.")).to_be_visible()
@@ -186,14 +187,25 @@ def test_the_theme_follows_airflow(login: Login, runs: Runs) -> None:
     expect(frame(light).locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
 
 
+def _asked_for(text: str, response: Response) -> bool:
+    return parse_qs(urlsplit(response.url).query).get("text") == [text]
+
+
 def test_nobody_sees_more_than_their_dags(login: Login, runs: Runs) -> None:
     seen = {}
     for user in ("vera", "olga", "admin"):
-        inner = listed(login(user, "/plugin/taskhub"))
-        expect(inner.locator("main")).to_contain_text(sums_id(runs.sums))
-        text = inner.locator("main").inner_text()
-        seen[user] = (SECRET in text, runs.by_hand in text)
-    assert seen == {"vera": (False, False), "olga": (True, False), "admin": (True, True)}
+        page = login(user, "/plugin/taskhub")
+        inner = listed(page)
+        found = []
+        for wanted in (sums_id(runs.sums), SECRET, runs.by_hand):
+            with page.expect_response(partial(_asked_for, wanted)):
+                inner.get_by_role("searchbox").fill(wanted)
+            row, none = inner.locator("tbody tr", has_text=wanted), inner.get_by_text("No instance matches.")
+            expect(row.or_(none)).to_have_count(1)
+            expect(inner.locator("tbody tr")).to_have_count(row.count())
+            found.append(row.count() == 1)
+        seen[user] = tuple(found)
+    assert seen == {"vera": (True, False, False), "olga": (True, True, False), "admin": (True, True, True)}
     for hidden in (SECRET, runs.by_hand):
         page = login("vera", f"/taskhub/page/instance?id={quote(hidden, safe='')}")
         expect(page.get_by_role("alert")).to_contain_text("or you may not see it")

@@ -78,7 +78,7 @@ function progress(tally) {
   if (!tally || !tally.all) return "";
   const done = tally.completed ?? 0, running = (tally.running ?? 0) + (tally.cancelling ?? 0), bad = tally.all - done - running;
   const width = (count) => `width:${(100 * count) / tally.all}%`;
-  const said = [`${done} done`, running && `${running} running`, bad && `${bad} failed`].filter(Boolean).join(", ");
+  const said = [(done || !bad) && `${done} done`, running && `${running} running`, bad && `${bad} failed`].filter(Boolean).join(", ");
   return [el("span", { class: "bar", "aria-hidden": "true" }, el("i", { class: "ok", style: width(done) }), el("i", { class: "run", style: width(running) }), el("i", { class: "bad", style: width(bad) })), " ", el("span", { class: "small mute" }, said)];
 }
 
