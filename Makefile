@@ -13,6 +13,8 @@ DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS
 N ?= 20
 # more arguments for pytest, such as TESTS="tests/engine -k timer"
 TESTS ?=
+# arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
+BENCH ?=
 
 .PHONY: help
 help: ## this list
@@ -45,8 +47,8 @@ rows: .venv/.test ## which rows of the specification have tests, and which have 
 	@$(BIN)/python -m tests.rows
 
 .PHONY: bench
-bench: .venv/.test .venv/.azurite ## the workloads of tests/benchmarks on both stores: a table and JSON lines
-	@$(BIN)/python -m tests.benchmarks
+bench: .venv/.test .venv/.azurite ## how fast it is here, on both stores: a table, and JSON lines in .bench (BENCH="--store embedded")
+	@$(BIN)/python -m tests.benchmarks $(BENCH)
 
 .PHONY: constraints
 constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
@@ -56,7 +58,7 @@ constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
 
 .PHONY: clean
 clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
-	@rm -rf .venv .demo .azurite .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf .venv .demo .azurite .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed again only when one of the inputs changes. The preflight runs before anything is made.

@@ -1,0 +1,222 @@
+"""The workloads: each drives a stage's worker through a client and yields figures.
+
+Times of an orchestration run from the moment before its start to the completion time in its row, both read from this
+machine's clock: what a client's polling adds is a figure of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from statistics import median
+
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import Status, TaskCompleted
+from airflow_provider_taskhub.hub.contract import InstanceState
+from tests.benchmarks.figures import REQUESTS, Figure, percentile
+from tests.benchmarks.stage import EMULATOR, BenchError, Stage
+
+LIMIT = timedelta(minutes=10)
+"""For one orchestration; a slow workload is a figure, a stuck one an error."""
+STARTING = 32
+"""Starts under way at once in workload a."""
+WARM = 8
+"""Orchestrations before anything is measured: every executor has run something, every code path is loaded."""
+IDLE_AFTER: Mapping[str, float] = {EMULATOR: 60.0}
+"""Seconds until an idle worker's polling is at its floor: on Azure the back-off doubles from 50 ms to 30 s."""
+IDLE_AFTER_EMBEDDED = 5.0
+TIMED = ("queue.receive", "queue.update")
+"""Kinds whose number depends on the moment: receives, and renewals of messages held for long."""
+BUDGETED = "operations beside receives"
+
+Measured = AsyncIterator[tuple[str, str, float]]
+"""Name, unit, value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One letter of the table. :param size: at scale 1. :param repeats: runs unless told otherwise."""
+
+    letter: str
+    text: str
+    size: int
+    repeats: int
+    run: Callable[[Stage, Client, int], Measured]
+    least: int = 1
+
+    def sized(self, scale: float) -> int:
+        return max(self.least, round(self.size * scale))
+
+
+async def measure(workload: Workload, stage: Stage, size: int) -> list[Figure]:
+    """One run of a workload over a fresh stage."""
+    async with Client.open(stage.settings) as client:
+        for value in range(WARM):
+            await _one(stage, client, "single", value)
+        await stage.settled()
+        return [
+            Figure(store=stage.store, workload=workload.letter, name=name, unit=unit, value=value, size=size)
+            async for name, unit, value in workload.run(stage, client, size)
+        ]
+
+
+# one at a time
+
+
+async def _in_turn(stage: Stage, client: Client, size: int) -> Measured:
+    stored, seen = [], []
+    starting: Counter[str] = Counter()
+    before = await stage.settled()
+    for value in range(size):
+        sent, begun, counted = SYSTEM_CLOCK.utc_now(), time.perf_counter(), client.hub.store.requests.copy()
+        started = await client.start("single", value)
+        starting += client.hub.store.requests - counted
+        ended = await _ended(stage, client, started.instance_id)
+        seen.append(time.perf_counter() - begun)
+        stored.append(_seconds(sent, ended))
+    spent = (await stage.settled()).requests - before.requests + starting
+    yield "p50", "ms", percentile(stored, 0.5) * 1000
+    yield "p99", "ms", percentile(stored, 0.99) * 1000
+    yield "p50 as Client.wait sees it", "ms", percentile(seen, 0.5) * 1000
+    yield "p99 as Client.wait sees it", "ms", percentile(seen, 0.99) * 1000
+    yield BUDGETED, "per orchestration", (spent.total() - sum(spent[kind] for kind in TIMED)) / size
+    for item in _requests(spent, size, "per orchestration"):
+        yield item
+
+
+def _requests(spent: Counter[str], size: float, unit: str) -> list[tuple[str, str, float]]:
+    return [(f"{REQUESTS}{kind}", unit, count / size) for kind, count in sorted(spent.items())]
+
+
+# many
+
+
+async def _burst(stage: Stage, client: Client, size: int) -> Measured:
+    gate = asyncio.Semaphore(STARTING)
+
+    async def start(value: int) -> str:
+        async with gate:
+            return (await client.start("single", value)).instance_id
+
+    sent = SYSTEM_CLOCK.utc_now()
+    ids = await asyncio.gather(*(start(value) for value in range(size)))
+    started = SYSTEM_CLOCK.utc_now()
+    ends = await _all_ended(stage, client, set(ids), last=ids[-1])
+    yield "finished", "per s", size / max(_seconds(sent, ended) for ended in ends)
+    yield "started", "per s", size / (started - sent).total_seconds()
+
+
+async def _all_ended(stage: Stage, client: Client, ids: set[str], *, last: str) -> list[InstanceState]:
+    """Wait with few reads: for the one started last, then for the stragglers."""
+    await _ended(stage, client, last)
+    deadline = time.monotonic() + LIMIT.total_seconds()
+    while (await client.list(statuses=(Status.PENDING, Status.RUNNING), limit=1)).instances:
+        stage.check()
+        if time.monotonic() > deadline:
+            raise BenchError(f"orchestrations were unfinished after {LIMIT}\n{stage.tail()}")
+        await asyncio.sleep(0.1)
+    found: list[InstanceState] = []
+    continuation: str | None = None
+    while True:
+        page = await client.list(limit=1000, continuation=continuation)
+        found.extend(state for state in page.instances if state.instance_id in ids)
+        if (continuation := page.continuation) is None:
+            break
+    if len(found) != len(ids):
+        raise BenchError(f"{len(ids)} orchestrations were started, {len(found)} are in the hub")
+    return [_completed(state) for state in found]
+
+
+async def _fan(stage: Stage, client: Client, size: int) -> Measured:
+    before = await stage.settled()
+    sent, ended = await _one(stage, client, "fan", size)
+    after = await stage.settled()
+    if ended.output != str(size):
+        raise BenchError(f"the fan-out of {size} gave {ended.output}")
+    yield "whole", "s", _seconds(sent, ended)
+    for item in _requests(after.requests - before.requests, size, "per activity"):
+        yield item
+
+
+async def _chain(stage: Stage, client: Client, size: int) -> Measured:
+    before = await stage.settled()
+    sent, ended = await _one(stage, client, "chain", size)
+    after = await stage.settled()
+    yield "step", "ms", _seconds(sent, ended) / size * 1000
+    for item in _requests(after.requests - before.requests, size, "per step"):
+        yield item
+
+
+async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
+    _, ended = await _one(stage, client, "chain", size)
+    events = [event for event in await client.history(ended.instance_id) if isinstance(event, TaskCompleted)]
+    if len(events) != size:
+        raise BenchError(f"a chain of {size} has {len(events)} completions in its history")
+    steps = [(after.timestamp - before.timestamp).total_seconds() * 1000 for before, after in pairwise(events)]
+    part = max(1, size // 10)
+    first, last = median(steps[:part]), median(steps[-part:])
+    yield f"median step of the first {part}", "ms", first
+    yield f"median step of the last {part}", "ms", last
+    yield "last / first (flat: 1)", "", last / first
+
+
+async def _idle(stage: Stage, client: Client, size: int) -> Measured:
+    await asyncio.sleep(min(IDLE_AFTER.get(stage.store, IDLE_AFTER_EMBEDDED), 3.0 * size))
+    before = await stage.reading()
+    await asyncio.sleep(size)
+    after = await stage.reading()
+    seconds = after.at - before.at
+    yield "CPU of worker and executors", "% of a core", (after.cpu - before.cpu) / seconds * 100
+    for item in _requests(after.requests - before.requests, seconds / 60, "per min"):
+        yield item
+
+
+# starting and waiting
+
+
+async def _one(stage: Stage, client: Client, orchestrator: str, value: int) -> tuple[Timestamp, InstanceState]:
+    sent = SYSTEM_CLOCK.utc_now()
+    started = await client.start(orchestrator, value)
+    return sent, await _ended(stage, client, started.instance_id)
+
+
+async def _ended(stage: Stage, client: Client, instance_id: str) -> InstanceState:
+    deadline = time.monotonic() + LIMIT.total_seconds()
+    while True:
+        try:
+            return _completed(await client.wait(instance_id, timeout=timedelta(seconds=10)))
+        except TimeoutError:
+            stage.check()
+            if time.monotonic() > deadline:
+                raise BenchError(f"an orchestration was unfinished after {LIMIT}\n{stage.tail()}") from None
+
+
+def _completed(state: InstanceState) -> InstanceState:
+    if state.status is not Status.COMPLETED:
+        raise BenchError(f"{state.name} {state.instance_id} is {state.status}: {state.output}")
+    return state
+
+
+def _seconds(sent: Timestamp, ended: InstanceState) -> float:
+    assert ended.completed is not None
+    return (ended.completed - sent).total_seconds()
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    workload.letter: workload
+    for workload in (
+        Workload(letter="a0", text="orchestrations of one activity, in turn", size=100, repeats=3, run=_in_turn),
+        Workload(letter="a", text="orchestrations of one activity, at once", size=1000, repeats=3, run=_burst),
+        Workload(letter="b", text="a fan-out of activities", size=1000, repeats=3, run=_fan),
+        Workload(letter="c", text="a chain of activities", size=100, repeats=3, run=_chain),
+        Workload(letter="d", text="a long chain of activities", size=1000, repeats=1, run=_long_chain, least=10),
+        Workload(letter="i", text="an idle worker, for seconds", size=20, repeats=1, run=_idle),
+    )
+}
