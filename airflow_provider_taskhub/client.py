@@ -1,14 +1,14 @@
 """The client: start, watch and steer instances, and look at a hub. Used by the Airflow front, the CLI and users' code.
 
-Opens a store of its own, bound to the event loop that opened it. Never decides what an orchestration does: it writes the
-instance row of a start, puts messages, and reads.
+Opens a store of its own, bound to the event loop that opened it. Never decides what an orchestration does: it writes
+the instance row of a start, puts messages, and reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
+from airflow_provider_taskhub.engine.identity import check_instance_id
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
@@ -35,7 +36,6 @@ from airflow_provider_taskhub.hub.contract import (
     PartitionState,
     RecordState,
     StartPolicy,
-    check_instance_id,
 )
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.instances import created_row
@@ -88,7 +88,9 @@ class Client:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK) -> AsyncIterator[Client]:
+    async def open(
+        cls, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> AsyncIterator[Client]:
         """A client for the hub that the settings name.
 
         :param create: make the hub if it is missing.
@@ -315,9 +317,12 @@ class Client:
                 break
         return InstancePage(instances=tuple(found), continuation=continuation)
 
-    async def wait(self, instance_id: str, *, timeout: timedelta | None = None) -> InstanceState:
+    async def wait(
+        self, instance_id: str, *, timeout: timedelta | None = None, longest: float = LONGEST_PAUSE
+    ) -> InstanceState:
         """Wait until an instance has ended.
 
+        :param longest: seconds between two looks.
         :raises TimeoutError: when it has not within ``timeout``. :raises InstanceNotFound: when it is not there.
         """
         deadline = None if timeout is None else self.hub.clock.monotonic() + timeout.total_seconds()
@@ -329,7 +334,7 @@ class Client:
             if deadline is not None and self.hub.clock.monotonic() >= deadline:
                 raise TimeoutError(f"instance {instance_id!r} is {row.status} after {timeout}")
             await self.hub.clock.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 1.5)
+            pause = min(longest, pause * 1.5)
 
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
         """The events of the instance's current generation."""
@@ -379,10 +384,8 @@ class Client:
         async def forget(instance_id: str) -> None:
             entity = Entity(partition_key="", row_key=escape(instance_id))
             row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag="*")
-            try:
+            with suppress(NotFound):
                 await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
-            except NotFound:
-                pass
 
         await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
 

@@ -97,7 +97,7 @@ class Settings(BaseSettings):
     hub: str = "TaskHub"
     connection: SecretStr | None = None
     """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
-    (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the embedded hub in :func:`home`."""
+    (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
     partitions: int = Field(default=4, ge=1, le=1024)
     """Control queues of a hub that is created (DESIGN §5)."""
     lease: LeaseTimes | None = None

@@ -1,7 +1,7 @@
 """History events: DurableTask.Core's, as frozen values (spec §7.1).
 
 Inputs, results, event payloads and custom statuses are JSON *texts* here; decoding them is the context's work.
-Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is always handled.
+Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is handled.
 """
 
 from __future__ import annotations

@@ -10,13 +10,11 @@ from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
-from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import hub_name
 
 FORMAT_VERSION = 1
 """Of what is ours alone; a hub with a higher one is refused (DESIGN §5)."""
-MAX_INSTANCE_ID = 256
-"""UTF-16 units of an escaped instance id: keys, and blob names made of it, stay legal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,43 +243,6 @@ class StartPolicy(StrEnum):
     REFUSE = "refuse"  # InstanceExists, whatever its status
     ATTACH = "attach"  # nothing, except that a Pending instance's start message is put again
     REPLACE_FINISHED = "replace_finished"  # a new generation if it has ended; InstanceExists while it runs
-
-
-def check_instance_id(instance_id: str) -> str:
-    """An instance id that Azure can key.
-
-    :raises InputError: empty, longer than 256 UTF-16 units once escaped, or with unpaired surrogates.
-    """
-    if not instance_id:
-        raise InputError("instance id is empty: give 1 to 256 characters")
-    try:
-        units = len(instance_id.encode("utf-16-le")) // 2
-    except UnicodeEncodeError:
-        raise InputError(f"instance id {instance_id!r} holds an unpaired surrogate, which no key can store") from None
-    units += sum(1 for c in instance_id if c in "^/\\#?" or ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F)
-    if units > MAX_INSTANCE_ID:
-        raise InputError(
-            f"instance id {instance_id[:40]!r}… is {units} characters once escaped: at most {MAX_INSTANCE_ID}"
-        )
-    return instance_id
-
-
-_LATER = "00000000"
-
-
-def same_start(one: str, other: str) -> bool:
-    """Whether two execution ids descend from one start: a generation keeps the first half of its start's id."""
-    return one[:16] == other[:16]
-
-
-def generation_of(execution_id: str) -> int:
-    """How many times the start behind this execution id has continued as new; 0 for ids that others made."""
-    return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
-
-
-def next_execution_id(execution_id: str) -> str:
-    """The id of the generation after this one (DESIGN §6): derived, so that a re-run episode makes the same."""
-    return f"{execution_id[:16]:0<16}{_LATER}{generation_of(execution_id) + 1:08x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState

@@ -156,8 +156,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _problems(self) -> Iterator[str]:
         from airflow_provider_taskhub.codec import dumps, loads
+        from airflow_provider_taskhub.engine.identity import check_instance_id
         from airflow_provider_taskhub.errors import InputError
-        from airflow_provider_taskhub.hub.contract import check_instance_id
 
         if not self.orchestrator or not isinstance(self.orchestrator, str):
             yield f"orchestrator is {self.orchestrator!r}: give the name that an App declares"

@@ -50,7 +50,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer, always."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-        from airflow_provider_taskhub.hub.contract import check_instance_id
+        from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
         limit = timedelta(seconds=self.timeout)

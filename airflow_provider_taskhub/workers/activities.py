@@ -1,7 +1,8 @@
 """Work items: from a TaskScheduled message to a durable response.
 
-Without a record: run, put the response, delete the work item; at least once. With one (DESIGN §9): claim the record, run,
-record the outcome, put the response, delete the work item; a delivery that finds an outcome only puts the response again.
+Without a record: run, put the response, delete the work item; at least once. With one (DESIGN §9): claim the record,
+run, record the outcome, put the response, delete the work item; a delivery that finds an outcome only puts the
+response again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Protocol
 
 import structlog
 
-from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, TaskCompleted, TaskFailed, TaskScheduled
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    HistoryEvent,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+)
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
@@ -24,6 +31,7 @@ from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import claimed
+from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Entity, Step, Unit
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
@@ -88,7 +96,7 @@ class Activities:
 
     @property
     def free(self) -> int:
-        """Slots for more work items: neither running nor waiting here (DESIGN §6: claims no more than its free slots)."""
+        """Slots for more work items, running and waiting ones counted (DESIGN §6: no more claims than free slots)."""
         return max(0, self._limit - self._busy - self._queue.qsize())
 
     @property
@@ -141,7 +149,7 @@ class Activities:
         gave_up = self._unknown(event.name)
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
-            await self.reader.give_back([held], delay=timedelta(seconds=2))
+            await self.reader.give_back([held], delay=unknown_delay(held.dequeue_count))
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
         await self._respond(held, event, ActivityOutcome(failure=failure))

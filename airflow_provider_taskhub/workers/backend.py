@@ -1,7 +1,7 @@
 """The backend of a worker: readers for the partitions it serves, sessions, the two dispatchers, and their lifetimes.
 
-Knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, user activities go out
-through a :class:`Runner`. So the simulation and ``testing.run`` run the very code of production.
+Knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, user activities go
+out through a :class:`Runner`. So the simulation and ``testing.run`` run the very code of production.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from airflow_provider_taskhub.workers.orchestrations import Live, Orchestrations
 log = structlog.get_logger(__name__)
 
 ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
-IDLE_CHECK = 5.0
+IDLE_CHECKS = 6
+"""Looks for idle sessions within one idle timeout."""
 ABSENCE_CHECK = 5.0
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
@@ -45,6 +46,7 @@ class Absences:
         self._since: dict[tuple[str, str], float] = {}
         self._members: Sequence[Member] = ()
         self._asked = False
+        self._missing = asyncio.Event()
 
     def orchestrator(self, name: str) -> str | None:
         return self._check(ORCHESTRATOR, name)
@@ -56,6 +58,7 @@ class Absences:
         """None while there is hope; then a text that says who was alive and what they have."""
         now = self._hub.clock.monotonic()
         since = self._since.setdefault((kind, name), now)
+        self._missing.set()
         if not self._asked or now - since < self._limit:
             return None
         workers = "; ".join(
@@ -72,9 +75,10 @@ class Absences:
     async def run(self) -> None:
         """While something is missing, look who is alive."""
         while True:
-            await self._hub.clock.sleep(min(ABSENCE_CHECK, max(0.5, self._limit / 3)))
             if not self._since:
-                continue
+                self._missing.clear()
+                await self._missing.wait()
+            await self._hub.clock.sleep(min(ABSENCE_CHECK, max(0.5, self._limit / 3)))
             try:
                 self._members = await self._live()
             except StorageError as error:
@@ -300,5 +304,5 @@ class Backend:
     async def _evict(self) -> None:
         idle = self._settings.session_idle.total_seconds()
         while True:
-            await self.hub.clock.sleep(min(IDLE_CHECK, idle))
+            await self.hub.clock.sleep(idle / IDLE_CHECKS)
             self.sessions.evict_idle(before=self.hub.clock.monotonic() - idle)

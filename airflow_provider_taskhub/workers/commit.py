@@ -1,5 +1,4 @@
-"""Committing a checkpoint whatever the store answers: unknown outcomes are read back, never blindly repeated (DESIGN §7).
-"""
+"""Committing a checkpoint whatever the store answers: unknown outcomes are read back, never repeated blindly."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
             writer.close()
 
     try:
-        server = await asyncio.start_server(answer, host="0.0.0.0", port=port, limit=HEAD_BYTES)  # noqa: S104  # pods are probed from outside
+        # on every address: pods are probed from outside
+        server = await asyncio.start_server(answer, host="0.0.0.0", port=port, limit=HEAD_BYTES)
     except OSError as error:
         raise ConfigurationError(f"--health-port {port} cannot be opened: {error.strerror or error}") from error
     await stack.enter_async_context(server)

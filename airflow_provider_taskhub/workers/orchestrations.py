@@ -7,14 +7,13 @@ claimed. Everything that decides is elsewhere and pure (``races``, the engine, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import structlog
 
 from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.ending import refuse
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
@@ -29,17 +28,18 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerCreated,
 )
+from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, next_execution_id
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
 from airflow_provider_taskhub.hub.history.load import Loaded, load
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge
+from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge, unknown_delay
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
@@ -379,17 +379,12 @@ class Orchestrations:
             gave_up = self._unknown(str(error))
             if gave_up is None:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-                await reader.give_back(batch, delay=timedelta(seconds=2))
+                await reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count))
                 return
-            live, loaded = await self._load(session.instance_id) if live.execution_id else (live, Loaded())
-            episode = refuse(
-                loaded.past,
-                events,
-                FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True),
-                instance_id=session.instance_id,
-                now=hub.clock.utc_now(),
-                custom_status=live.stored.custom_status,
+            failure = FailureDetails(
+                error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True
             )
+            episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
         for event, reason in episode.stale:
             log.info("event_set_aside", instance_id=session.instance_id, event=event.event_type.name, reason=reason)
         await self._commit(session, live, episode, batch)

@@ -82,7 +82,7 @@ class Reader:
         self._room, self._deliver = room, deliver
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
-        self._draw = random.Random()  # noqa: S311  # jitter, not secrets
+        self._draw = random.Random()  # jitter, not secrets
         self._space = asyncio.Event()
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()

@@ -1,7 +1,7 @@
 """A queue message in this worker's hands, and how long it may stay there.
 
-Owns receipts and their renewal. A message is held invisible no longer than a lease can be, renewed while it is held, and
-given back at once by whoever stops, drains or abandons (DESIGN §6).
+Owns receipts and their renewal. A message is held invisible no longer than a lease can be, renewed while it is held,
+and given back at once by whoever stops, drains or abandons (DESIGN §6).
 """
 
 from __future__ import annotations

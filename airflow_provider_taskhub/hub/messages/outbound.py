@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode, spill
+from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
 

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskFailed,
     TimerFired,
 )
-from airflow_provider_taskhub.hub.contract import generation_of, same_start
+from airflow_provider_taskhub.engine.identity import generation_of, same_start
 
 SECOND = 10_000_000
 RACE_CEILING = 4.0
@@ -168,3 +168,11 @@ def delay(verdict: Verdict, failures: int) -> timedelta:
     if verdict is Verdict.RACE:
         return timedelta(seconds=min(RACE_CEILING, 0.1 * 2 ** min(failures, 10)))
     return timedelta(seconds=min(LONG_CEILING, 2.0 ** min(failures + 1, 10)))
+
+
+def unknown_delay(deliveries: int) -> timedelta:
+    """Back-off of a message whose orchestrator or activity this worker has not: 2, 4 … 15 s.
+
+    Slow enough that ten minutes of waiting (K43) stay far below the limit of deliveries.
+    """
+    return timedelta(seconds=min(15.0, 2.0 * max(1, deliveries)))

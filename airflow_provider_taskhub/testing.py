@@ -1,0 +1,216 @@
+"""For users' tests: run an orchestrator in memory, under a clock that jumps. Hours of timers take milliseconds.
+
+The very code of production runs (client, partitions, sessions, engine, checkpoints) over an in-memory hub; only
+activities are called in this process instead of in executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import loads
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.engine.tasks import NAME
+from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
+from airflow_provider_taskhub.hub.contract import Member, WorkerIdentity
+from airflow_provider_taskhub.settings import LeaseTimes, Settings
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.calls import arguments, details, result_text
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+
+MAX_RESULT = 16 * 1024 * 1024
+_TIME_LIMIT = timedelta(days=3650)
+_ALONE = LeaseTimes(
+    renew=timedelta(days=1),
+    give_up=timedelta(days=2),
+    take=timedelta(days=3),
+    scan=timedelta(days=1),
+    visibility=timedelta(days=6),
+)
+"""One worker that never dies: nothing has to happen while an orchestration waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An external event that is raised while the orchestration runs.
+
+    :param after: virtual time from the start.
+    """
+
+    name: str
+    data: Any = None
+    after: timedelta = field(default=timedelta(0))
+
+
+def run(
+    orchestrator: Callable[..., Any] | str,
+    input: Any = None,
+    *,
+    app: App | Iterable[App] = (),
+    activities: Mapping[str, Callable[..., Any]] | None = None,
+    events: Iterable[Event] = (),
+    spark: Any = None,
+    limit: timedelta = _TIME_LIMIT,
+) -> Any:
+    """Run an orchestration to its end and return its result.
+
+    :param orchestrator: the declared function, or its name in ``app``. :param input: as for a start.
+    :param app: where orchestrators and activities are declared; needed for what is called by name.
+    :param activities: name → function, called instead of the declared one: with the input alone, or with nothing.
+    :param events: external events to raise. :param spark: session for Spark activities that are not replaced.
+    :param limit: virtual time after which the run is given up.
+    :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated.
+    :raises ConfigurationError: an orchestrator that is not declared.
+    """
+    apps = (app,) if isinstance(app, App) else tuple(app)
+    registry, name = _registry(apps, orchestrator)
+    runner = InProcess(registry, dict(activities or {}), spark)
+    return jumping.run(_run(runner, name, input, tuple(events)), limit=limit)
+
+
+def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> tuple[Registry, str]:
+    if isinstance(orchestrator, str):
+        name = orchestrator
+    else:
+        name = getattr(orchestrator, NAME, orchestrator.__name__)
+        if not any(name in app.orchestrators for app in apps):
+            alone = App("testing")
+            alone.orchestrator(name=name)(orchestrator)
+            apps = (*apps, alone)
+    if not any(name in app.orchestrators for app in apps):
+        raise ConfigurationError(f"orchestrator {name!r} is in none of the given apps: pass app=…")
+    return Registry.of(apps), name
+
+
+class InProcess:
+    """Runs activities on the loop itself: the ``Runner`` of a backend.
+
+    :ivar registry: what there is to run, replacements of undeclared activities included.
+    """
+
+    def __init__(self, registry: Registry, replaced: Mapping[str, Callable[..., Any]], spark: Any) -> None:
+        undeclared = {name: _undeclared(name) for name in replaced if name not in registry.activities}
+        self.registry = replace(registry, activities={**registry.activities, **undeclared})
+        self._replaced, self._spark = replaced, spark
+
+    async def run(
+        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+    ) -> ActivityOutcome:
+        attempt = Attempt(info=_info(request), report=lambda fraction, message: None)
+        try:
+            with entered(attempt):
+                value = self._call(request)
+                if inspect.isawaitable(value):
+                    value = await value
+            definition = self.registry.activity(request.name)
+            return ActivityOutcome(result=result_text(definition, value, MAX_RESULT).decode())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # an activity may raise anything: it is the activity's failure
+            return ActivityOutcome(failure=details(error))
+
+    def _call(self, request: ActivityRequest) -> Any:
+        replacement = self._replaced.get(request.name)
+        if replacement is not None:
+            values = loads(request.input) if request.input else []
+            takes = len(inspect.signature(replacement).parameters)
+            return replacement(*values[:takes])
+        definition = self.registry.activity(request.name)
+        given = arguments(definition, request.input)
+        if not definition.spark:
+            return definition.function(*given)
+        if self._spark is None:
+            raise ConfigurationError(
+                f"activity {request.name!r} wants Spark: replace it with activities={{{request.name!r}: …}}, "
+                "or pass spark=…"
+            )
+        return definition.function(self._spark, *given)
+
+
+def _info(request: ActivityRequest) -> ActivityInfo:
+    return ActivityInfo(
+        name=request.name,
+        instance_id=request.instance.instance_id,
+        execution_id=request.instance.execution_id,
+        task_id=request.task_id,
+        attempt=request.attempt,
+        idempotency_key=request.action_id,
+        tags=request.tags or {},
+    )
+
+
+def _undeclared(name: str) -> ActivityDefinition:
+    return ActivityDefinition(name=name, function=lambda: None)
+
+
+class _Only:
+    """The tenure of the one partition by the one worker: leases are not what is tested here."""
+
+    partition, epoch, draining = 0, 1, False
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+
+    def check(self) -> None:
+        """Never too old."""
+
+    def drained(self) -> None:
+        """Nobody waits for it."""
+
+
+async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
+    registry, clock = runner.registry, jumping.JumpingClock()
+    settings = Settings(
+        hub="Testing", partitions=1, lease=_ALONE, max_polling=timedelta(days=1), session_idle=timedelta(days=1)
+    )
+    me = WorkerIdentity(name="testing", host="here", incarnation="1")
+    member = Member(
+        worker=str(me),
+        started=clock.utc_now(),
+        roles=(ORCHESTRATOR, ACTIVITY),
+        apps=registry.apps,
+        orchestrators=tuple(registry.orchestrators),
+        activities=tuple(registry.activities),
+    )
+
+    async def members() -> tuple[Member, ...]:
+        return (member,)
+
+    async with SqliteStore(None, clock=clock) as store:
+        client = await Client.over(store, settings, create=True, clock=clock)
+        backend = Backend(hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, members=members)
+        only = _Only(client.hub.names.control(0))
+        backend.start()
+        backend.taken(only)
+        try:
+            state = await client.start(name, input)
+            raising = asyncio.create_task(_raise(client, clock, state.instance_id, events))
+            ended = await client.wait(state.instance_id, longest=86_400.0)
+            raising.cancel()
+            await asyncio.gather(raising, return_exceptions=True)
+        finally:
+            await backend.drain(0.0)
+            backend.lost(only, "the run is over")
+            await backend.stop()
+    if ended.status is not Status.COMPLETED:
+        retryable = ended.failure is None or not ended.failure.is_non_retriable
+        raise OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
+    return None if ended.output is None else loads(ended.output)
+
+
+async def _raise(client: Client, clock: jumping.JumpingClock, instance_id: str, events: tuple[Event, ...]) -> None:
+    began = clock.monotonic()
+    for event in sorted(events, key=lambda one: one.after):
+        await clock.sleep(began + event.after.total_seconds() - clock.monotonic())
+        await client.raise_event(instance_id, event.name, event.data)

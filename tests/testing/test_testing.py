@@ -1,0 +1,122 @@
+"""``testing.run``: what users test their orchestrations with runs the code of production, under a jumping clock."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.activity import activity_info
+from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy
+from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError, TaskFailedError
+from airflow_provider_taskhub.testing import Event, run
+
+app = App("tested", version="1")
+
+
+@app.activity
+def double(x: int) -> int:
+    return 2 * x
+
+
+@app.activity
+def who() -> list[Any]:
+    info = activity_info()
+    return [info.name, info.attempt, info.task_id]
+
+
+@app.spark_activity
+def counted(spark: Any, n: int) -> int:
+    return int(spark.range(n).count())
+
+
+@app.orchestrator
+async def doubles(ctx: OrchestrationContext, n: int) -> list[int]:
+    return await ctx.when_all([ctx.call_activity(double, i) for i in range(n)])
+
+
+@app.orchestrator
+async def patient(ctx: OrchestrationContext, _: Any) -> str:
+    approval = ctx.wait_for_external_event("approve")
+    deadline = ctx.create_timer(timedelta(days=30))
+    if await ctx.when_any([approval, deadline]) is deadline:
+        raise OrchestrationError("nobody approved", retryable=False)
+    return str(approval.get_result())
+
+
+@app.orchestrator
+async def calls(ctx: OrchestrationContext, name: str) -> Any:
+    return await ctx.call_activity(name, 5)
+
+
+@app.orchestrator
+async def informed(ctx: OrchestrationContext, _: Any) -> Any:
+    return await ctx.call_activity(who)
+
+
+@app.orchestrator
+async def stubborn(ctx: OrchestrationContext, _: Any) -> str:
+    policy = RetryPolicy(max_attempts=3, first_retry_interval=timedelta(hours=1))
+    try:
+        await ctx.call_activity("flaky", retry_policy=policy)
+    except TaskFailedError as error:
+        return str(error)
+    return "fine"
+
+
+def test_activities_declared_and_replaced() -> None:
+    assert run(doubles, 4, app=app) == [0, 2, 4, 6]
+    assert run(doubles, 4, app=app, activities={"double": lambda x: -x}) == [0, -1, -2, -3]
+    assert run("doubles", "2", app=app) == [0, 2], "an input is decoded by its annotation"
+
+
+def test_a_month_of_waiting_takes_no_time_and_ends_as_written() -> None:
+    began = time.monotonic()
+    with pytest.raises(OrchestrationError, match="nobody approved") as caught:
+        run(patient, app=app)
+    assert not caught.value.retryable
+    assert time.monotonic() - began < 20, "virtual time: a month must not be lived through"
+
+
+def test_events_arrive_when_they_are_said_to() -> None:
+    assert run(patient, app=app, events=[Event(name="approve", data="ann", after=timedelta(days=29))]) == "ann"
+    with pytest.raises(OrchestrationError, match="nobody approved"):
+        run(patient, app=app, events=[Event(name="approve", data="ann", after=timedelta(days=31))])
+
+
+def test_retries_wait_virtually_and_give_up() -> None:
+    tries: list[int] = []
+
+    def flaky() -> None:
+        tries.append(1)
+        raise ValueError("not today")
+
+    assert run(stubborn, app=app, activities={"flaky": flaky}) == "not today"
+    assert len(tries) == 3
+
+
+def test_an_activity_knows_its_call() -> None:
+    assert run(informed, app=app) == ["who", 1, 0]
+
+
+def test_spark_must_be_given_or_replaced() -> None:
+    with pytest.raises(OrchestrationError, match="wants Spark: replace it"):
+        run(calls, "counted", app=app)
+    assert run(calls, "counted", app=app, activities={"counted": lambda n: n}) == 5
+
+
+def test_what_is_not_declared_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'nowhere' is in none of the given apps"):
+        run("nowhere", app=app)
+    with pytest.raises(OrchestrationError, match="no live worker has had activity 'nothing'"):
+        run(calls, "nothing", app=app)
+
+
+async def alone(ctx: OrchestrationContext, x: int) -> int:
+    return x + 1
+
+
+def test_a_function_that_no_app_declares_runs_by_itself() -> None:
+    assert run(alone, 1) == 2
