@@ -59,6 +59,12 @@ class Running:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.05)
 
+    def mark(self) -> str:
+        """By which everything of this demo is found, while it runs."""
+        path = self.folder / "logs" / "mark"
+        assert path.exists(), self.output
+        return path.read_text()
+
     def end(self, *, limit: float = 250) -> int:
         status = self.process.wait(limit)
         self._reader.join(10)
@@ -81,7 +87,7 @@ def running(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
 def test_numbers_are_right_although_a_worker_was_killed(tmp_path: Path, storage: str) -> None:
     with running(tmp_path, "--storage", storage) as demo:
         demo.until("the hub is at")
-        mark = (tmp_path / "logs" / "mark").read_text()
+        mark = demo.mark()
         assert demo.end(limit=500) == 0, demo.output
     assert marked(mark) == []
     (result,) = json.loads((tmp_path / "result.json").read_text())
@@ -124,7 +130,7 @@ def _check_attempts(result: dict[str, Any]) -> None:
 def test_ctrl_c_leaves_no_process(tmp_path: Path, point: str) -> None:
     with running(tmp_path) as demo:
         demo.until(point)
-        mark = (tmp_path / "logs" / "mark").read_text()
+        mark = demo.mark()
         assert marked(mark)
         demo.process.send_signal(signal.SIGINT)
         assert demo.end(limit=60) == 130, demo.output
