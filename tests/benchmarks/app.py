@@ -14,7 +14,8 @@ def nothing(value: int) -> int:
 
 @app.orchestrator
 async def single(ctx: OrchestrationContext, value: int) -> int:
-    return await ctx.call_activity(nothing, value)
+    result: int = await ctx.call_activity(nothing, value)
+    return result
 
 
 @app.orchestrator
