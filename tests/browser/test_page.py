@@ -34,7 +34,7 @@ class Runs:
 def runs(real: RealAirflow) -> Runs:
     started = {dag: real.trigger(dag) for dag in ("sums", "mapped", "fails")}
     start = ("instances", "start", "sums", "--input", "[7]", "--wait")
-    real.taskhub(*start, "--id", "by-hand")
+    real.taskhub(*start, "--id", "without-airflow")
     tags = ("airflow.dag_id=secret", "airflow.run_id=r", "airflow.task_id=hub", "airflow.map_index=-1")
     real.taskhub(*start, "--id", SECRET, *(part for tag in tags for part in ("--tag", tag)))
     for dag, state in (("sums", "success"), ("fails", "failed")):
@@ -53,7 +53,7 @@ def runs(real: RealAirflow) -> Runs:
         doomed.signal(signal.SIGKILL)
         real.processes["worker"].signal(signal.SIGCONT)
     real.reaches("slow", run, "success")
-    return Runs(**started, by_hand="by-hand", survivor=survivor)
+    return Runs(**started, by_hand="without-airflow", survivor=survivor)
 
 
 def _working(real: RealAirflow, instance_id: str, worker: str) -> set[str]:
@@ -89,7 +89,7 @@ def test_the_list_in_airflows_navigation(login: Login, runs: Runs) -> None:
     first = inner.locator("tbody tr").first
     expect(first).to_contain_text("Failed", timeout=30_000)
     expect(inner.locator("#bar .hub")).to_contain_text("hub TaskHub · embedded · updated")
-    expect(inner.locator("main")).to_contain_text("by-hand")
+    expect(inner.locator("main")).to_contain_text("without-airflow")
 
 
 def test_counts_filter_and_search_narrows(login: Login, runs: Runs) -> None:
@@ -214,7 +214,7 @@ def test_nobody_sees_more_than_their_dags(login: Login, runs: Runs) -> None:
 def test_data_needs_a_login_and_rights(real: RealAirflow, runs: Runs) -> None:
     import httpx
 
-    for path in ("instances", "instance?id=by-hand", "hubs", "task?dag_id=sums&run_id=r&task_id=t"):
+    for path in ("instances", "instance?id=without-airflow", "hubs", "task?dag_id=sums&run_id=r&task_id=t"):
         assert httpx.get(f"{real.url}/taskhub/api/{path}").status_code == 401, path
     for path in ("docs", "redoc", "openapi.json"):
         assert httpx.get(f"{real.url}/taskhub/{path}").status_code == 404, path
