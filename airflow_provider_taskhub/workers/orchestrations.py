@@ -386,7 +386,9 @@ class Orchestrations:
             )
             episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
         for event, reason in episode.stale:
-            log.info("event_set_aside", instance_id=session.instance_id, event=event.event_type.name, reason=reason)
+            log.info(
+                "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
+            )
         await self._commit(session, live, episode, batch)
 
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:

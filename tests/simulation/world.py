@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.app import App
@@ -213,8 +214,10 @@ class World:
 
     async def __aenter__(self) -> World:
         asyncio.get_running_loop().set_task_factory(_task)
-        self._capture = capture_logs()
-        self.logs = self._capture.__enter__()
+        capture = LogCapture()
+        self._configured = structlog.get_config()
+        structlog.configure(processors=[structlog.processors.format_exc_info, capture])
+        self.logs = capture.entries
         await self.store.__aenter__()
         self.client = await Client.over(self.store, self.settings, create=True, clock=self.clock)
         return self
@@ -223,7 +226,7 @@ class World:
         for machine in self.machines:
             await machine.bury()
         await self.store.__aexit__(None, None, None)
-        self._capture.__exit__(None, None, None)
+        structlog.configure(**self._configured)
 
     async def join(self, name: str, **options: Any) -> Machine:
         """A worker starts."""
@@ -232,7 +235,7 @@ class World:
         await asyncio.get_running_loop().create_task(machine.start())
         return machine
 
-    async def wait(self, instance_id: str, limit: timedelta = timedelta(hours=30)) -> InstanceState:
+    async def wait(self, instance_id: str, limit: timedelta = timedelta(minutes=30)) -> InstanceState:
         return await self.client.wait(instance_id, timeout=limit)
 
     def said(self, event: str) -> list[Any]:
