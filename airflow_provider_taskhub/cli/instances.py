@@ -102,6 +102,7 @@ def start(
         state = await client.start(
             orchestrator, _value(input, "--input"), instance_id=instance_id, tags=_tags(tag), policy=policy
         )
+        await _warn_if_nobody(client, orchestrator)
         if not wait:
             return state
         if not json:
@@ -215,6 +216,20 @@ def _with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
             return await work(client)
 
     return run(opened())
+
+
+async def _warn_if_nobody(client: Client, orchestrator: str) -> None:
+    """The instance waits for a worker that has its orchestrator; say so now and not in ten minutes."""
+    members = [member for member in await client.members() if "orchestrator" in member.roles]
+    if any(orchestrator in member.orchestrators for member in members):
+        return
+    known = sorted({name for member in members for name in member.orchestrators})
+    there = f"workers here have {', '.join(known[:20]) or 'none'}" if members else "no worker is running"
+    errors.print(
+        f"[yellow]warning:[/yellow] nobody has orchestrator {orchestrator!r} now ({there}): the instance waits",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _value(text: str | None, option: str) -> Any:
