@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from uuid import uuid4
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
@@ -115,6 +114,7 @@ class Hub:
         queue: str,
         tags: dict[str, str],
         check: Callable[[], None],
+        commit_id: str,
     ) -> checkpoint.Plan:
         """An episode's checkpoint (DESIGN §7)."""
         return checkpoint.build(
@@ -124,7 +124,7 @@ class Hub:
             puts=[made.put() for made in mail],
             blobs=[made.blob for made in mail if made.blob is not None],
             processed=processed(queue, batch),
-            commit_id=uuid4().hex,
+            commit_id=commit_id,
             now=self.clock.utc_now(),
             container_url=self.container_url,
             tags=tags,
@@ -135,13 +135,9 @@ class Hub:
 
 def processed(queue: str, batch: Sequence[Held]) -> checkpoint.Processed:
     """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts."""
-    return checkpoint.Processed(
-        queue=queue, messages=tuple(batch), message_ids=tuple(held.message_id for held in batch)
-    )
+    return checkpoint.Processed(queue=queue, messages=tuple(batch), message_ids=tuple(held.identity for held in batch))
 
 
 def brought(held: Held) -> HistoryEvent:
     """A message's event, marked with the message that brought it (DESIGN §7, unknown outcomes)."""
-    return replace(held.message.event, taskhub_message_id=held.message_id)
-
-
+    return replace(held.message.event, taskhub_message_id=held.identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 import structlog
 
@@ -57,8 +58,14 @@ class Committer:
         :raises StorageError: when the store does not answer for too long; whether it was committed is then unknown,
             and the redelivery of the messages finds out.
         """
-        hub = self._hub
-        plan = hub.checkpoint(episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check)
+        hub, commit_id = self._hub, uuid4().hex  # of all tries: a write that was only late is found to be ours
+
+        def planned(stored: Stored) -> Plan:
+            return hub.checkpoint(
+                episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check, commit_id=commit_id
+            )
+
+        plan = planned(stored)
         last: StorageError | None = None
         for turn in range(TRIES):
             sent = hub.clock.monotonic()
@@ -67,8 +74,12 @@ class Committer:
                 return self._done(plan, episode, stored, mail, results, sent)
             except (Conflict, NotFound, Throttled, Unavailable) as error:
                 last = error
-                log.info("checkpoint_unsettled", instance_id=episode.current.instance_id, error=str(error),
-                         notes=getattr(error, "__notes__", []))
+                log.info(
+                    "checkpoint_unsettled",
+                    instance_id=episode.current.instance_id,
+                    error=str(error),
+                    notes=getattr(error, "__notes__", []),
+                )
             if isinstance(last, Throttled | Unavailable):
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
@@ -79,7 +90,7 @@ class Committer:
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 raise Aborted("another episode was committed over the sentinel") from last
             stored = replace(stored, row_etag=await self._row_etag(episode.current.instance_id))
-            plan = hub.checkpoint(episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check)
+            plan = planned(stored)
         assert last is not None
         raise last
 
@@ -98,6 +109,7 @@ class Committer:
             episode,
             sentinel_etag=etags[-1],
             completed=plan.completed,
+            consumed=plan.consumed,
             row_etag=row_etag,
             now=self._hub.clock.monotonic(),
         )
@@ -137,6 +149,7 @@ class Committer:
                 episode,
                 sentinel_etag=sentinel.etag,
                 completed=sentinel.checkpoint_completed or hub.clock.utc_now(),
+                consumed=sentinel.consumed,
                 row_etag=merged[0],
                 now=hub.clock.monotonic(),
             )

@@ -78,10 +78,15 @@ class Live:
     final: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
-        """Keep the facts that later messages are judged by."""
+        """Keep the facts that later messages are judged by.
+
+        :param switched: the events are a new generation: what was known of the one before says nothing any more, but
+            for the messages that its switch consumed (:meth:`remember`).
+        """
         if switched:
             self.scheduled.clear()
             self.open_tasks.clear()
+            self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
                 self.seen.add(event.taskhub_message_id)
@@ -97,6 +102,11 @@ class Live:
                     self.tags = dict(event.tags or {})
                 case ExecutionCompleted():
                     self.final = True
+
+    def remember(self, stored: Stored) -> None:
+        """What is stored now."""
+        self.stored = stored
+        self.seen.update(stored.consumed)
 
     def facts(self) -> Facts:
         return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=self.final, seen=self.seen)
@@ -183,11 +193,7 @@ class Orchestrations:
     async def _open(self, instance_id: str, batch: Sequence[Held]) -> tuple[Live, Facts]:
         first = batch[0]
         event = first.message.event
-        if (
-            isinstance(event, ExecutionStarted)
-            and event.taskhub_row_etag is not None
-            and first.dequeue_count == 1
-        ):
+        if isinstance(event, ExecutionStarted) and event.taskhub_row_etag is not None and first.dequeue_count == 1:
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
             live = Live(self._execution(instance_id, (), None, None), stored, None)
@@ -212,6 +218,7 @@ class Orchestrations:
             rows=len(loaded.past),
             surplus=loaded.surplus,
             completed=sentinel.checkpoint_completed,
+            consumed=sentinel.consumed,
             row_etag=row.etag if row else None,
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
@@ -220,7 +227,7 @@ class Orchestrations:
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
-        live.seen.update(sentinel.consumed)
+        live.remember(stored)
         return live, loaded
 
     def _execution(
@@ -231,7 +238,7 @@ class Orchestrations:
 
     def _restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel."""
-        stored = replace(old.stored, rows=0, surplus=0, status=None)
+        stored = replace(old.stored, rows=0, surplus=0, consumed=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     # judging
@@ -243,7 +250,7 @@ class Orchestrations:
             judged = judge(
                 message.event,
                 execution_id=message.instance.execution_id,
-                message_id=held.message_id,
+                message_id=held.identity,
                 inserted=held.inserted,
                 facts=facts,
             )
@@ -255,7 +262,7 @@ class Orchestrations:
                 judged = judge(
                     message.event,
                     execution_id=message.instance.execution_id,
-                    message_id=held.message_id,
+                    message_id=held.identity,
                     inserted=held.inserted,
                     facts=facts,
                 )
@@ -312,9 +319,7 @@ class Orchestrations:
         """A redelivered message says that a checkpoint may have ended before the instance row was written (K29)."""
         hub = self._hub
         row = await hub.instance(session.instance_id)
-        repaired = repair_row(
-            live.past, row, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url
-        )
+        repaired = repair_row(live.past, row, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url)
         if repaired is None:
             return
         etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
@@ -381,9 +386,7 @@ class Orchestrations:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
                 await reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count))
                 return
-            failure = FailureDetails(
-                error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True
-            )
+            failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True)
             episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
         for event, reason in episode.stale:
             log.info(
@@ -403,7 +406,7 @@ class Orchestrations:
         done = await self._committer.commit(
             episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags
         )
-        live.stored = done.stored
+        live.remember(done.stored)
         session.reader.release(batch)
         self._adopt(done.claimed)
         if episode.completed is None:
@@ -443,5 +446,3 @@ class Orchestrations:
                     break
             else:
                 return
-
-

@@ -34,12 +34,31 @@ from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Pl
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
 BEFORE, AFTER = "before", "after"
 QUIET = timedelta(hours=2)
 """Virtual time within which nothing may be left in any queue once everything has ended."""
 
 _machine: ContextVar[Machine | None] = ContextVar("machine", default=None)
+
+
+_running: ContextVar[ActivityRequest] = ContextVar("running")
+
+
+def running() -> ActivityRequest:
+    """The attempt that calls this."""
+    return _running.get()
+
+
+class Attempts(InProcess):
+    """Lets an activity know which attempt it is."""
+
+    async def run(
+        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+    ) -> ActivityOutcome:
+        _running.set(request)
+        return await super().run(request, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +105,7 @@ class Machine:
         self.store = FaultyStore(world.store, self._plan, clock=self.clock, crash=self._crash, stepwise=True)
         self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
         registry = Registry.of([app or world.app])
-        runner = InProcess(registry, {}, None)
+        runner = Attempts(registry, {}, None)
         members = Members(self.lease_store, names, times=world.settings.lease_times, clock=self.clock)
 
         async def live() -> Sequence[Member]:

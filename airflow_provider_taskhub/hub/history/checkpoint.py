@@ -15,7 +15,14 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.instances import merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
-from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, escape, row_key
+from airflow_provider_taskhub.hub.history.records import (
+    MAX_CONSUMED,
+    Sentinel,
+    encode_event,
+    encode_sentinel,
+    escape,
+    row_key,
+)
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,
@@ -42,6 +49,8 @@ class Stored:
     :param row_etag: of the instance row; None: not known, the merge is then an upsert.
     :param surplus: rows beyond ``rows`` that a half commit left behind.
     :param completed: CheckpointCompletedTimestamp as stored.
+    :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
+        long after, and no row of this generation tells that their events were taken.
     :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
     """
 
@@ -49,6 +58,7 @@ class Stored:
     rows: int = 0
     surplus: int = 0
     completed: Timestamp | None = None
+    consumed: tuple[str, ...] = ()
     row_etag: str | None = None
     status: Status | None = None
     custom_status: str | None = None
@@ -59,12 +69,14 @@ class Stored:
 class Plan:
     """A checkpoint ready to be sent.
 
+    :param consumed: as the sentinel will remember them (:class:`Stored`).
     :param history, instance: indexes of the step that ends the history, and of the instance row's (None: not written).
     """
 
     unit: Unit
     commit_id: str
     completed: Timestamp
+    consumed: tuple[str, ...]
     outbound: int
     history: int
     instance: int | None
@@ -119,6 +131,7 @@ def build(
         unit=Unit(steps=tuple(steps), check=check),
         commit_id=commit_id,
         completed=now,
+        consumed=_consumed(stored, episode, processed),
         outbound=1,
         history=1 + len(history),
         instance=instance,
@@ -180,15 +193,16 @@ def after(
     *,
     sentinel_etag: str,
     completed: Timestamp,
+    consumed: tuple[str, ...],
     row_etag: str | None,
     now: float,
 ) -> Stored:
     """What is stored once the checkpoint is committed.
 
-    :param completed: CheckpointCompletedTimestamp as written. :param row_etag: None: the row was not written.
+    :param completed, consumed: as the sentinel now has them. :param row_etag: None: the row was not written.
     """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
-    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0, completed=completed)
+    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0, completed=completed, consumed=consumed)
     if row_etag is None:
         return kept
     return replace(kept, row_etag=row_etag, status=episode.status, custom_status=episode.custom_status, merged=now)
@@ -218,6 +232,7 @@ def _history_steps(
     """One entity-group transaction a batch, chained by the sentinel's ETag (K28)."""
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
+    consumed = _consumed(stored, episode, processed)
     groups = _deletions(episode, stored, committed, names)
     groups.extend(
         tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group) for group in batches(rows)
@@ -231,7 +246,7 @@ def _history_steps(
             checkpoint_completed=now if last else stored.completed,
             commit_id=commit_id,
             committed_rows=committed if last else before,
-            consumed=processed.message_ids if episode.switched and last else (),
+            consumed=consumed,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
         if index == 0 and stored.sentinel_etag is None:
@@ -245,9 +260,12 @@ def _history_steps(
     return steps
 
 
-def _deletions(
-    episode: Episode, stored: Stored, committed: int, names: HubNames
-) -> list[tuple[RowOperation, ...]]:
+def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[str, ...]:
+    """The newest ones, as many as a sentinel holds."""
+    return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
+
+
+def _deletions(episode: Episode, stored: Stored, committed: int, names: HubNames) -> list[tuple[RowOperation, ...]]:
     """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag (DESIGN §7)."""
     if episode.switched:
         return []  # they are of another generation now, and no reader counts them

@@ -225,8 +225,12 @@ class ControlReader(Reader):
             clock=clock,
             visibility=visibility,
             max_polling=max_polling,
-            room=lambda: 0 if self.stopping else admit(
-                buffered=self.buffered, buffered_bytes=self.buffered_bytes, limit=limit, limit_bytes=limit_bytes
+            room=lambda: (
+                0
+                if self.stopping
+                else admit(
+                    buffered=self.buffered, buffered_bytes=self.buffered_bytes, limit=limit, limit_bytes=limit_bytes
+                )
             ),
             deliver=self._buffer,
         )

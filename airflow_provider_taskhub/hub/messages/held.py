@@ -22,6 +22,8 @@ from airflow_provider_taskhub.storage.primitives import Receipt, Store, UpdateMe
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_PARALLEL = 16
+ACTION_UUID = 5
+"""Version of the UUIDs that are identities of actions (DESIGN §7); everybody else's are random."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,6 +55,15 @@ class Held:
     @property
     def message_id(self) -> str:
         return self.receipt.message_id
+
+    @property
+    def identity(self) -> str:
+        """By what a redelivery is known: the action that the message carries out, where it names one; else its id.
+
+        A put whose answer was lost is put again under another message id, but for the same action (DESIGN §7).
+        """
+        name = self.envelope.activity_id
+        return str(name) if name.version == ACTION_UUID else self.message_id
 
     @property
     def order(self) -> tuple[Timestamp, int]:

@@ -145,8 +145,6 @@ def letters(episode: Episode, routing: Routing, now: Timestamp) -> tuple[Letter,
     return tuple(found)
 
 
-
-
 def claimed(found: Sequence[Letter], receipts: Sequence[object], *, sent: float) -> list[Held]:
     """The claimed ones among the letters just put, as held messages."""
     return [

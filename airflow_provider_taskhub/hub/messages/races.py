@@ -46,7 +46,7 @@ class Facts:
     :param checkpointed: the storage service's time of the sentinel's last change.
     :param scheduled: event ids of the scheduling events in the history.
     :param final: the history ends in a completion.
-    :param seen: queue message ids whose events are in the history, or were consumed by the last commit.
+    :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
     """
@@ -74,9 +74,7 @@ PROCESS = Judged(verdict=Verdict.PROCESS)
 def scheduling_id(event: HistoryEvent) -> int | None:
     """The action number that a response answers; None for everything else."""
     match event:
-        case (
-            TaskCompleted() | TaskFailed() | SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed()
-        ):
+        case TaskCompleted() | TaskFailed() | SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
             return event.task_scheduled_id
         case TimerFired():
             return event.timer_id
@@ -90,6 +88,7 @@ def judge(
     """What to do with a message.
 
     :param execution_id: the generation that the message is addressed to; None: whatever is current.
+    :param message_id: by what a redelivery is known (``Held.identity``).
     """
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")

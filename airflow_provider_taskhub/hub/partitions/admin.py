@@ -282,9 +282,9 @@ async def _control_queues(store: Store, names: HubNames) -> Sequence[tuple[str, 
     """Names and numbers of the hub's control queues, by number."""
     prefix = names.control_prefix
     found = [
-        (name, int(name[len(prefix):]))
+        (name, int(name[len(prefix) :]))
         for name in await store.list_queues(prefix)
-        if re.fullmatch(r"\d{2,}", name[len(prefix):], re.ASCII)
+        if re.fullmatch(r"\d{2,}", name[len(prefix) :], re.ASCII)
     ]
     return sorted(found, key=lambda item: item[1])
 

@@ -18,9 +18,7 @@ from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
 EPOCH = "TaskHubEpoch"
 """Our own column; .NET drops it with its next Replace, which costs a number for display and nothing else."""
-_COLUMNS = frozenset(
-    {"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH}
-)
+_COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH})
 _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 
@@ -55,8 +53,14 @@ class Lease:
     def claimed(self, me: str, now: Timestamp, take: timedelta) -> Lease:
         """Taken by ``me``. :param now: the wall clock, for display. :param take: for ``ExpiresAt``, for .NET."""
         return replace(
-            self, owner=me, next_owner=None, owned_since=now, last_renewal=now, expires_at=now + take,
-            draining=False, epoch=(self.epoch or 0) + 1,
+            self,
+            owner=me,
+            next_owner=None,
+            owned_since=now,
+            last_renewal=now,
+            expires_at=now + take,
+            draining=False,
+            epoch=(self.epoch or 0) + 1,
         )
 
     def renewed(self, now: Timestamp, take: timedelta, *, draining: bool) -> Lease:

@@ -246,9 +246,7 @@ class PartitionOwner:
             pause = self._renew_every * self._rng.uniform(0.85, 1.0) if all(done) else retry
             await self._clock.sleep(began + pause - self._clock.monotonic())
 
-    async def _attempt(
-        self, event: str, call: Callable[[], Awaitable[None]], held: _Held | None = None
-    ) -> bool:
+    async def _attempt(self, event: str, call: Callable[[], Awaitable[None]], held: _Held | None = None) -> bool:
         """One bounded try. Whatever fails keeps its lease until give-up, and is tried again soon (T18)."""
         try:
             async with asyncio.timeout(self._deadline):
@@ -436,7 +434,10 @@ class PartitionOwner:
         if tenure.left() <= 0:
             return  # the answer came too late to act on
         log.info(
-            "partition_taken", partition=lease.partition, previous=lease.owner, silent=round(unchanged, 1),
+            "partition_taken",
+            partition=lease.partition,
+            previous=lease.owner,
+            silent=round(unchanged, 1),
             epoch=tenure.epoch,
         )
         self._tell(self._listener.taken, tenure)

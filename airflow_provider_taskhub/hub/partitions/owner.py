@@ -56,8 +56,18 @@ class OwnerThread:
 
         def make(store: Store) -> PartitionOwner:
             return PartitionOwner(
-                store=store, names=names, me=me, times=times, clock=clock, listener=listener, app_name=app_name,
-                predecessors=predecessors, member=member, loads=loads, drain=drain, watchdog=False,
+                store=store,
+                names=names,
+                me=me,
+                times=times,
+                clock=clock,
+                listener=listener,
+                app_name=app_name,
+                predecessors=predecessors,
+                member=member,
+                loads=loads,
+                drain=drain,
+                watchdog=False,
             )
 
         self._make = make
