@@ -95,8 +95,11 @@ def test_refused_credentials_quote_nothing_of_the_service() -> None:
 @pytest.mark.parametrize(
     ("body", "code", "prose"),
     [
-        (b'\xef\xbb\xbf<?xml version="1.0"?><Error><Code>QueueNotFound</Code><Message>No.</Message></Error>',
-         "QueueNotFound", "No."),
+        (
+            b'\xef\xbb\xbf<?xml version="1.0"?><Error><Code>QueueNotFound</Code><Message>No.</Message></Error>',
+            "QueueNotFound",
+            "No.",
+        ),
         (b'{"odata.error":{"code":"TableNotFound","message":{"lang":"en-US","value":"No."}}}', "TableNotFound", "No."),
         (b'{"error":1}', "", ""),
         (b"{broken", "", ""),

@@ -35,7 +35,9 @@ def test_a_file_by_its_address(tmp_path: Path) -> None:
     assert str(tmp_path / "a b.db") in store.describe()
 
 
-@pytest.mark.parametrize("connection", ["sqlite:hub.db", "sqlite://host/hub.db", "sqlite:///", "sqlite:///x.db?mode=ro"])
+@pytest.mark.parametrize(
+    "connection", ["sqlite:hub.db", "sqlite://host/hub.db", "sqlite:///", "sqlite:///x.db?mode=ro"]
+)
 def test_a_file_that_is_not_absolute_is_refused(connection: str) -> None:
     with pytest.raises(ConfigurationError, match="absolute path") as caught:
         open_store(load_settings(connection=connection))
@@ -43,9 +45,7 @@ def test_a_file_that_is_not_absolute_is_refused(connection: str) -> None:
 
 
 def test_an_azure_account_with_the_settings_deadline() -> None:
-    settings = load_settings(
-        connection="AccountName=flights;AccountKey=c2VjcmV0", request_timeout=timedelta(seconds=7)
-    )
+    settings = load_settings(connection="AccountName=flights;AccountKey=c2VjcmV0", request_timeout=timedelta(seconds=7))
     store = open_store(settings)
     assert isinstance(store, AzureStore)
     assert not store.local
@@ -62,6 +62,9 @@ def test_a_wrong_connection_string_is_named_and_not_echoed() -> None:
     ("missing", "connection"),
     [
         ("aiohttp", "AccountName=flights;AccountKey=c2VjcmV0"),
+        ("azure.storage.queue", "AccountName=flights;AccountKey=c2VjcmV0"),
+        ("azure.data.tables", "AccountName=flights;AccountKey=c2VjcmV0"),
+        ("azure.storage.blob", "AccountName=flights;AccountKey=c2VjcmV0"),
         ("azure.identity", "https://flights.blob.core.windows.net"),
     ],
 )

@@ -107,9 +107,20 @@ async def test_each_operation_is_one_request(store: AzureStore, name: str) -> No
     await store.execute(PutBlob(container=name, name="b", data=b"x"))
     await store.get_blob(name, "b")
     assert store.requests == {
-        "queue.put": 1, "queue.update": 1, "queue.delete": 1, "queue.receive": 1, "queue.peek": 1,
-        "table.insert": 1, "table.upsert": 1, "table.update": 1, "table.batch": 1, "table.delete": 1,
-        "table.get": 1, "table.query": 1, "blob.put": 1, "blob.get": 1,
+        "queue.put": 1,
+        "queue.update": 1,
+        "queue.delete": 1,
+        "queue.receive": 1,
+        "queue.peek": 1,
+        "table.insert": 1,
+        "table.upsert": 1,
+        "table.update": 1,
+        "table.batch": 1,
+        "table.delete": 1,
+        "table.get": 1,
+        "table.query": 1,
+        "blob.put": 1,
+        "blob.get": 1,
     }
 
 

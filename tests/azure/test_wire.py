@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -16,73 +15,23 @@ import pytest
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.rest import attempts as attempts_module
 from airflow_provider_taskhub.storage.rest.account import (
-    Account,
-    Credential,
-    Endpoint,
     Identity,
-    SharedKey,
     Signature,
 )
 from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
 from airflow_provider_taskhub.storage.rest.wire import Request, Wire
+from tests.azure.servers import KEY, account, ok, serving
 
-KEY = SharedKey(name="acct", key=b"the secret key")
 READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)
 WRITE = Request(kind="table.update", service="table", method="PUT", path="/T", what="row of table 'T'", body=b"{}")
-
-Script = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]
-"""Answers the n-th request; whether the connection stays open."""
-
-
-@dataclass
-class Server:
-    """An HTTP server that does as its script says, and keeps the heads of all requests."""
-
-    script: Script
-    heads: list[str] = field(default_factory=list)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                lengths = [line for line in head.lower().splitlines() if line.startswith("content-length")]
-                await reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
-                self.heads.append(head)
-                if not await self.script(len(self.heads), writer):
-                    return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[tuple[Server, str]]:
-    server = Server(script)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    async with listener:
-        yield server, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-
-
-def account(origin: str, credential: Credential = KEY) -> Account:
-    return Account(
-        endpoints={name: Endpoint(origin=origin) for name in ("blob", "queue", "table")}, credential=credential
-    )
 
 
 @asynccontextmanager
 async def opened(origin: str, *, timeout: float = 10.0, **more: Any) -> AsyncIterator[tuple[Wire, Counter[str]]]:
     requests: Counter[str] = Counter()
     credential = more.pop("credential", KEY)
-    async with Wire(
-        account(origin, credential), timeout=timedelta(seconds=timeout), requests=requests, **more
-    ) as wire:
+    async with Wire(account(origin, credential), timeout=timedelta(seconds=timeout), requests=requests, **more) as wire:
         yield wire, requests
-
-
-async def ok(number: int, writer: asyncio.StreamWriter) -> bool:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-    return True
 
 
 @pytest.fixture(autouse=True)
@@ -150,9 +99,7 @@ async def test_server_errors(request_: Request, sent: int) -> None:
 
 async def test_throttling_is_the_callers_to_wait_for() -> None:
     async def busy(number: int, writer: asyncio.StreamWriter) -> bool:
-        writer.write(
-            b"HTTP/1.1 503 Busy\r\nRetry-After: 4\r\nx-ms-error-code: ServerBusy\r\nContent-Length: 0\r\n\r\n"
-        )
+        writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 4\r\nx-ms-error-code: ServerBusy\r\nContent-Length: 0\r\n\r\n")
         return True
 
     async with serving(busy) as (server, origin), opened(origin) as (wire, _):

@@ -53,16 +53,12 @@ class SharedKey:
         return f"SharedKey {self.name}:{base64.b64encode(digest).decode()}"
 
 
-def _table_text(
-    name: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int
-) -> str:
+def _table_text(name: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int) -> str:
     comp = next((f"?comp={value}" for key, value in query if key == "comp"), "")
     return f"{method}\n\n{headers.get('content-type', '')}\n{headers['x-ms-date']}\n/{name}{path}{comp}"
 
 
-def _storage_text(
-    name: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int
-) -> str:
+def _storage_text(name: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int) -> str:
     known = [
         method,
         "",  # Content-Encoding

@@ -94,6 +94,11 @@ def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavai
     return Unavailable(f"{what}: the answer was lost ({type(error).__name__})")
 
 
+def unreadable(what: str) -> Unavailable:
+    """The error for a success whose body is not the service's."""
+    return Unavailable(f"{what}: the answer cannot be read: is there a proxy in between?")
+
+
 def translated(error: AzureError, *, what: str, origin: str, creating: bool = False) -> TaskHubError:
     """The error for one of Microsoft's clients' errors, by the same table as for our own requests.
 
@@ -105,7 +110,7 @@ def translated(error: AzureError, *, what: str, origin: str, creating: bool = Fa
         # the transport's class of an error does not tell whether a connection was made; what it wraps does
         return unanswered(error.inner_exception or error, what=what, origin=origin)
     if error.status_code < 300:
-        return Unavailable(f"{what}: the answer cannot be read: is there a proxy in between?")
+        return unreadable(what)
     return refusal(
         what=what,
         status=error.status_code,

@@ -106,8 +106,7 @@ class Rows:
         if len(answers) != len(parts):
             raise Unavailable(f"transaction on table {operation.table!r}: {len(answers)} answers to {len(parts)} rows")
         return tuple(
-            "" if row.verb is RowVerb.DELETE else part.etag
-            for row, part in zip(operation.rows, answers, strict=True)
+            "" if row.verb is RowVerb.DELETE else part.etag for row, part in zip(operation.rows, answers, strict=True)
         )
 
     async def get(self, table: str, partition_key: str, row_key: str) -> Entity | None:

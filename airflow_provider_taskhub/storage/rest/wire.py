@@ -207,7 +207,11 @@ class Wire:
         match self.account.credential:
             case SharedKey() as key:
                 headers["authorization"] = key.authorization(
-                    request.service, method=request.method, path=path, query=request.query, headers=headers,
+                    request.service,
+                    method=request.method,
+                    path=path,
+                    query=request.query,
+                    headers=headers,
                     length=len(request.body),
                 )
             case Signature(token=token):

@@ -57,9 +57,7 @@ class BlobService:
 
     async def remove(self, operation: DeleteBlob) -> None:
         blob = (await self._clients.blobs()).get_blob_client(operation.container, operation.name)
-        ask = Ask(
-            kind="blob.delete", service="blob", what=f"deletion of blob {operation.container}/{operation.name}"
-        )
+        ask = Ask(kind="blob.delete", service="blob", what=f"deletion of blob {operation.container}/{operation.name}")
         try:
             await self._clients.call(
                 ask, lambda hook: blob.delete_blob(delete_snapshots="include", raw_request_hook=hook)
@@ -80,7 +78,8 @@ class BlobService:
         ask = Ask(kind="blob.append", service="blob", what=f"append to blob {where}")
         await self._clients.call(
             # a stream, for aiohttp then sends it in pieces; a new one for each attempt
-            ask, lambda hook: blob.append_block(BytesIO(data), length=len(data), raw_request_hook=hook)
+            ask,
+            lambda hook: blob.append_block(BytesIO(data), length=len(data), raw_request_hook=hook),
         )
 
     async def _create_append(self, blob: BlobClient, where: str) -> None:

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from xml.etree.ElementTree import ParseError
 
 from airflow_provider_taskhub.storage.packages import check_installed
 from airflow_provider_taskhub.storage.rest.account import SharedKey, Signature
-from airflow_provider_taskhub.storage.rest.answers import code_of, translated
+from airflow_provider_taskhub.storage.rest.answers import code_of, translated, unreadable
 from airflow_provider_taskhub.storage.rest.attempts import persistently
 from airflow_provider_taskhub.storage.rest.wire import API_VERSION, USER_AGENT, Wire
 
@@ -119,10 +120,12 @@ class Clients:
             found += [item async for item in page]
 
     async def _attempt(self, ask: Ask, action: Callable[[Hook], Awaitable[T]]) -> T | None:
-        from azure.core.exceptions import AzureError
+        from azure.core.exceptions import AzureError, DeserializationError
 
         try:
             return await action(self._hook(ask))
+        except (DeserializationError, ParseError):  # which the clients let through as they are
+            raise unreadable(ask.what) from None
         except AzureError as error:
             if code_of(error) in ask.accept:
                 return None
@@ -141,9 +144,7 @@ class Clients:
                 # in a thread: an import that holds up the event loop would hold up whatever else it serves
                 package, name = PACKAGES[service]
                 module = await asyncio.to_thread(importlib.import_module, f"{package}.aio")
-                self._made[service] = await self._stack.enter_async_context(
-                    self._make(service, getattr(module, name))
-                )
+                self._made[service] = await self._stack.enter_async_context(self._make(service, getattr(module, name)))
             return self._made[service]
 
     def _make(self, service: str, make: Callable[..., Any]) -> Any:

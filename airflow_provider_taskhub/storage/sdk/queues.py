@@ -68,7 +68,9 @@ class QueueService:
         queue = (await self._clients.queues()).get_queue_client(name)
         ask = Ask(kind="admin", service="queue", what=f"length of queue {name!r}", safe=True)
         found = await self._clients.call(ask, lambda hook: queue.get_queue_properties(raw_request_hook=hook))
-        return (found.approximate_message_count or 0) if found is not None else 0
+        if found is None or found.approximate_message_count is None:
+            raise Unavailable(f"{ask.what}: the queue service's answer lacks it")
+        return found.approximate_message_count
 
 
 def _peeked(message: QueueMessage) -> Message:

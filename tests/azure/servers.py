@@ -1,0 +1,56 @@
+"""HTTP servers that misbehave as a script says, and accounts that point to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from airflow_provider_taskhub.storage.rest.account import Account, Credential, Endpoint, SharedKey
+
+KEY = SharedKey(name="acct", key=b"the secret key")
+
+Script = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]
+"""Answers the n-th request; whether the connection stays open."""
+
+
+@dataclass
+class Server:
+    """An HTTP server that does as its script says, and keeps the heads of all requests."""
+
+    script: Script
+    heads: list[str] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                lengths = [line for line in head.lower().splitlines() if line.startswith("content-length")]
+                await reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
+                self.heads.append(head)
+                if not await self.script(len(self.heads), writer):
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(script: Script) -> AsyncIterator[tuple[Server, str]]:
+    server = Server(script)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listener:
+        yield server, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+def account(origin: str, credential: Credential = KEY) -> Account:
+    return Account(
+        endpoints={name: Endpoint(origin=origin) for name in ("blob", "queue", "table")}, credential=credential
+    )
+
+
+async def ok(number: int, writer: asyncio.StreamWriter) -> bool:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    return True
