@@ -174,9 +174,7 @@ class Client:
         )
         return made, entity, ((made.blob,) if made.blob is not None else ()) + tuple(blobs)
 
-    async def _write_row(
-        self, verb: RowVerb, entity: Entity, blobs: Sequence[PutBlob], etag: str | None
-    ) -> str:
+    async def _write_row(self, verb: RowVerb, entity: Entity, blobs: Sequence[PutBlob], etag: str | None) -> str:
         row = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=verb, entity=entity, etag=etag),))
         steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
         etags = (await self.hub.store.commit(Unit(steps=steps)))[1][0]
@@ -388,4 +386,3 @@ class Client:
                 await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
 
         await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
-

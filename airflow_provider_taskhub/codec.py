@@ -19,9 +19,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from airflow_provider_taskhub.errors import InputError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ISO = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
-)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -41,9 +41,7 @@ class _JumpingSelector(selectors.BaseSelector):
         self.limit = YEAR.total_seconds()
         self.threads = 0
 
-    def register(
-        self, fileobj: Any, events: int, data: Any = None
-    ) -> selectors.SelectorKey:
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._real.register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
@@ -114,9 +112,7 @@ class JumpingClock:
     :param skew: how far this machine's wall clock is off. :param rate: its monotonic seconds per loop second (drift).
     """
 
-    def __init__(
-        self, loop: JumpingLoop | None = None, *, skew: timedelta = timedelta(0), rate: float = 1.0
-    ) -> None:
+    def __init__(self, loop: JumpingLoop | None = None, *, skew: timedelta = timedelta(0), rate: float = 1.0) -> None:
         self._loop = loop
         self._start = START + skew
         self._rate = rate

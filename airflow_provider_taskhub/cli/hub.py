@@ -63,9 +63,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
 
 
 @app.command()
-def delete(
-    hub: HubName = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
-) -> None:
+def delete(hub: HubName = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Remove the hub with everything in it: instances, histories, logs.
 
     Example: taskhub hub delete --hub Flights --yes

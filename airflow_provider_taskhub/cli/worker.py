@@ -21,7 +21,9 @@ def worker(
     name: Annotated[str, typer.Option(help="For people; the host's name if not given.")] = "",
     role: Annotated[list[str] | None, typer.Option(help="orchestrator, activity; both if not given.")] = None,
     activities: Annotated[int | None, typer.Option(min=1, max=1000, help="Activities at once.")] = None,
-    drain_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that a stop waits for activities.")] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds that a stop waits for activities.")
+    ] = None,
     health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve /live, /ready, /metrics.")] = None,
     warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs it.")] = True,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,

@@ -74,7 +74,7 @@ class TaskIdentity:
         if not plain or len(readable) > _LONGEST:
             parts = "\0".join((self.dag_id, self.task_id, str(self.map_index), self.run_id))
             digest = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[:_LONGEST - 17]}~{digest}"
+            readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[: _LONGEST - 17]}~{digest}"
         return f"{readable}:g{generation}"
 
     def tags(self, generation: int) -> dict[str, str]:

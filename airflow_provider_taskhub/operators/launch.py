@@ -194,9 +194,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
 
-async def _start(
-    client: Client, request: Request, instance_id: str, generation: int, policy: Any
-) -> InstanceState:
+async def _start(client: Client, request: Request, instance_id: str, generation: int, policy: Any) -> InstanceState:
     return await client.start(
         request.orchestrator,
         request.input,

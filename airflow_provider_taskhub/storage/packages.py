@@ -14,9 +14,7 @@ def missing(package: str | None, *, purpose: str = "a hub on Azure Storage") -> 
     :param package: as the import system names it.
     :param purpose: what needs it, for people.
     """
-    return ConfigurationError(
-        f"{purpose} needs the package {package!r}: pip install 'airflow-provider-taskhub[azure]'"
-    )
+    return ConfigurationError(f"{purpose} needs the package {package!r}: pip install 'airflow-provider-taskhub[azure]'")
 
 
 def check_installed(packages: Sequence[str]) -> None:

@@ -378,8 +378,9 @@ class Store(Protocol):
     ) -> Page:
         """One page of rows. A page may hold fewer than ``limit`` (1 to 1000) rows, even none, and still go on."""
 
-    def rows(self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
-             ) -> AsyncIterator[Entity]:
+    def rows(
+        self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Entity]:
         """All rows, page by page."""
 
     # blobs

@@ -238,9 +238,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     def _event(self, reason: str, state: InstanceState | None, message: str) -> TriggerEvent:
         status = str(state.status) if state is not None else None
-        return TriggerEvent(
-            {"reason": reason, "instance_id": self.instance_id, "status": status, "message": message}
-        )
+        return TriggerEvent({"reason": reason, "instance_id": self.instance_id, "status": status, "message": message})
 
 
 class _Absence:

@@ -182,8 +182,13 @@ class Activities:
             outcome = await self._runner.run(request, progress=progress)
             if not outcome.crashed or crash == MAX_CRASHES:
                 return outcome
-            log.warning("executor_crashed", activity=request.name, instance_id=request.instance.instance_id,
-                        task_id=request.task_id, error=outcome.failure.error_message if outcome.failure else "")
+            log.warning(
+                "executor_crashed",
+                activity=request.name,
+                instance_id=request.instance.instance_id,
+                task_id=request.task_id,
+                error=outcome.failure.error_message if outcome.failure else "",
+            )
         raise AssertionError("unreachable")
 
     # recorded
@@ -194,9 +199,7 @@ class Activities:
             if attempt is None:
                 return
             record = attempt.record
-            request = replace(
-                self._request(held, event, definition, attempt=record.attempt), log=record.log or ""
-            )
+            request = replace(self._request(held, event, definition, attempt=record.attempt), log=record.log or "")
             try:
                 outcome = await self._attend(attempt, request)
             except Superseded as reason:
@@ -246,8 +249,14 @@ class Activities:
                 continue  # somebody else claimed it: look again
             assert isinstance(etags, tuple)
             if silent is not None:
-                log.warning("activity_taken_over", activity=event.name, instance_id=instance.instance_id,
-                            task_id=event.event_id, attempt=number, before=records.decode(silent).worker)
+                log.warning(
+                    "activity_taken_over",
+                    activity=event.name,
+                    instance_id=instance.instance_id,
+                    task_id=event.event_id,
+                    attempt=number,
+                    before=records.decode(silent).worker,
+                )
             return Attempt(claim, etags[0])
 
     def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
@@ -420,5 +429,3 @@ class Activities:
 def log_name(instance_id: str, execution_id: str, task_id: int, attempt: int) -> str:
     """Name of an attempt's log in the log container (DESIGN §9)."""
     return f"{escape(instance_id)}/{execution_id}/{task_id:06d}-{attempt:03d}.log"
-
-

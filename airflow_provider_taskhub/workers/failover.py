@@ -113,7 +113,10 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         note = {
-            "name": identity.name, "host": identity.host, "incarnation": identity.incarnation, "pid": os.getpid(),
+            "name": identity.name,
+            "host": identity.host,
+            "incarnation": identity.incarnation,
+            "pid": os.getpid(),
             "boot": _boot(),
         }
         os.write(descriptor, json.dumps(note).encode())

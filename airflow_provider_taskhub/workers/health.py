@@ -77,7 +77,8 @@ async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
                 data = body.encode()
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-                    f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+                    f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+                    + data
                 )
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):

@@ -73,17 +73,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def store(
-    kind: str, clock: ManualClock, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Store]:
+async def store(kind: str, clock: ManualClock, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     async with _made(kind, clock, tmp_path, request) as made:
         yield made
 
 
 @asynccontextmanager
-async def _made(
-    kind: str, clock: ManualClock, folder: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Store]:
+async def _made(kind: str, clock: ManualClock, folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     store: Store
     if kind == "memory":
         store = SqliteStore(None, clock=clock)

@@ -31,9 +31,7 @@ async def put(store: Store, queue: str, text: str = "hello", visibility: timedel
     return receipt
 
 
-async def update(
-    store: Store, queue: str, receipt: Receipt, visibility: timedelta, text: str | None = None
-) -> Receipt:
+async def update(store: Store, queue: str, receipt: Receipt, visibility: timedelta, text: str | None = None) -> Receipt:
     renewed = await store.execute(UpdateMessage(queue=queue, message=receipt, visibility=visibility, text=text))
     assert isinstance(renewed, Receipt)
     return renewed

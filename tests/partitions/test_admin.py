@@ -54,7 +54,14 @@ WHOLE = {
     "tables": sorted(
         f"AdminHub{name}"
         for name in (
-            "Activities", "Completions", "Controls", "History", "Instances", "Members", "Partitions", "Quarantine"
+            "Activities",
+            "Completions",
+            "Controls",
+            "History",
+            "Instances",
+            "Members",
+            "Partitions",
+            "Quarantine",
         )
     ),
     "rows": [f"adminhub-control-0{number}" for number in range(4)],

@@ -30,7 +30,10 @@ class Processes:
     def start(self, name: str, *options: str) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
             [sys.executable, str(HOLDER), str(self.home), name, *options],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         self.started.append(process)

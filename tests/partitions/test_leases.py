@@ -122,8 +122,12 @@ def test_a_row_without_optional_columns_has_defaults() -> None:
 @pytest.mark.parametrize(
     ("partition_key", "row_key"),
     [
-        ("Control", "rectableleases-control-00"), ("", "other-control-00"), ("", "rectableleases-control-"),
-        ("", "rectableleases-control-7"), ("", "rectableleases-control-007"), ("", "rectableleases-workitems"),
+        ("Control", "rectableleases-control-00"),
+        ("", "other-control-00"),
+        ("", "rectableleases-control-"),
+        ("", "rectableleases-control-7"),
+        ("", "rectableleases-control-007"),
+        ("", "rectableleases-workitems"),
     ],
 )
 def test_other_rows_are_no_partitions(partition_key: str, row_key: str) -> None:
@@ -133,15 +137,21 @@ def test_other_rows_are_no_partitions(partition_key: str, row_key: str) -> None:
 @pytest.mark.rows("T60", "E54", "T89")
 def test_foreign_columns_survive_and_each_take_raises_the_epoch() -> None:
     entity = Entity(
-        partition_key="", row_key=NAMES.control(0),
+        partition_key="",
+        row_key=NAMES.control(0),
         properties={"CurrentOwner": "a", "NextOwner": "b", "IsDraining": True, EPOCH: Int64(4), "Note": "keep"},
     )
     lease = decode_lease(entity, NAMES)
     assert lease is not None
     claimed = encode_lease(lease.claimed("b", START, TAKE))
     assert plain(claimed) == {
-        "CurrentOwner": "b", "IsDraining": False, EPOCH: Int64(5), "Note": "keep", "OwnedSince": START,
-        "LastRenewal": START, "ExpiresAt": START + TAKE,
+        "CurrentOwner": "b",
+        "IsDraining": False,
+        EPOCH: Int64(5),
+        "Note": "keep",
+        "OwnedSince": START,
+        "LastRenewal": START,
+        "ExpiresAt": START + TAKE,
     }
     assert isinstance(claimed.properties[EPOCH], Int64)
 

@@ -20,8 +20,13 @@ NAMES = HubNames("MemberHub")
 
 def member(worker: str = "w@host/1", **changes: object) -> Member:
     values: dict[str, object] = {
-        "worker": worker, "started": START, "roles": ("orchestrator", "activity"), "apps": {"flights": "3"},
-        "orchestrators": ("flights_delays",), "activities": ("monthly", "publish"), **changes,
+        "worker": worker,
+        "started": START,
+        "roles": ("orchestrator", "activity"),
+        "apps": {"flights": "3"},
+        "orchestrators": ("flights_delays",),
+        "activities": ("monthly", "publish"),
+        **changes,
     }
     return Member(**values)  # type: ignore[arg-type]
 

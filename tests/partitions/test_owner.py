@@ -126,7 +126,8 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
         assert set(again.held) == mine
         assert not b.when("asked")
         assert {member.worker for member in await Members(cluster.store, NAMES).snapshot()} == {
-            "a2@host/a2-1", "b@host/b-1"
+            "a2@host/a2-1",
+            "b@host/b-1",
         }
 
 

@@ -22,8 +22,11 @@ from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 NAMES = HubNames("ThreadHub")
 TIMES = LeaseTimes(
-    renew=timedelta(seconds=0.3), give_up=timedelta(seconds=1.5), take=timedelta(seconds=2.5),
-    scan=timedelta(seconds=0.2), visibility=timedelta(seconds=4),
+    renew=timedelta(seconds=0.3),
+    give_up=timedelta(seconds=1.5),
+    take=timedelta(seconds=2.5),
+    scan=timedelta(seconds=0.2),
+    visibility=timedelta(seconds=4),
 )
 SOON = 20.0
 
@@ -65,8 +68,12 @@ async def store(path: Path) -> AsyncIterator[Store]:
 
 def owner(path: Path, host: Host, name: str = "a") -> OwnerThread:
     return OwnerThread(
-        open_store=lambda: SqliteStore(path), names=NAMES, me=WorkerIdentity(name=name, host="h", incarnation="1"),
-        times=TIMES, listener=host, app_name="",
+        open_store=lambda: SqliteStore(path),
+        names=NAMES,
+        me=WorkerIdentity(name=name, host="h", incarnation="1"),
+        times=TIMES,
+        listener=host,
+        app_name="",
     )
 
 

@@ -143,9 +143,7 @@ async def test_stale_listeners_are_forgotten(tmp_path: Path) -> None:
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code, str(path)], cwd=ROOT, check=False, timeout=30
-    )
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code, str(path)], cwd=ROOT, check=False, timeout=30)
     async with SqliteStore(path) as store:
         assert len(sockets(tmp_path)) == 1
         for _ in range(2):

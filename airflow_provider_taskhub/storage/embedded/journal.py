@@ -157,5 +157,3 @@ def identifier(connection: sqlite3.Connection, kind: str, name: str) -> int:
     if row is None:
         raise NotFound(f"{kind.removesuffix('s')} {name!r} does not exist")
     return int(row[0])
-
-

@@ -143,9 +143,7 @@ def _visible(connection: sqlite3.Connection, queue: int, now: int, limit: int) -
 
 
 def _receipt(identity: int, number: int, receipt: int, visible: int) -> Receipt:
-    return Receipt(
-        message_id=_message_id(identity, number), pop_receipt=str(receipt), next_visible=Timestamp(visible)
-    )
+    return Receipt(message_id=_message_id(identity, number), pop_receipt=str(receipt), next_visible=Timestamp(visible))
 
 
 def _message_id(identity: int, number: int) -> str:

@@ -72,9 +72,7 @@ def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[Eta
 
 def _check_merged(entity: Entity, packed: dict[str, columns.Packed]) -> None:
     rules.check_size(
-        Entity(
-            partition_key=entity.partition_key, row_key=entity.row_key, properties=columns.unpack_all(packed)
-        )
+        Entity(partition_key=entity.partition_key, row_key=entity.row_key, properties=columns.unpack_all(packed))
     )
 
 
@@ -195,9 +193,7 @@ def _select(table: int, filter: Filter | None, after: tuple[str, str] | None) ->
     return f"SELECT pk, rk, etag, ts, data FROM rows WHERE {where} ORDER BY pk, rk", values
 
 
-def _bounds(
-    partitions: Range, keys: Range, after: tuple[str, str] | None
-) -> Iterator[tuple[str, Sequence[str | int]]]:
+def _bounds(partitions: Range, keys: Range, after: tuple[str, str] | None) -> Iterator[tuple[str, Sequence[str | int]]]:
     """Conditions that SQLite answers by the index (tbl, pk, rk).
 
     Only one lower bound may stand there: with two of them SQLite takes either, and would walk from the beginning of
