@@ -1,11 +1,13 @@
-"""HTTP servers that misbehave as a script says, and accounts that point to them."""
+"""HTTP servers that misbehave as a script says, accounts that point to them, and a credential that counts."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from airflow_provider_taskhub.storage.rest.account import Account, Credential, Endpoint, SharedKey
 
@@ -54,3 +56,26 @@ def account(origin: str, credential: Credential = KEY) -> Account:
 async def ok(number: int, writer: asyncio.StreamWriter) -> bool:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     return True
+
+
+class Token(NamedTuple):
+    token: str
+    expires_on: int
+
+
+class FakeCredential:
+    """A credential of azure-identity's shape: counts what it is asked for."""
+
+    def __init__(self, lifetime: int) -> None:
+        self.scopes: list[str] = []
+        self.asked: list[dict[str, Any]] = []
+        self.closed = False
+        self._lifetime = lifetime
+
+    async def get_token(self, *scopes: str, **asked: Any) -> Token:
+        self.scopes += scopes
+        self.asked.append(asked)
+        return Token(f"token-{len(self.scopes)}", int(time.time()) + self._lifetime)
+
+    async def close(self) -> None:
+        self.closed = True

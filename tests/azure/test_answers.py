@@ -14,10 +14,9 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
-from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of
+from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of, translated
 
-
-@pytest.mark.parametrize(
+refusals = pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
         (409, "EntityAlreadyExists", Conflict),
@@ -55,12 +54,38 @@ from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, sec
         (403, "AuthorizationPermissionMismatch", ConfigurationError),
     ],
 )
+
+
+@refusals
 def test_translation(status: int, code: str, kind: type[Exception]) -> None:
     error = refusal(what="put into queue 'q'", status=status, code=code, prose="Because.\nRequestId:1")
     assert type(error) is kind
     assert "put into queue 'q'" in str(error)
     assert (code or str(status)) in str(error)
     assert "RequestId" not in str(error)
+
+
+class Response:
+    """As much of an answer as Microsoft's errors look at."""
+
+    reason = "Because"
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        self.status_code, self.headers = status, headers
+
+
+@refusals
+@pytest.mark.parametrize("place", ["header", "error"])
+def test_microsofts_errors_are_translated_alike(status: int, code: str, kind: type[Exception], place: str) -> None:
+    from azure.core.exceptions import HttpResponseError
+
+    headers = {"x-ms-error-code": code} if place == "header" and code else {}
+    error = HttpResponseError("Because.\nRequestId:1", response=Response(status, headers))  # type: ignore[arg-type]
+    if place == "error":
+        error.error_code = code  # type: ignore[attr-defined]
+    mine = translated(error, what="put into queue 'q'", origin="https://x")
+    assert type(mine) is kind
+    assert str(mine) == str(refusal(what="put into queue 'q'", status=status, code=code, prose="Because."))
 
 
 def test_throttling_carries_the_patience_asked_for() -> None:

@@ -19,13 +19,14 @@ from airflow_provider_taskhub.errors import ConfigurationError, Conflict, NotFou
 from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob
 from airflow_provider_taskhub.storage.rest import attempts as attempts_module
-from airflow_provider_taskhub.storage.rest.account import Credential, Signature
+from airflow_provider_taskhub.storage.rest.account import Credential, Identity, Signature
+from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
 from airflow_provider_taskhub.storage.rest.wire import Wire
 from airflow_provider_taskhub.storage.sdk.blobs import BlobService
 from airflow_provider_taskhub.storage.sdk.clients import Clients
 from airflow_provider_taskhub.storage.sdk.queues import QueueService
 from airflow_provider_taskhub.storage.sdk.tables import TableService
-from tests.azure.servers import KEY, account, serving
+from tests.azure.servers import KEY, FakeCredential, account, serving
 
 LEASE = str(uuid4())
 TIMEOUT = timedelta(seconds=30)
@@ -40,10 +41,13 @@ class Services:
 
 
 @asynccontextmanager
-async def opened(origin: str, *, timeout: float = 10.0, credential: Credential = KEY) -> AsyncIterator[Services]:
+async def opened(
+    origin: str, *, timeout: float = 10.0, credential: Credential = KEY, tokens: Tokens | None = None
+) -> AsyncIterator[Services]:
     requests: Counter[str] = Counter()
+    where, limit = account(origin, credential), timedelta(seconds=timeout)
     async with (
-        Wire(account(origin, credential), timeout=timedelta(seconds=timeout), requests=requests) as wire,
+        Wire(where, timeout=limit, requests=requests, tokens=tokens) as wire,
         Clients(wire) as clients,
     ):
         yield Services(clients, requests)
@@ -265,6 +269,21 @@ async def test_refused_credentials_quote_nothing_of_the_service(ask: Ask, safe: 
         with pytest.raises(ConfigurationError, match="refused the credentials") as caught:
             await ask(services)
     assert "topsecret" not in str(caught.value)
+
+
+async def test_all_clients_share_one_token() -> None:
+    credential = FakeCredential(lifetime=3600)
+    tokens = Tokens(credential)  # type: ignore[arg-type]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        # tokens travel over https only: no connection is made here, but each client asks for its token before
+        origin = f"https://127.0.0.1:{closed.getsockname()[1]}"
+        async with opened(origin, credential=Identity(), tokens=tokens) as services:
+            for ask in (READS["count"], READS["list tables"], READS["list blobs"], WRITES["renew"]):
+                with pytest.raises(Unavailable, match="no connection"):
+                    await ask(services)
+    assert credential.scopes == [SCOPE]
+    assert credential.closed
 
 
 # --- when clients are made, and that they are closed

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from airflow_provider_taskhub.storage.rest.account import (
 )
 from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
 from airflow_provider_taskhub.storage.rest.wire import Request, Wire
-from tests.azure.servers import KEY, account, ok, serving
+from tests.azure.servers import KEY, FakeCredential, Token, account, ok, serving
 
 READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)
 WRITE = Request(kind="table.update", service="table", method="PUT", path="/T", what="row of table 'T'", body=b"{}")
@@ -142,29 +142,6 @@ async def test_a_signature_goes_along_and_is_never_shown() -> None:
     assert caught.value.__cause__ is None
 
 
-class Token(NamedTuple):
-    token: str
-    expires_on: int
-
-
-class FakeCredential:
-    """A credential of azure-identity's shape: counts what it is asked for."""
-
-    def __init__(self, lifetime: int) -> None:
-        self.scopes: list[str] = []
-        self.closed = False
-        self._lifetime = lifetime
-
-    async def get_token(self, *scopes: str, **_: Any) -> Token:
-        import time
-
-        self.scopes += scopes
-        return Token(f"token-{len(self.scopes)}", int(time.time()) + self._lifetime)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
 async def test_an_identity_sends_one_token_for_all_requests() -> None:
     credential = FakeCredential(lifetime=3600)
     tokens = Tokens(credential)  # type: ignore[arg-type]
@@ -182,6 +159,17 @@ async def test_a_token_near_its_end_is_replaced() -> None:
         assert [await tokens.current(), await tokens.current()] == ["token-1", "token-2"]
 
 
+async def test_microsofts_clients_get_the_same_token_or_the_one_that_a_refusal_asks_for() -> None:
+    credential = FakeCredential(lifetime=3600)
+    async with Tokens(credential) as tokens:  # type: ignore[arg-type]
+        assert await tokens.current() == (await tokens.get_token(SCOPE)).token == "token-1"
+        asked = await tokens.get_token("scope", claims="more", tenant_id="t", enable_cae=True)
+        assert asked.token == "token-2"
+        assert await tokens.current() == "token-1"
+    assert credential.scopes == [SCOPE, "scope"]
+    assert credential.asked[1] == {"claims": "more", "tenant_id": "t", "enable_cae": True}
+
+
 async def test_no_identity_here_is_said_so() -> None:
     from azure.core.exceptions import ClientAuthenticationError
 
@@ -190,8 +178,9 @@ async def test_no_identity_here_is_said_so() -> None:
             raise ClientAuthenticationError("tried the environment, then managed identity")
 
     async with Tokens(Nobody(0)) as tokens:  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="tried the environment"):
-            await tokens.current()
+        for ask in (tokens.current, tokens.get_token):
+            with pytest.raises(ConfigurationError, match="tried the environment"):
+                await ask()
 
 
 async def test_default_credentials_are_azures_own_and_need_no_network_to_be_made() -> None:
