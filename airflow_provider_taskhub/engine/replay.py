@@ -167,6 +167,40 @@ class Execution:
             stale=tuple(stale),
         )
 
+    def resume(self) -> Episode:
+        """The rest of an episode of which the history has only the beginning: a generation switch too big for one
+        transaction, cut off between two of them (DESIGN §7).
+
+        :returns: an episode with an empty history when nothing is missing.
+        :raises UnknownOrchestrator: no loaded app declares it.
+        """
+        generation = self._load(())
+        history: list[HistoryEvent] = []
+        outbound: list[Outbound] = []
+        for event, message in generation.flush(self._time):
+            history.append(event)
+            outbound.append(message)
+        completed = None if self._completed else self._complete(generation, self._time, history, outbound)
+        if not history:
+            return self._set_aside([])
+        history.append(OrchestratorCompleted(timestamp=self._time))
+        first, number = len(self._history), self._episodes
+        for event in history:
+            self._account(event)
+        return Episode(
+            loaded=self._instance,
+            current=self._instance,
+            switched=False,
+            history=tuple(history),
+            first_ordinal=first,
+            outbound=tuple(outbound),
+            number=number,
+            status=generation.status,
+            custom_status=generation.custom_status,
+            completed=completed,
+            output=output_of(completed, history),
+        )
+
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
         """Fail the instance without running any code: nobody has its orchestrator (K43).
 

@@ -175,7 +175,7 @@ class Orchestrations:
         session.reader.tenure.check()
         live = session.state
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
-            live, facts = await self._open(session.instance_id, batch)
+            live, facts = await self._open(session, batch)
         else:
             facts = live.facts()
         found = await self._judge(session.instance_id, batch, facts)
@@ -190,8 +190,8 @@ class Orchestrations:
 
     # opening
 
-    async def _open(self, instance_id: str, batch: Sequence[Held]) -> tuple[Live, Facts]:
-        first = batch[0]
+    async def _open(self, session: Session[Live], batch: Sequence[Held]) -> tuple[Live, Facts]:
+        instance_id, first = session.instance_id, batch[0]
         event = first.message.event
         if isinstance(event, ExecutionStarted) and event.taskhub_row_etag is not None and first.dequeue_count == 1:
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
@@ -200,8 +200,17 @@ class Orchestrations:
             return live, Facts(row_read=True, row_execution_id=event.instance.execution_id)
         live, loaded = await self._load(instance_id)
         sentinel = loaded.sentinel
+        if sentinel is not None and not sentinel.complete and sentinel.commit_id is not None:
+            await self._resume(session, live)
         facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
         return live, facts
+
+    async def _resume(self, session: Session[Live], live: Live) -> None:
+        """Commit the rest of a generation switch that was cut off between two transactions."""
+        episode = live.execution.resume()
+        if episode.history:
+            log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
+            await self._commit(session, live, episode, [])
 
     async def _load(self, instance_id: str) -> tuple[Live, Loaded]:
         """History and row; the row tells the custom status, which an earlier generation may have set."""

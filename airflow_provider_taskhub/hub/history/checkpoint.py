@@ -238,14 +238,19 @@ def _history_steps(
         tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group) for group in batches(rows)
     )
     steps: list[Step] = []
+    standing = before
     for index, group in enumerate(groups):
         last = index == len(groups) - 1
+        if episode.switched:
+            # the generation before is gone with the first of its rows: what there is of the new one counts at once,
+            # and `Execution.resume` makes the rest of it again
+            standing += len(group)
         sentinel = Sentinel(
             execution_id=episode.current.execution_id or "",
             complete=last,
             checkpoint_completed=now if last else stored.completed,
             commit_id=commit_id,
-            committed_rows=committed if last else before,
+            committed_rows=committed if last else standing,
             consumed=consumed,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
