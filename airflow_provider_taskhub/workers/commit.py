@@ -89,7 +89,10 @@ class Committer:
                 break  # a half commit of our own: reload, which cuts it off
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 raise Aborted("another episode was committed over the sentinel") from last
-            stored = replace(stored, row_etag=await self._row_etag(episode.current.instance_id))
+            row_etag = await self._row_etag(episode.current.instance_id)
+            if stored.sentinel_etag is None and row_etag != stored.row_etag:
+                raise Aborted("the instance row was changed before the first checkpoint") from last  # terminated (K41)
+            stored = replace(stored, row_etag=row_etag)
             plan = planned(stored)
         assert last is not None
         raise last

@@ -7,6 +7,7 @@ claimed. Everything that decides is elsewhere and pure (``races``, the engine, `
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -32,12 +33,13 @@ from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
-from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.history.checkpoint import Stored, completion
 from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
-from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.history.load import Loaded, checkpointed, load
 from airflow_provider_taskhub.hub.hub import Hub, brought
+from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge, unknown_delay
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
@@ -58,6 +60,8 @@ log = structlog.get_logger(__name__)
 LOOK_TIMES = 10
 LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
+CANCEL_AFTER = 6
+"""Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +79,7 @@ class Live:
     open_tasks: set[int] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
     past: tuple[HistoryEvent, ...] = ()
-    final: bool = False
+    ended: Status | None = None
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
         """Keep the facts that later messages are judged by.
@@ -101,7 +105,11 @@ class Live:
                 case ExecutionStarted():
                     self.tags = dict(event.tags or {})
                 case ExecutionCompleted():
-                    self.final = True
+                    self.ended = event.status
+
+    def close(self) -> None:
+        """Nobody keeps it any more."""
+        self.execution.close()
 
     def remember(self, stored: Stored) -> None:
         """What is stored now."""
@@ -109,13 +117,18 @@ class Live:
         self.seen.update(stored.consumed)
 
     def facts(self) -> Facts:
-        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=self.final, seen=self.seen)
+        final = self.ended is not None
+        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=final, seen=self.seen)
 
 
 @dataclass(slots=True, kw_only=True)
 class Sorted:
-    """A batch, judged."""
+    """A batch, judged.
 
+    :param facts: what the last of it was judged by.
+    """
+
+    facts: Facts
     process: list[Held] = field(default_factory=list)
     stale: list[tuple[Held, str]] = field(default_factory=list)
     later: list[tuple[Held, Judged]] = field(default_factory=list)
@@ -159,9 +172,8 @@ class Orchestrations:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
             self._sessions.keep(session, None)
             await session.reader.give_back(batch, delay=timedelta(seconds=1))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # what was in hand stays renewed until its reader gives it back, or ends
             self._sessions.keep(session, None)
-            session.reader.release(batch)
             raise
         except Exception:
             log.exception("episode_defect", instance_id=session.instance_id)
@@ -183,7 +195,7 @@ class Orchestrations:
             live = self._restarted(session.instance_id, live)
         await self._set_aside(session, live, found)
         if not found.process:
-            if live.execution_id is not None and not live.final:
+            if live.execution_id is not None and live.ended is None:
                 self._keep(session, live)
             return
         await self._run(session, live, found.process)
@@ -193,7 +205,7 @@ class Orchestrations:
     async def _open(self, session: Session[Live], batch: Sequence[Held]) -> tuple[Live, Facts]:
         instance_id, first = session.instance_id, batch[0]
         event = first.message.event
-        if isinstance(event, ExecutionStarted) and event.taskhub_row_etag is not None and first.dequeue_count == 1:
+        if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
             live = Live(self._execution(instance_id, (), None, None), stored, None)
@@ -253,33 +265,17 @@ class Orchestrations:
     # judging
 
     async def _judge(self, instance_id: str, batch: Sequence[Held], facts: Facts) -> Sorted:
-        found = Sorted()
+        found = Sorted(facts=facts)
         for held in batch:
-            message = held.message
-            judged = judge(
-                message.event,
-                execution_id=message.instance.execution_id,
-                message_id=held.identity,
-                inserted=held.inserted,
-                facts=facts,
-            )
+            judged = _judged(held, found.facts)
             if judged.verdict is Verdict.LOOK:
-                wanted = message.instance.execution_id
-                if isinstance(message.event, ExecutionStarted):
-                    wanted = message.event.instance.execution_id
-                facts = await self._look(instance_id, wanted, facts)
-                judged = judge(
-                    message.event,
-                    execution_id=message.instance.execution_id,
-                    message_id=held.identity,
-                    inserted=held.inserted,
-                    facts=facts,
-                )
+                found.facts = await self._look(instance_id, held.message.event, found.facts)
+                judged = _judged(held, found.facts)
             match judged.verdict:
                 case Verdict.PROCESS:
                     found.process.append(held)
-                    if isinstance(message.event, ExecutionStarted):
-                        facts = Facts(execution_id=message.event.instance.execution_id)
+                    if isinstance(held.message.event, ExecutionStarted):
+                        found.facts = Facts(execution_id=held.message.event.instance.execution_id)
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
                 case Verdict.CANCEL_START:
@@ -288,15 +284,13 @@ class Orchestrations:
                     found.later.append((held, judged))
         return found
 
-    async def _look(self, instance_id: str, wanted: str | None, facts: Facts) -> Facts:
-        """Read the instance row; a .NET client puts the start first and writes the row after it."""
-        row = None
-        for turn in range(LOOK_TIMES):
+    async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts) -> Facts:
+        """Read what a live session does not keep: the instance row, and when the last checkpoint was."""
+        if isinstance(event, ExecutionStarted):
+            row = await self._row_of_start(instance_id, event.instance.execution_id)
+        else:
             row = await self._hub.instance(instance_id)
-            if row is not None and row.execution_id == wanted:
-                break
-            if turn + 1 < LOOK_TIMES:
-                await self._hub.clock.sleep(LOOK_PAUSE)
+            facts = replace(facts, checkpointed=await checkpointed(self._hub.store, self._hub.names, instance_id))
         return replace(
             facts,
             row_read=True,
@@ -304,6 +298,17 @@ class Orchestrations:
             row_generation=row.generation if row else None,
             row_terminated=row is not None and row.status is Status.TERMINATED,
         )
+
+    async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
+        """A .NET client puts the start first and writes the row after it: look again for a second (DESIGN §6)."""
+        row = None
+        for turn in range(LOOK_TIMES):
+            row = await self._hub.instance(instance_id)
+            if row is not None and row.execution_id == wanted:
+                break
+            if turn + 1 < LOOK_TIMES:
+                await self._hub.clock.sleep(LOOK_PAUSE)
+        return row
 
     # setting aside
 
@@ -319,21 +324,29 @@ class Orchestrations:
         if found.stale and live.past:
             await self._repair(session, live)
         for held in found.cancel:
-            await self._cancel_start(session, held)
-        await self._delete(session, [*(held for held, _ in found.stale), *found.cancel])
+            judged = await self._cancel_start(session, held)
+            if judged.verdict is Verdict.STALE:
+                found.stale.append((held, judged.reason))
+            else:
+                found.later.append((held, judged))
+        await self._delete(session, [held for held, _ in found.stale])
         for held, judged in found.later:
-            await self._abandon(session, live, held, judged)
+            await self._abandon(session, found.facts, held, judged)
 
     async def _repair(self, session: Session[Live], live: Live) -> None:
-        """A redelivered message says that a checkpoint may have ended before the instance row was written (K29)."""
+        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
         hub = self._hub
         row = await hub.instance(session.instance_id)
         repaired = repair_row(live.past, row, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url)
-        if repaired is None:
-            return
-        etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
-        live.stored = replace(live.stored, row_etag=etag)
-        log.info("instance_row_repaired", instance_id=session.instance_id)
+        if repaired is not None:
+            etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
+            live.stored = replace(live.stored, row_etag=etag)
+            log.info("instance_row_repaired", instance_id=session.instance_id)
+        if live.ended is not None:
+            for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
+                await hub.store.execute(hint)
+            if live.open_tasks:
+                await self._cancel_activities(session.instance_id)
 
     async def _merge(
         self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
@@ -345,11 +358,20 @@ class Orchestrations:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    async def _cancel_start(self, session: Session[Live], held: Held) -> None:
+    async def _cancel_start(self, session: Session[Live], held: Held) -> Judged:
+        """Terminate an instance without a history (K41): its row says it, once its start cannot be under way.
+
+        A scheduled start is found terminated when its time comes. Any other follows its row at once: it is let pass,
+        since its first delivery runs without a look at the row (DESIGN §6).
+        """
         hub, event = self._hub, held.message.event
         row = await hub.instance(session.instance_id)
-        if row is None or row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
-            return
+        if row is None:
+            return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
+        if row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
+            return Judged(verdict=Verdict.STALE, reason=f"the instance is {row.status} and has no history")
+        if row.scheduled_start is None and held.outer.failures < CANCEL_AFTER:
+            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
         entity, blobs = terminate_row(
             event,
             instance_id=session.instance_id,
@@ -358,29 +380,35 @@ class Orchestrations:
             container_url=hub.container_url,
         )
         await self._merge(session, entity, blobs, etag=row.etag)
-        log.info("start_cancelled", instance_id=session.instance_id)
+        return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
 
     async def _delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
         for held in messages:
             await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
         session.reader.release(messages)
 
-    async def _abandon(self, session: Session[Live], live: Live, held: Held, judged: Judged) -> None:
+    async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:
+        if held.outer.failures >= quarantine.MAX_FAILURES:
+            await self._quarantine(session, held, judged.reason)
+            return
         pause = delay(judged.verdict, held.outer.failures)
-        if judged.verdict is Verdict.RACE:
-            sentinel = live.stored.sentinel_etag
-            log.warning(
-                "AbandoningMessage",
-                instance_id=session.instance_id,
-                event_type=held.message.event.event_type.name,
-                enqueued=str(held.inserted),
-                checkpoint=sentinel,
-                reason=judged.reason,
-                retry_in=pause.total_seconds(),
-            )
-        else:
-            log.info("message_waits", instance_id=session.instance_id, reason=judged.reason)
+        log.log(
+            logging.WARNING if judged.verdict is Verdict.RACE else logging.INFO,
+            "AbandoningMessage",
+            instance_id=session.instance_id,
+            event_type=held.message.event.event_type.name,
+            enqueued=str(held.inserted),
+            checkpoint=str(facts.checkpointed) if facts.checkpointed else None,
+            reason=judged.reason,
+            retry_in=pause.total_seconds(),
+        )
         await session.reader.give_back([held], delay=pause, failed=True)
+
+    async def _quarantine(self, session: Session[Live], held: Held, cause: str) -> None:
+        """Nothing more is expected of the message: it is kept, with the cause (K35)."""
+        log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=cause)
+        await self._hub.store.commit(quarantine.unit(self._hub.names, quarantine.of_held(held, cause), held))
+        session.reader.release([held])
 
     # running
 
@@ -455,3 +483,19 @@ class Orchestrations:
                     break
             else:
                 return
+
+
+def _judged(held: Held, facts: Facts) -> Judged:
+    message = held.message
+    return judge(
+        message.event,
+        execution_id=message.instance.execution_id,
+        message_id=held.identity,
+        inserted=held.inserted,
+        facts=facts,
+    )
+
+
+def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
+    """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
+    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1

@@ -6,12 +6,12 @@ the names of the crash points.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.instances import merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
@@ -161,18 +161,24 @@ def rest(
 
 def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str, str]) -> tuple[Step, ...]:
     """Completion hint, then the processed messages."""
-    hint: tuple[Transact, ...] = ()
-    if episode.completed is not None and WATCH_TAG in tags:
-        instance_id = episode.current.instance_id
-        entity = Entity(
-            partition_key="",
-            row_key=escape(instance_id),
-            properties={"ExecutionId": episode.current.execution_id, "RuntimeStatus": str(episode.status)},
-        )
-        row = RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=entity)
-        hint = (Transact(table=names.completions, rows=(row,)),)
+    ended = episode.completed is not None
+    hint = completion(names, episode.current, episode.status, tags) if ended else ()
     deletes = tuple(DeleteMessage(queue=processed.queue, message=held, quiet=True) for held in processed.messages)
     return Step(name="completion", operations=hint), Step(name="delete", operations=deletes)
+
+
+def completion(
+    names: HubNames, instance: OrchestrationInstance, status: Status, tags: Mapping[str, str]
+) -> tuple[Transact, ...]:
+    """The hint that a watched instance has ended (DESIGN §10); nothing for one that nobody watches."""
+    if WATCH_TAG not in tags:
+        return ()
+    entity = Entity(
+        partition_key="",
+        row_key=escape(instance.instance_id),
+        properties={"ExecutionId": instance.execution_id, "RuntimeStatus": str(status)},
+    )
+    return (Transact(table=names.completions, rows=(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=entity),)),)
 
 
 def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10.0) -> bool:

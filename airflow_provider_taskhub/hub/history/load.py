@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from airflow_provider_taskhub.codec import decompress
+from airflow_provider_taskhub.codec import Timestamp, decompress
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -63,6 +63,12 @@ async def load(store: Store, names: HubNames, instance_id: str, *, payloads: boo
     return Loaded(
         past=tuple(decode_event(entity) for entity in kept), sentinel=sentinel, surplus=len(current) - committed
     )
+
+
+async def checkpointed(store: Store, names: HubNames, instance_id: str) -> Timestamp | None:
+    """The storage service's time of the last checkpoint; None without one."""
+    entity = await store.get(names.history, escape(instance_id), SENTINEL)
+    return None if entity is None else decode_sentinel(entity).timestamp
 
 
 def _generation(rows: list[Entity], execution_id: str) -> list[Entity]:

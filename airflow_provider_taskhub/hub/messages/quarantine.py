@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress
 from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.messages.envelope import encode
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,
@@ -78,6 +80,19 @@ def of_message(queue: str, message: Message, cause: str) -> Quarantined:
         text=message.text,
         dequeue_count=message.dequeue_count,
         inserted=message.inserted,
+    )
+
+
+def of_held(held: Held, cause: str) -> Quarantined:
+    """A message that was decoded and could not be processed."""
+    return Quarantined(
+        queue=held.queue,
+        message_id=held.message_id,
+        cause=cause,
+        text=encode(held.outer),
+        dequeue_count=held.dequeue_count,
+        inserted=held.inserted,
+        instance_id=held.message.instance.instance_id,
     )
 
 

@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     RACE = "race"  # a checkpoint is under way: short back-off, AbandoningMessage
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
-    LOOK = "look"  # the instance row decides and was not read yet
+    LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Facts:
     """What is stored of an instance.
 
     :param execution_id: of the sentinel; None when there is no history.
-    :param checkpointed: the storage service's time of the sentinel's last change.
+    :param checkpointed: the storage service's time of the sentinel's last change; None: not read, or no sentinel.
     :param scheduled: event ids of the scheduling events in the history.
     :param final: the history ends in a completion.
     :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
@@ -130,6 +130,8 @@ def _response(event: HistoryEvent, execution_id: str | None, inserted: Timestamp
         return Judged(verdict=Verdict.STALE, reason="its instance has ended")
     if scheduling_id(event) in facts.scheduled:
         return PROCESS
+    if facts.checkpointed is None and not facts.row_read:
+        return Judged(verdict=Verdict.LOOK)
     if facts.checkpointed is None or inserted.ticks >= facts.checkpointed.ticks // SECOND * SECOND:
         return Judged(verdict=Verdict.RACE, reason="its scheduling event is not in the history: checkpoint under way")
     return Judged(verdict=Verdict.WAIT, reason="its scheduling event is not in the history and no checkpoint is near")

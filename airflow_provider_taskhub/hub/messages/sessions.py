@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -38,31 +38,42 @@ class Session(Generic[State]):
     last_used: float = 0.0
 
 
+MAX_BATCH = 400
+"""Messages of one episode: a sentinel remembers twice as many across a generation switch."""
+
+
 def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
     """The messages of the next episode, and the rest (K16).
 
     A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
-    generation joins the first start (an event may overtake the start of its instance).
+    generation, or to this very start, joins it: an event may overtake the start of its instance (K57).
     """
     ordered = sorted((held for held in mail if not held.gone), key=lambda held: held.order)
     starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
     if not starts:
-        return ordered, []
+        return ordered[:MAX_BATCH], ordered[MAX_BATCH:]
     first = starts[0]
     before = ordered[:first]
-    if any(held.message.instance.execution_id is not None for held in before):
-        return before, ordered[first:]
+    joining = {None, ordered[first].message.instance.execution_id}
+    if any(held.message.instance.execution_id not in joining for held in before):
+        return before[:MAX_BATCH], [*before[MAX_BATCH:], *ordered[first:]]
     end = starts[1] if len(starts) > 1 else len(ordered)
-    return [ordered[first], *before, *ordered[first + 1 : end]], ordered[end:]
+    batch = [ordered[first], *before, *ordered[first + 1 : end]]
+    return batch[:MAX_BATCH], [*batch[MAX_BATCH:], *ordered[end:]]
 
 
 class Sessions(Generic[State]):
     """All sessions of a worker.
 
     :param limit_bytes: idle live state beyond this is dropped, oldest first (K22).
+    :param dropped: told of state that is not kept any more.
     """
 
-    def __init__(self, *, limit_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(
+        self, *, limit_bytes: int = 256 * 1024 * 1024, dropped: Callable[[State], None] = lambda state: None
+    ) -> None:
+        self._dropped = dropped
+        self._active: dict[str, Session[State]] = {}
         self._sessions: OrderedDict[str, Session[State]] = OrderedDict()
         self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
         self._limit = limit_bytes
@@ -88,7 +99,9 @@ class Sessions(Generic[State]):
         self._offer(session)
 
     def _offer(self, session: Session[State]) -> None:
-        if session.mail and not session.active and not session.queued and not session.closed:
+        if session.instance_id in self._active:
+            return  # K24; offered again when that episode ends, even if it is one of an earlier tenure
+        if session.mail and not session.queued and not session.closed:
             session.queued = True
             self._ready.put_nowait(session)
 
@@ -97,16 +110,17 @@ class Sessions(Generic[State]):
         while True:
             session = await self._ready.get()
             session.queued = False
-            if session.closed or session.active:
+            if session.closed or session.instance_id in self._active:
                 continue
             taken = session.mail
             batch, session.mail = next_batch(taken)
             session.reader.taken(held for held in taken if held.gone)
             session.reader.release(held for held in taken if held.gone)
             if not batch:
-                self._forget(session)
+                self._rest(session)
                 continue
             session.active = True
+            self._active[session.instance_id] = session
             session.reader.taken(batch)
             return session, batch
 
@@ -114,21 +128,31 @@ class Sessions(Generic[State]):
         """An episode ended: more mail makes the session ready again; one without state or mail is forgotten."""
         session.active = False
         session.last_used = now
+        del self._active[session.instance_id]
         if session.closed:
             self._forget(session)
+            successor = self._sessions.get(session.instance_id)
+            if successor is not None:
+                self._offer(successor)
             return
         self._offer(session)
         if not session.queued:
-            if session.state is None:
-                self._forget(session)
-            else:
-                self._sessions.move_to_end(session.instance_id)
+            self._rest(session)
         self._evict_over_limit()
+
+    def _rest(self, session: Session[State]) -> None:
+        """Without mail: kept only for its state."""
+        if session.state is None:
+            self._forget(session)
+        else:
+            self._sessions.move_to_end(session.instance_id)
 
     def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
         """Set what is kept of the instance; None drops it."""
         self._bytes += size - session.size
-        session.state, session.size = state, size
+        before, session.state, session.size = session.state, state, size
+        if before is not None and before is not state:
+            self._dropped(before)
 
     def close(self, reader: ControlReader) -> list[Held]:
         """The tenure is over: forget its sessions. Returns mail that no episode has taken."""
@@ -144,7 +168,7 @@ class Sessions(Generic[State]):
 
     async def settled(self, reader: ControlReader) -> None:
         """Wait until no episode of the tenure is under way (after :meth:`close`)."""
-        while self.of(reader):
+        while any(session.reader is reader for session in self._active.values()):
             self._forgotten.clear()
             await self._forgotten.wait()
 
