@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.events import FailureDetails
@@ -63,7 +63,12 @@ class UnknownActivity(TaskHubError):
 
 
 class StorageError(TaskHubError):
-    """What a store answered. Raised by every primitive; nothing above the edge sees a service's own error."""
+    """What a store answered. Raised by every primitive; nothing above the edge sees a service's own error.
+
+    :ivar results: of a unit that goes step by step: what the steps before the failed one gave, step by step.
+    """
+
+    results: tuple[tuple[Any, ...], ...] = ()
 
 
 class Conflict(StorageError):

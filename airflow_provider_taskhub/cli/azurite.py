@@ -113,6 +113,7 @@ def install(folder: Path, *, node: Node | None = None) -> bool:
 
     :raises ConfigurationError: when npm fails, with its last lines.
     """
+    folder = folder.absolute()  # npm is run inside it
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    help="Durable orchestration of Spark pipelines. The hub is the embedded one unless TASKHUB_CONNECTION says otherwise.",
+    help="Durable orchestration of Spark pipelines. The hub is the embedded one unless TASKHUB_CONNECTION is set.",
 )
 app.add_typer(hub.app, name="hub")
 app.add_typer(instances.app, name="instances")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.storage.primitives import (
     CrashPoint,
     EtagOf,
@@ -41,7 +42,7 @@ async def one_by_one(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple
 async def carry_out(
     unit: Unit, execute: Execute, crash: CrashPoint | None = None, *, together: Together = one_by_one
 ) -> Results:
-    """All steps in order; the first error ends it, with the name of its step in its notes.
+    """All steps in order; the first error ends it, with its step in its notes and what was done before in ``results``.
 
     :param crash: awaited with the name of each step before it, and with ``after:<name>`` behind it.
     :param together: how the operations of a step are carried out.
@@ -62,6 +63,8 @@ async def carry_out(
                 await crash(f"after:{step.name}")
         except Exception as error:
             error.add_note(f"step: {step.name}")
+            if isinstance(error, StorageError):
+                error.results = tuple(results)
             raise
     return tuple(results)
 

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.hub.history.records import SENTINEL, Sentinel, dec
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
-from airflow_provider_taskhub.storage.primitives import Results
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, Results
 
 log = structlog.get_logger(__name__)
 
@@ -66,14 +66,18 @@ class Committer:
             )
 
         plan = planned(stored)
+        put: list[Held] = []  # claimed by tries that ended in an error
         last: StorageError | None = None
         for turn in range(TRIES):
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)
+                await self._withdraw(put)
                 return self._done(plan, episode, stored, mail, results, sent)
             except (Conflict, NotFound, Throttled, Unavailable) as error:
                 last = error
+                if len(error.results) > plan.outbound:
+                    put += claimed(mail, error.results[plan.outbound], sent=sent)
                 log.info(
                     "checkpoint_unsettled",
                     instance_id=episode.current.instance_id,
@@ -84,10 +88,12 @@ class Committer:
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                return await self._finish(episode, stored, sentinel, batch, tenure, tags)
+                done = await self._finish(episode, stored, sentinel, batch, tenure, tags)
+                return replace(done, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
+                await self._withdraw(put)
                 raise Aborted("another episode was committed over the sentinel") from last
             row_etag = await self._row_etag(episode.current.instance_id)
             if stored.sentinel_etag is None and row_etag != stored.row_etag:
@@ -96,6 +102,14 @@ class Committer:
             plan = planned(stored)
         assert last is not None
         raise last
+
+    async def _withdraw(self, put: Sequence[Held]) -> None:
+        """Delete what a refused try has put and claimed: nobody has seen it, and nothing stands behind it."""
+        for held in put:
+            try:
+                await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+            except StorageError as error:  # it becomes visible, and its identity tells what it is
+                log.info("claimed_put_left", queue=held.queue, message_id=held.message_id, error=str(error))
 
     def _done(
         self, plan: Plan, episode: Episode, stored: Stored, mail: Sequence[Letter], results: Results, sent: float
