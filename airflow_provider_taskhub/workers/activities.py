@@ -129,7 +129,7 @@ class Activities:
             await self.reader.give_back([item], delay=timedelta(seconds=5), failed=True)
         finally:
             self._busy -= 1
-            self.reader.wake()
+            self.reader.freed()
 
     async def _process(self, held: Held) -> None:
         event = held.message.event

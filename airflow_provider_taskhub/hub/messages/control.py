@@ -84,6 +84,7 @@ class Reader:
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
         self._space = asyncio.Event()
+        self._woken = asyncio.Event()
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
 
@@ -99,12 +100,22 @@ class Reader:
         """The messages are deleted or given back: no renewal any more, and room for others."""
         for held in messages:
             self._renewer.remove(held)
+        self.freed()
+
+    def freed(self) -> None:
+        """There may be room again. Ends only a wait for room: who found the queue empty has no reason to look again."""
         self._space.set()
 
     def wake(self) -> None:
-        """Something changed: look again at the room and the queue."""
+        """Something changed: look at the queue again, now and then at the pace of the back-off's beginning."""
         self._backoff.received()
+        self._woken.set()
         self._space.set()
+
+    def hurry(self, pace: float) -> None:
+        """Look at the queue now, and go on at this pace in seconds: there may be something, but nobody has said so."""
+        self._backoff.hasten(pace)
+        self._woken.set()
 
     async def stop(self) -> None:
         """Receive nothing more; returns when the receive under way has been delivered. What is held stays renewed."""
@@ -148,6 +159,7 @@ class Reader:
                 await self._space.wait()
             return
         self.last_poll = sent = self._clock.monotonic()
+        self._woken.clear()  # before the receive: a stop or a wake that comes during it must end the wait after it
         messages = await self._store.receive(self.queue, limit=room, visibility=self._visibility)
         if not messages:
             await self._wait()
@@ -159,9 +171,8 @@ class Reader:
 
     async def _wait(self) -> None:
         """Until the back-off is over, the store says that something came, or :meth:`wake`."""
-        self._space.clear()
         arrival = asyncio.ensure_future(self._store.arrival([self.queue], self._backoff.next(self._draw)))
-        woken = asyncio.ensure_future(self._space.wait())
+        woken = asyncio.ensure_future(self._woken.wait())
         try:
             await asyncio.wait((arrival, woken), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done() and arrival.result():
@@ -249,4 +260,4 @@ class ControlReader(Reader):
         for held in messages:
             self.buffered -= 1
             self.buffered_bytes -= held.size
-        self._space.set()
+        self.freed()

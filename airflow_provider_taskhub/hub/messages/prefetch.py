@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ class Backoff:
     def received(self) -> None:
         """A message came, or a local send woke the reader."""
         self.empty = 0
+
+    def hasten(self, pace: float) -> None:
+        """Go back to waits of about ``pace`` seconds if they are longer by now."""
+        level = 0 if pace <= FIRST_POLL else 1 + math.ceil(math.log2(max(1.0, pace / FIRST_POLL - 1)))
+        self.empty = min(self.empty, level)
 
     def next(self, draw: random.Random) -> float:
         """Seconds to wait after one more empty receive."""
