@@ -167,6 +167,13 @@ class Execution:
             stale=tuple(stale),
         )
 
+    def recall(self) -> str | None:
+        """The custom status as the code sets it when it is replayed: a history does not hold it.
+
+        :raises UnknownOrchestrator: no loaded app declares it.
+        """
+        return self._load(()).custom_status
+
     def resume(self) -> Episode:
         """The rest of an episode of which the history has only the beginning: a generation switch too big for one
         transaction, cut off between two of them (DESIGN §7).

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerCreated,
 )
-from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
@@ -244,7 +244,9 @@ class Orchestrations:
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
         )
-        status = row.custom_status if row is not None and row.execution_id == sentinel.execution_id else None
+        # a row that lags behind a generation switch still has what the next generation inherits
+        inherits = row is not None and same_start(row.execution_id or "", sentinel.execution_id)
+        status = row.custom_status if row is not None and inherits else None
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
@@ -336,8 +338,17 @@ class Orchestrations:
     async def _repair(self, session: Session[Live], live: Live) -> None:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
         hub = self._hub
-        row = await hub.instance(session.instance_id)
-        repaired = repair_row(live.past, row, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url)
+        row = await hub.instance(session.instance_id, payloads=True)
+        replayed, custom_status = _recalled(live)
+        repaired = repair_row(
+            live.past,
+            row,
+            names=hub.names,
+            now=hub.clock.utc_now(),
+            container_url=hub.container_url,
+            custom_status=custom_status,
+            replayed=replayed,
+        )
         if repaired is not None:
             etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
             live.stored = replace(live.stored, row_etag=etag)
@@ -483,6 +494,14 @@ class Orchestrations:
                     break
             else:
                 return
+
+
+def _recalled(live: Live) -> tuple[bool, str | None]:
+    """Whether the custom status can be known, and what it is."""
+    try:
+        return True, live.execution.recall()
+    except UnknownOrchestrator:
+        return False, None
 
 
 def _judged(held: Held, facts: Facts) -> Judged:

@@ -9,11 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.hub.contract import InstanceState
-
 from tests.simulation.world import Effects, World, running
 
 LARGE = "ä" * 60_000

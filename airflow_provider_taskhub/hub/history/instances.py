@@ -240,13 +240,16 @@ def repair_row(
     names: HubNames,
     now: Timestamp,
     container_url: str,
+    custom_status: str | None = None,
+    replayed: bool = False,
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
     """What to merge into a row that lags behind its committed history (K29); None when it does not.
 
-    The custom status is left as it is: no history holds it. A Pending row of another start is left alone: its instance
+    No history holds the custom status: unless it is known from a replay, it is left as it is. A Pending row of another start is left alone: its instance
     is about to begin anew. A rewound instance stays Pending until it ends, as .NET leaves it.
 
     :param events: all of the current generation. :param row: as read; None when there is none.
+    :param custom_status: as a replay of the events sets it; only if ``replayed``.
     :returns: the row, and blobs to write before it.
     """
     started = next((event for event in events if isinstance(event, ExecutionStarted)), None)
@@ -256,15 +259,19 @@ def repair_row(
         events,
         instance_id=started.instance.instance_id,
         execution_id=started.instance.execution_id,
-        custom_status=None,
+        custom_status=custom_status,
         names=names,
         now=now,
         container_url=container_url,
     )
     status = _status(str(entity.properties["RuntimeStatus"]))
     if row is not None and not _lags(row, started.instance.execution_id or "", status, events):
-        return None
-    kept = {name: value for name, value in entity.properties.items() if name != "CustomStatus" or row is None}
+        same = row.execution_id == started.instance.execution_id and row.custom_status == custom_status
+        if not replayed or same or row.status is Status.PENDING:
+            return None
+    if replayed or row is None:
+        return entity, blobs
+    kept = {name: value for name, value in entity.properties.items() if name != "CustomStatus"}
     return replace(entity, properties=kept), blobs
 
 
