@@ -216,7 +216,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(letter="a", text="orchestrations of one activity, at once", size=1000, repeats=3, run=_burst),
         Workload(letter="b", text="a fan-out of activities", size=1000, repeats=3, run=_fan),
         Workload(letter="c", text="a chain of activities", size=100, repeats=3, run=_chain),
-        Workload(letter="d", text="a long chain of activities", size=1000, repeats=1, run=_long_chain, least=10),
+        Workload(letter="d", text="a long chain of activities", size=1000, repeats=3, run=_long_chain, least=10),
         Workload(letter="i", text="an idle worker, for seconds", size=20, repeats=1, run=_idle),
     )
 }
