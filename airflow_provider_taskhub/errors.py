@@ -55,7 +55,14 @@ class InstanceNotFound(TaskHubError):
 
 
 class UnknownOrchestrator(TaskHubError):
-    """No loaded app declares an orchestrator of this name."""
+    """No loaded app declares an orchestrator of this name and version.
+
+    :ivar name: of the orchestrator.
+    """
+
+    def __init__(self, text: str, *, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
 
 
 class UnknownActivity(TaskHubError):

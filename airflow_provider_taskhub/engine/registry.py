@@ -139,12 +139,13 @@ class Registry:
         """
         definition = self.orchestrators.get(name)
         if definition is None:
-            raise UnknownOrchestrator(_unknown("orchestrator", name, self.orchestrators))
+            raise UnknownOrchestrator(_unknown("orchestrator", name, self.orchestrators), name=name)
         if not definition.accepts(version):
             others = ", ".join(sorted(definition.compatible or ())) or "none"
             raise UnknownOrchestrator(
                 f"orchestrator {name!r} of version {version!r}: app {definition.app!r} here is version "
-                f"{definition.version!r}, compatible with: {others}"
+                f"{definition.version!r}, compatible with: {others}",
+                name=name,
             )
         return definition
 

@@ -175,11 +175,10 @@ class Orchestrations:
         except asyncio.CancelledError:  # what was in hand stays renewed until its reader gives it back, or ends
             self._sessions.keep(session, None)
             raise
-        except Exception:
+        except Exception as error:
             log.exception("episode_defect", instance_id=session.instance_id)
             self._sessions.keep(session, None)
-            failures = max(held.outer.failures for held in batch)
-            await session.reader.give_back(batch, delay=delay(Verdict.WAIT, failures), failed=True)
+            await self._failed(session, batch, error)
         finally:
             self._sessions.done(session, now=self._hub.clock.monotonic())
 
@@ -415,6 +414,19 @@ class Orchestrations:
         )
         await session.reader.give_back([held], delay=pause, failed=True)
 
+    async def _failed(self, session: Session[Live], batch: Sequence[Held], error: Exception) -> None:
+        """Count one more failure in each message; what is at its limit is kept aside with the error (DESIGN §6)."""
+        poison = [held for held in batch if held.outer.failures >= quarantine.MAX_FAILURES]
+        rest = [held for held in batch if held.outer.failures < quarantine.MAX_FAILURES]
+        failures = max((held.outer.failures for held in rest), default=0)
+        await session.reader.give_back(rest, delay=delay(Verdict.WAIT, failures), failed=True)
+        for held in poison:
+            try:
+                await self._quarantine(session, held, f"every episode with it failed, at last with {error!r}")
+            except StorageError as refused:  # it is delivered again, and tried again
+                log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
+                session.reader.release([held])
+
     async def _quarantine(self, session: Session[Live], held: Held, cause: str) -> None:
         """Nothing more is expected of the message: it is kept, with the cause (K35)."""
         log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=cause)
@@ -429,7 +441,7 @@ class Orchestrations:
         try:
             episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
-            gave_up = self._unknown(str(error))
+            gave_up = self._unknown(error.name)
             if gave_up is None:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
                 await reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count))

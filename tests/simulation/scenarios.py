@@ -61,6 +61,18 @@ def app_of(effects: Effects) -> App:
             ctx.set_custom_status({"step": step})
         return value
 
+    @app.activity
+    async def step(number: int) -> int:
+        await asyncio.sleep(0.2)
+        return number + 1
+
+    @app.orchestrator
+    async def plod(ctx: OrchestrationContext, length: int) -> int:
+        value = 0
+        for _ in range(length):
+            value = await ctx.call_activity("step", value)
+        return value
+
     @app.orchestrator
     async def fan(ctx: OrchestrationContext, width: int) -> int:
         return sum(await ctx.when_all([ctx.call_activity("hop", number) for number in range(width)]))

@@ -1,0 +1,586 @@
+"""What else goes wrong: lost answers, two owners, lost leases, handovers, overtaking, skewed clocks, broken messages."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionStarted,
+    ExecutionTerminated,
+    OrchestrationInstance,
+    Status,
+    TaskCompleted,
+    TimerFired,
+)
+from airflow_provider_taskhub.errors import InstanceExists
+from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
+from airflow_provider_taskhub.storage.primitives import PutMessage
+from tests.simulation.scenarios import SCENARIOS, app_of
+from tests.simulation.test_deaths import live
+from tests.simulation.world import Effects, World, simulate
+
+HOUR = timedelta(hours=1)
+
+
+def world(**settings: Any) -> World:
+    return World(app_of(Effects()), **settings)
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K10", "K26", "K27")
+@pytest.mark.parametrize("fault", [lost, unsent, throttled], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("name", ["chain", "sender", "counter", "parent"])
+def test_any_one_answer_may_be_lost(name: str, fault: Any) -> None:
+    scenario = SCENARIOS[name]
+    undisturbed = live(scenario)
+
+    def disturbed(number: int) -> Any:
+        async def play() -> Any:
+            async with world() as hub:
+                await hub.join("only", plan=at(number, fault()))
+                await scenario.drive(hub)
+                return await hub.ended()
+
+        return simulate(play)
+
+    for number in range(1, undisturbed.calls, 3):
+        ended = disturbed(number)
+        assert (ended.states, ended.histories) == (undisturbed.ended.states, undisturbed.ended.histories), (
+            f"reproduce: fault {fault.__name__} at call {number} of {name}"
+        )
+
+
+@pytest.mark.rows("K26", "K27", "K39")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bad_network_changes_nothing(seed: int) -> None:
+    rates = Rates(lost=0.04, unsent=0.04, throttled=0.04, late=0.1, longest=3.0)
+
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("one", plan=seeded(f"one-{seed}", rates))
+            await hub.join("two", plan=seeded(f"two-{seed}", rates))
+            await SCENARIOS["sender"].drive(hub)
+            return (await hub.ended()).states
+
+    assert simulate(play) == live(SCENARIOS["sender"]).ended.states, f"reproduce: seed {seed}"
+
+
+# --- owners -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K10")
+def test_two_workers_on_one_partition_do_no_harm() -> None:
+    """Both believe to own everything: only one of two episodes over a sentinel commits."""
+
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            one = await hub.join("one")
+            two = await hub.join("two")
+            await hub.clock.sleep(2.0)
+            for tenure in one.owner.tenures:
+                two.backend.taken(tenure)  # type: ignore[arg-type]
+            for tenure in two.owner.tenures:
+                one.backend.taken(tenure)
+            await SCENARIOS["counter"].drive(hub)
+            await hub.client.start("fan", 20, instance_id="two")
+            await hub.wait("two")
+            return await hub.ended()
+
+    ended = simulate(play)
+    assert ended.states["one"][:2] == ("Completed", "[0,1,2,3]")
+    assert ended.states["two"][:2] == ("Completed", "210")
+    assert ended.histories["one"] == live(SCENARIOS["counter"]).ended.histories["one"]
+    assert [text.replace("two", "one") for text in ended.histories["two"]] == live(SCENARIOS["fan"]).ended.histories[
+        "one"
+    ]
+
+
+@pytest.mark.rows("K04", "K34")
+def test_a_lease_lost_in_the_middle_leaves_the_episode_to_the_next_owner() -> None:
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            one = await hub.join("one")
+            await hub.clock.sleep(1.0)
+            await hub.client.start("recorded", 3, instance_id="one")
+            await hub.clock.sleep(1.0)
+            one.lease_store._plan = lambda call: unsent()  # it renews no more
+            await hub.join("two")
+            await hub.wait("one")
+            assert hub.said("partition_lost")
+            return (await hub.ended()).states
+
+    assert simulate(play)["one"][:2] == ("Completed", "1030")
+
+
+@pytest.mark.rows("K58")
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_drained_worker_leaves_nothing_standing(partitions: int) -> None:
+    """Chains run while their worker stops gracefully: none waits longer than a scan and 2 s for its next step."""
+
+    async def play() -> float:
+        async with world(partitions=partitions, activities=4) as hub:
+            one = await hub.join("one")
+            await hub.clock.sleep(1.0)
+            for number in range(12):
+                await hub.client.start("plod", 12, instance_id=f"chain-{number}")
+            await hub.join("two")
+            await hub.clock.sleep(1.5)
+            began = hub.clock.monotonic()
+            await one.stop()
+            stopped = hub.clock.monotonic() - began
+            for number in range(12):
+                state = await hub.wait(f"chain-{number}")
+                assert (state.status, state.output) == (Status.COMPLETED, "12")
+            gaps = []
+            for number in range(12):
+                times = [event.timestamp for event in await hub.client.history(f"chain-{number}")]
+                gaps.append(max((b - a).total_seconds() for a, b in zip(times, times[1:], strict=False)))
+            await hub.ended()
+            assert stopped < 5.0
+            return max(gaps)
+
+    # 12 chains of steps of 0.2 s on 4 slots a worker wait 0.6 s for each other
+    assert simulate(play) < 0.5 + 2.0 + 0.6
+
+
+# --- overtaking ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K57")
+@pytest.mark.parametrize("addressed", [False, True])
+def test_an_event_before_the_first_checkpoint_is_delivered(addressed: bool) -> None:
+    """Also one that overtakes the start itself."""
+
+    async def play() -> Any:
+        async with world() as hub:
+            execution_id = uuid4().hex
+            to = OrchestrationInstance(instance_id="one", execution_id=execution_id if addressed else None)
+            for number in range(5):
+                event = EventRaised(timestamp=hub.clock.utc_now(), name="go", input=str(number))
+                await hub.client.hub.send(hub.client.hub.mail(event, to))
+            await _net_start(hub, "events", "5", execution_id, row=True)
+            await hub.join("only")
+            state = await hub.wait("one", timedelta(seconds=20))
+            await hub.ended()
+            return state.output, hub.clock.monotonic()
+
+    output, seconds = simulate(play)
+    assert output == "[0,1,2,3,4]"
+    assert seconds < 3.0
+
+
+async def _net_start(hub: World, name: str, input: str, execution_id: str, *, row: bool) -> None:
+    """As a .NET client starts: no word of our own in the message."""
+    start = ExecutionStarted(
+        timestamp=hub.clock.utc_now(),
+        instance=OrchestrationInstance(instance_id="one", execution_id=execution_id),
+        name=name,
+        input=input,
+        generation=0,
+    )
+    if row:
+        made, entity, blobs = hub.client._start_parts(start)
+        from airflow_provider_taskhub.storage.primitives import RowVerb
+
+        await hub.client._write_row(RowVerb.INSERT, entity, blobs, None)
+    await hub.client.hub.send(hub.client.hub.mail(start, start.instance))
+
+
+@pytest.mark.rows("K44")
+def test_a_start_put_before_its_row_is_looked_for_again() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("only")
+            await hub.clock.sleep(1.0)
+            execution_id = uuid4().hex
+            await _net_start(hub, "chain", "2", execution_id, row=False)
+            await hub.clock.sleep(0.45)
+            start = ExecutionStarted(
+                timestamp=hub.clock.utc_now(),
+                instance=OrchestrationInstance(instance_id="one", execution_id=execution_id),
+                name="chain",
+                input="2",
+                generation=0,
+            )
+            from airflow_provider_taskhub.storage.primitives import RowVerb
+
+            _, entity, blobs = hub.client._start_parts(start)
+            await hub.client._write_row(RowVerb.INSERT, entity, blobs, None)
+            state = await hub.wait("one", timedelta(seconds=20))
+            assert not hub.said("AbandoningMessage"), "looked for within the second"
+            await hub.ended()
+            return state.output
+
+    assert simulate(play) == "2"
+
+
+@pytest.mark.rows("K32", "K33")
+@pytest.mark.parametrize("skew", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_a_response_that_overtakes_its_checkpoint_is_abandoned_and_processed_later(skew: timedelta) -> None:
+    """The checkpoint of one worker is late; another has the partition by then and receives the response."""
+
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            first = await hub.join("first", roles=("orchestrator",), skew=skew)
+            worker = await hub.join("hands", roles=("activity",))
+            await hub.clock.sleep(1.0)
+            await hub.client.start("chain", 2, instance_id="one")
+            await hub.wait("one")
+            # the second instance's worker dies between its outbound messages and its history; hands has answered by then
+            await hub.client.start("patient", instance_id="two")
+            await hub.clock.sleep(0.5)
+            late = asyncio.Event()
+            carried = first._crash
+
+            async def slow(name: str) -> None:
+                if name == "history" and not late.is_set():
+                    late.set()
+                    await hub.clock.sleep(3.0)
+                await carried(name)
+
+            first.store._crash = slow
+            await hub.client.raise_event("two", "never")  # nothing awaits the second: it ends
+            await hub.wait("two")
+            late.clear()
+            await hub.client.start("chain", 3, instance_id="three")
+            await late.wait()
+            second = await hub.join("second", roles=("orchestrator",), skew=-skew)
+            second.backend.taken(first.owner.tenures[0])
+            state = await hub.wait("three")
+            assert worker.backend.work.busy == 0
+            abandoned = hub.said("AbandoningMessage")
+            await hub.ended()
+            return state.output, abandoned
+
+    output, abandoned = simulate(play)
+    assert output == "3"
+    for entry in abandoned:
+        assert entry["enqueued"].startswith("2026-01-01T00:0"), (
+            "times of the storage service, whatever the workers' are"
+        )
+        assert entry["instance_id"] == "three"
+        assert entry["log_level"] == "warning"
+
+
+@pytest.mark.rows("K31")
+def test_a_response_before_its_checkpoint_goes_to_the_active_session() -> None:
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            first = await hub.join("first", roles=("orchestrator",))
+            await hub.join("hands", roles=("activity",))
+            await hub.clock.sleep(1.0)
+            carried = first._crash
+
+            async def slow(name: str) -> None:
+                if name == "history":
+                    await hub.clock.sleep(1.0)
+                await carried(name)
+
+            first.store._crash = slow
+            await hub.client.start("chain", 3, instance_id="one")
+            state = await hub.wait("one")
+            assert not hub.said("AbandoningMessage")
+            queries = hub.store.requests["table.query"]
+            await hub.ended()
+            return state.output, queries
+
+    assert simulate(play)[0] == "3"
+
+
+@pytest.mark.rows("K35")
+def test_a_response_that_nobody_asked_for_ends_in_quarantine_with_its_cause() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("only")
+            await hub.client.start("events", 1, instance_id="one")
+            await hub.clock.sleep(2.0)
+            row = await hub.client.get("one")
+            stray = TaskCompleted(timestamp=hub.clock.utc_now(), task_scheduled_id=77, result="1")
+            assert row is not None
+            to = OrchestrationInstance(instance_id="one", execution_id=row.execution_id)
+            await hub.client.hub.send(hub.client.hub.mail(stray, to))
+            while not (kept := await hub.client.quarantined()):
+                await hub.clock.sleep(60.0)
+            await hub.client.raise_event("one", "go", 5)
+            state = await hub.wait("one")
+            return kept, state.output
+
+    kept, output = simulate(play)
+    assert output == "[5]", "nothing else is slowed down"
+    assert len(kept) == 1
+    assert kept[0].instance_id == "one"
+    assert "not in the history" in kept[0].cause
+    assert "TaskCompleted" in kept[0].text
+
+
+# --- clocks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K33", "K59")
+@pytest.mark.parametrize("name", ["chain", "timers", "counter", "failing", "recorded"])
+@pytest.mark.parametrize("skew", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_an_hour_of_skew_changes_nothing(name: str, skew: timedelta) -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("one", skew=skew)
+            await hub.join("two", skew=-skew)
+            await SCENARIOS[name].drive(hub)
+            return await hub.ended()
+
+    ended, undisturbed = simulate(play), live(SCENARIOS[name]).ended
+    assert (ended.states, ended.histories) == (undisturbed.states, undisturbed.histories)
+
+
+@pytest.mark.rows("K59")
+def test_a_timer_never_fires_early() -> None:
+    async def play() -> None:
+        async with world() as hub:
+            await hub.join("only")
+            await SCENARIOS["timers"].drive(hub)
+            history = await hub.client.history("one")
+            started: Timestamp | None = None
+            for event in history:
+                if event.event_type.name == "OrchestratorStarted":
+                    started = event.timestamp
+                if isinstance(event, TimerFired):
+                    assert started is not None
+                    assert started >= event.fire_at
+
+    simulate(play)
+
+
+# --- starts and ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K41")
+def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("only")
+            due = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=5)
+            await hub.client.start("chain", 1, instance_id="runs", start_at=due)
+            await hub.client.start("chain", 1, instance_id="never", start_at=due)
+            await hub.clock.sleep(30.0)
+            assert (await _status(hub, "runs"), await _status(hub, "never")) == (Status.PENDING, Status.PENDING)
+            await hub.client.terminate("never", "changed my mind")
+            ended = await hub.wait("never")
+            await hub.wait("runs")
+            began = hub.clock.monotonic()
+            await hub.settle()
+            again = await hub.client.get("never")
+            assert again is not None
+            return ended.status, again.status, again.output, began, await hub.client.history("never")
+
+    status, after, output, began, history = simulate(play)
+    assert (status, after, output) == (Status.TERMINATED, Status.TERMINATED, "changed my mind")
+    assert 300.0 <= began < 302.0
+    assert history == ()
+
+
+@pytest.mark.rows("K41")
+def test_a_terminate_that_overtakes_its_start_ends_the_instance() -> None:
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            await hub.join("only")
+            await hub.clock.sleep(1.0)
+            real, sent = hub.client.hub.send, []
+
+            async def later(made: Any) -> None:
+                sent.append(made)
+
+            object.__setattr__(hub.client.hub, "send", later)  # the client is slow between row and message
+            await hub.client.start("patient", instance_id="one")
+            object.__delattr__(hub.client.hub, "send")
+            event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
+            await hub.client.hub.send(hub.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
+            await hub.clock.sleep(0.5)
+            await real(sent[0])
+            state = await hub.wait("one")
+            await hub.ended()
+            return state.status, state.output
+
+    assert simulate(play) == (Status.TERMINATED, "enough")
+
+
+async def _status(hub: World, instance_id: str) -> Status | None:
+    row = await hub.client.get(instance_id)
+    return row.status if row is not None else None
+
+
+@pytest.mark.rows("K44")
+@pytest.mark.parametrize("policy", list(StartPolicy))
+def test_of_forty_starts_at_once_exactly_one_starts(policy: StartPolicy) -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("one")
+            await hub.join("two")
+
+            async def start() -> str | None:
+                try:
+                    return (await hub.client.start("recorded", 1, instance_id="one", policy=policy)).execution_id
+                except InstanceExists:
+                    return None
+
+            first = await asyncio.gather(*(start() for _ in range(40)))
+            await hub.wait("one")
+            again = await asyncio.gather(*(start() for _ in range(40)))
+            await hub.clock.sleep(0.5)
+            await hub.wait("one")
+            await hub.ended()
+            runs = {record.instance.execution_id for record in await hub.client.activities("one")}
+            return first, again, len(runs)
+
+    first, again, runs = simulate(play)
+    assert len({one for one in first if one}) == 1
+    if policy is StartPolicy.REFUSE:
+        assert (sum(one is not None for one in first), sum(one is not None for one in again), runs) == (1, 0, 1)
+    elif policy is StartPolicy.ATTACH:
+        assert (set(first), runs) == (set(again), 1)
+    else:
+        assert (sum(one is not None for one in first), sum(one is not None for one in again), runs) == (1, 1, 2)
+
+
+@pytest.mark.rows("K44")
+def test_a_start_whose_client_died_between_row_and_message_is_put_again_by_the_next() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("only")
+
+            async def dies(made: Any) -> None:
+                raise ConnectionError
+
+            object.__setattr__(hub.client.hub, "send", dies)
+            with pytest.raises(ConnectionError):
+                await hub.client.start("chain", 2, instance_id="one")
+            object.__delattr__(hub.client.hub, "send")
+            await hub.clock.sleep(60.0)
+            assert await _status(hub, "one") is Status.PENDING
+            await hub.client.start("chain", 7, instance_id="one", policy=StartPolicy.ATTACH)
+            state = await hub.wait("one")
+            await hub.ended()
+            return state.output
+
+    assert simulate(play) == "2", "the input of the start that inserted the row"
+
+
+# --- names and messages -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K43")
+def test_what_no_live_worker_has_fails_naming_who_was_alive() -> None:
+    app = App("half", version="7")
+
+    @app.orchestrator
+    async def calls(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("missing_activity", 1)
+
+    @app.orchestrator
+    async def quick(ctx: OrchestrationContext) -> int:
+        return 1
+
+    async def play() -> Any:
+        async with World(app) as hub:
+            await hub.join("alive")
+            await hub.client.start("missing_orchestrator", instance_id="one")
+            await hub.client.start("calls", instance_id="two")
+            await hub.clock.sleep(30.0)
+            began = hub.clock.monotonic()
+            await hub.client.start("quick", instance_id="three")
+            await hub.wait("three")
+            assert hub.clock.monotonic() - began < 1.0, "it slows no other"
+            one, two = await hub.wait("one"), await hub.wait("two")
+            await hub.ended()
+            return one, two, hub.clock.monotonic()
+
+    one, two, seconds = simulate(play)
+    assert (one.status, two.status) == (Status.FAILED, Status.FAILED)
+    assert 600 <= seconds < 700
+    for state, name in ((one, "missing_orchestrator"), (two, "missing_activity")):
+        assert name in state.output
+        assert "alive@host/alive-1 (half 7) has" in state.output
+
+
+@pytest.mark.rows("K43")
+def test_what_a_worker_learns_in_time_is_run() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            stranger = await hub.join("stranger", app=App("stranger"))
+            await hub.client.start("chain", 2, instance_id="one")
+            await hub.clock.sleep(300.0)
+            await hub.join("knows")
+            await hub.clock.sleep(900.0)
+            assert await _status(hub, "one") is Status.PENDING, "as long as a live worker has it, it waits"
+            await stranger.stop()
+            state = await hub.wait("one")
+            await hub.ended()
+            return state.output
+
+    assert simulate(play) == "2"
+
+
+@pytest.mark.rows("K42")
+@pytest.mark.parametrize("text", ["{", "not json", '{"$type":"Nobody.Knows"}', "\u00ff\u00fe", '{"TaskMessage":{}}'])
+def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: str) -> None:
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            await hub.join("only")
+            names = hub.client.hub.names
+            for queue in (names.control(0), names.work_items):
+                await hub.store.execute(PutMessage(queue=queue, text=text))
+            await hub.client.start("chain", 3, instance_id="one")
+            state = await hub.wait("one", timedelta(seconds=10))
+            await hub.settle()
+            return state.output, await hub.client.quarantined()
+
+    output, kept = simulate(play)
+    assert output == "3"
+    assert [item.text for item in kept] == [text, text]
+    assert all(item.cause for item in kept)
+
+
+@pytest.mark.rows("K42", "K35")
+def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are counted in the message, so that every worker that tries adds to them."""
+    from airflow_provider_taskhub.workers import orchestrations
+
+    real = orchestrations.judge
+
+    def judge(event: Any, **facts: Any) -> Any:
+        if isinstance(event, EventRaised) and event.name == "poison":
+            raise RuntimeError("a defect of ours")
+        return real(event, **facts)
+
+    monkeypatch.setattr(orchestrations, "judge", judge)
+    monkeypatch.setattr(quarantine, "MAX_FAILURES", 6)
+
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("one")
+            await hub.join("two")
+            await hub.client.start("events", 1, instance_id="one")
+            await hub.clock.sleep(1.0)
+            await hub.client.raise_event("one", "poison", 1)
+            while not (kept := await hub.client.quarantined()):
+                await hub.clock.sleep(5.0)
+            await hub.client.raise_event("one", "go", 5)
+            return (await hub.wait("one")).output, kept, len(hub.said("episode_defect"))
+
+    output, kept, tries = simulate(play)
+    assert output == "[5]"
+    assert len(kept) == 1
+    assert "poison" in kept[0].text
+    assert "a defect of ours" in kept[0].cause
+    assert tries == 7
