@@ -1,0 +1,197 @@
+"""What becomes of a message, by values: every rule of DESIGN §6."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    ExecutionTerminated,
+    HistoryEvent,
+    OrchestrationInstance,
+    ParentInstance,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceFailed,
+    TaskCompleted,
+    TaskFailed,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.hub.messages.races import Facts, Verdict, delay, judge, unknown_delay
+from tests.hub.make import GEN0, NOW, later, raised, start
+
+GEN1 = next_execution_id(GEN0)
+GEN2 = next_execution_id(GEN1)
+OTHER = "b" * 32
+RUNNING = Facts(execution_id=GEN0, checkpointed=NOW, scheduled={3})
+DONE = replace(RUNNING, final=True)
+PARENT = ParentInstance(
+    instance=OrchestrationInstance(instance_id="p", execution_id="c" * 32), name="P", version="", task_schedule_id=0
+)
+
+
+def verdict(
+    event: HistoryEvent,
+    facts: Facts,
+    *,
+    execution_id: str | None = GEN0,
+    message_id: str = "m",
+    inserted: Timestamp = NOW,
+) -> Verdict:
+    judged = judge(event, execution_id=execution_id, message_id=message_id, inserted=inserted, facts=facts)
+    if judged.verdict not in (Verdict.PROCESS, Verdict.LOOK, Verdict.CANCEL_START):
+        assert judged.reason, "whatever is not processed says why"
+    return judged.verdict
+
+
+def answers(number: int) -> list[HistoryEvent]:
+    return [
+        TaskCompleted(timestamp=NOW, task_scheduled_id=number),
+        TaskFailed(timestamp=NOW, task_scheduled_id=number),
+        SubOrchestrationInstanceCompleted(timestamp=NOW, task_scheduled_id=number),
+        SubOrchestrationInstanceFailed(timestamp=NOW, task_scheduled_id=number),
+        TimerFired(timestamp=NOW, timer_id=number, fire_at=NOW),
+    ]
+
+
+def named(event: HistoryEvent) -> str:
+    return event.event_type.name
+
+
+@pytest.mark.rows("K37", "K29")
+@pytest.mark.parametrize("event", [*answers(3), raised(), start(), ExecutionTerminated(timestamp=NOW)], ids=named)
+def test_what_is_in_the_history_is_only_deleted(event: HistoryEvent) -> None:
+    assert verdict(event, replace(RUNNING, seen={"m"})) is Verdict.STALE
+
+
+@pytest.mark.rows("K32")
+@pytest.mark.parametrize("event", answers(3), ids=named)
+def test_history_decides_that_a_response_is_processed(event: HistoryEvent) -> None:
+    assert verdict(event, RUNNING, inserted=later(-3600)) is Verdict.PROCESS
+    assert verdict(event, RUNNING, execution_id=None) is Verdict.PROCESS, "one that names no generation too"
+
+
+@pytest.mark.rows("K32", "K33", "K35")
+@pytest.mark.parametrize("event", answers(4), ids=named)
+@pytest.mark.parametrize(
+    ("checkpointed", "inserted", "expected"),
+    [
+        (0.0, 5.0, Verdict.RACE),
+        (0.9, 0.0, Verdict.RACE),  # the same second: queues know no finer time
+        (0.9, 0.5, Verdict.RACE),
+        (0.9, -0.1, Verdict.WAIT),
+        (60.0, 0.0, Verdict.WAIT),
+    ],
+)
+def test_storage_times_tell_what_an_unasked_response_is(
+    event: HistoryEvent, checkpointed: float, inserted: float, expected: Verdict
+) -> None:
+    facts = replace(RUNNING, checkpointed=later(checkpointed))
+    assert verdict(event, facts, inserted=later(inserted)) is expected
+
+
+@pytest.mark.rows("K32")
+def test_a_live_session_looks_the_time_of_the_last_checkpoint_up() -> None:
+    facts = replace(RUNNING, checkpointed=None)
+    assert verdict(answers(3)[0], facts) is Verdict.PROCESS
+    assert verdict(answers(4)[0], facts) is Verdict.LOOK
+    assert verdict(answers(4)[0], replace(facts, row_read=True)) is Verdict.RACE, "it looks once"
+
+
+@pytest.mark.rows("K36")
+@pytest.mark.parametrize(
+    ("addressed", "current", "expected"),
+    [
+        (GEN0, GEN1, Verdict.STALE),
+        (GEN1, GEN2, Verdict.STALE),
+        (GEN1, GEN0, Verdict.RACE),  # the switch is being committed
+        (GEN2, GEN0, Verdict.RACE),
+        (GEN1, GEN1, Verdict.PROCESS),
+    ],
+)
+def test_generations_of_one_start_are_counted_in_their_ids(addressed: str, current: str, expected: Verdict) -> None:
+    assert verdict(answers(3)[0], replace(RUNNING, execution_id=current), execution_id=addressed) is expected
+
+
+@pytest.mark.rows("K36")
+def test_of_two_starts_the_row_names_the_newer() -> None:
+    response = answers(3)[0]
+    assert verdict(response, RUNNING, execution_id=OTHER) is Verdict.LOOK
+    read = replace(RUNNING, row_read=True)
+    assert verdict(response, replace(read, row_execution_id=OTHER), execution_id=OTHER) is Verdict.RACE
+    assert verdict(response, replace(read, row_execution_id=GEN0), execution_id=OTHER) is Verdict.STALE
+    assert verdict(response, replace(read, row_execution_id=None), execution_id=OTHER) is Verdict.STALE
+
+
+@pytest.mark.rows("K31", "K46")
+def test_responses_without_a_history_or_after_the_end() -> None:
+    assert verdict(answers(3)[0], Facts()) is Verdict.RACE
+    assert verdict(answers(3)[0], DONE) is Verdict.STALE
+    assert verdict(answers(9)[0], DONE) is Verdict.STALE
+
+
+@pytest.mark.rows("K57")
+@pytest.mark.parametrize("execution_id", [None, GEN0, OTHER])
+def test_events_and_controls_go_to_the_current_generation(execution_id: str | None) -> None:
+    for event in (raised(), ExecutionTerminated(timestamp=NOW)):
+        assert verdict(event, RUNNING, execution_id=execution_id) is Verdict.PROCESS
+        assert verdict(event, DONE, execution_id=execution_id) is Verdict.STALE
+    assert verdict(raised(), Facts(), execution_id=execution_id) is Verdict.WAIT
+    assert verdict(ExecutionTerminated(timestamp=NOW), Facts(), execution_id=execution_id) is Verdict.CANCEL_START
+
+
+def row(named: str | None, **fields: Any) -> Facts:
+    return Facts(row_read=True, row_execution_id=named, **fields)
+
+
+@pytest.mark.rows("K44")
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (Facts(), Verdict.LOOK),
+        (row(GEN0), Verdict.PROCESS),
+        (row(None), Verdict.RACE),  # .NET puts the message first
+        (row(OTHER), Verdict.RACE),
+        (row(OTHER, row_generation=2), Verdict.STALE),  # started again since
+        (row(OTHER, row_generation=0), Verdict.RACE),  # the row of this start is still to come
+        (row(GEN0, row_terminated=True), Verdict.STALE),  # K41
+        (row(GEN0, execution_id=OTHER, final=True), Verdict.PROCESS),  # a restart over an ended history
+        (row(GEN0, execution_id=OTHER, final=True, row_terminated=True), Verdict.PROCESS),
+    ],
+)
+def test_a_start_of_a_client_is_run_if_the_row_is_its_own(facts: Facts, expected: Verdict) -> None:
+    assert verdict(start(generation=1), facts) is expected
+
+
+@pytest.mark.rows("K44", "K27")
+@pytest.mark.parametrize("current", [GEN0, GEN1, GEN2])
+@pytest.mark.parametrize("final", [False, True])
+def test_a_start_that_has_run_is_known_after_any_number_of_generations(current: str, final: bool) -> None:
+    facts = replace(RUNNING, execution_id=current, final=final)
+    assert verdict(start(), facts) is Verdict.STALE
+    assert verdict(start(parent=PARENT), facts) is Verdict.STALE
+
+
+@pytest.mark.rows("K48")
+def test_a_child_needs_no_row_but_an_id_that_is_free() -> None:
+    child = start(OTHER, parent=PARENT)
+    assert verdict(child, Facts()) is Verdict.PROCESS
+    assert verdict(child, RUNNING) is Verdict.WAIT
+    assert verdict(child, DONE) is Verdict.PROCESS
+
+
+@pytest.mark.rows("K35")
+def test_back_offs() -> None:
+    long = [delay(Verdict.WAIT, failures).total_seconds() for failures in range(12)]
+    assert long == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]
+    races = [delay(Verdict.RACE, failures).total_seconds() for failures in range(8)]
+    assert races == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
+
+
+@pytest.mark.rows("K43")
+def test_waiting_for_a_worker_that_knows_ends_before_the_limit_of_deliveries() -> None:
+    waited = sum(unknown_delay(deliveries).total_seconds() for deliveries in range(1, 60))
+    assert waited > 600

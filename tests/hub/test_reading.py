@@ -1,0 +1,304 @@
+"""Prefetch, receipts, renewal, giving back, quarantine: over a store in memory under a jumping clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import structlog
+
+from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.control import ControlReader
+from airflow_provider_taskhub.hub.messages.envelope import encode, spill
+from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back, renew
+from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
+from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, refused
+from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, PutMessage, Store
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.hub.make import NAMES, Stay, held, raised
+
+QUEUE = NAMES.control(0)
+VISIBILITY = timedelta(seconds=4)
+
+
+# --- pure ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K14")
+@pytest.mark.parametrize(
+    ("buffered", "size", "expected"),
+    [(0, 0, 32), (40, 0, 24), (63, 0, 1), (64, 0, 0), (70, 0, 0), (0, 999, 32), (0, 1000, 0)],
+)
+def test_no_more_is_asked_for_than_the_buffer_takes(buffered: int, size: int, expected: int) -> None:
+    assert admit(buffered=buffered, buffered_bytes=size, limit=64, limit_bytes=1000) == expected
+
+
+@pytest.mark.rows("K38")
+def test_polling_backs_off_as_the_original_and_a_message_resets_it() -> None:
+    backoff, draw = Backoff(ceiling=30.0), random.Random(1)
+    waits = [backoff.next(draw) for _ in range(14)]
+    nominal = [0.05, 0.1, 0.15, 0.25, 0.45, 0.85, 1.65, 3.25, 6.45, 12.85, 25.65, 30.0, 30.0, 30.0]
+    assert waits == pytest.approx(nominal, rel=0.21)
+    assert max(waits) <= 30.0
+    backoff.received()
+    assert backoff.next(draw) == 0.05
+
+
+# --- over a store -------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """A reader of one partition and what it delivers."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        self.store, self.clock, self.tenure = store, JumpingClock(), Stay(QUEUE)
+        self.got: list[Held] = []
+        given: dict[str, Any] = {"limit": 64, "limit_bytes": 1 << 20} | options
+        self.reader = ControlReader(
+            store=store,
+            names=NAMES,
+            tenure=self.tenure,
+            clock=self.clock,
+            visibility=VISIBILITY,
+            max_polling=timedelta(seconds=30),
+            deliver=lambda _, message: self.got.append(message),
+            **given,
+        )
+        self.task = asyncio.ensure_future(self.reader.run())
+
+    async def put(self, message: Held | str) -> None:
+        text = message if isinstance(message, str) else encode(message.outer)
+        await self.store.execute(PutMessage(queue=QUEUE, text=text))
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+def play(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None, **options: Any) -> Any:
+    async def main() -> Any:
+        with structlog.testing.capture_logs():
+            async with SqliteStore(None, clock=JumpingClock()) as inner:
+                await create_hub(inner, NAMES, 1, clock=JumpingClock())
+                desk = Desk(FaultyStore(inner, plan, clock=JumpingClock()), **options)
+                try:
+                    return await work(desk)
+                finally:
+                    await desk.end()
+
+    return jumping.run(main(), limit=timedelta(hours=3))
+
+
+@pytest.mark.rows("K14", "K15")
+def test_the_buffer_is_bounded_and_room_comes_with_what_is_taken() -> None:
+    async def work(desk: Desk) -> None:
+        for _ in range(12):
+            await desk.put(held(raised()))
+        await asyncio.sleep(3.0)
+        assert (len(desk.got), desk.reader.buffered) == (5, 5)
+        assert desk.reader.buffered_bytes == sum(message.size for message in desk.got)
+        desk.reader.taken(desk.got[:3])
+        await asyncio.sleep(1.0)
+        assert len(desk.got) == 8
+        desk.reader.taken(desk.got[3:])
+        assert (desk.reader.buffered, desk.reader.buffered_bytes) == (0, 0)
+
+    play(work, limit=5)
+
+
+@pytest.mark.rows("K39")
+def test_what_is_held_is_renewed_and_nobody_else_gets_it() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(60.0)
+        assert len(desk.got) == 1
+        assert desk.got[0].dequeue_count == 1
+        assert await desk.store.receive(QUEUE, limit=1, visibility=VISIBILITY) == []
+
+    play(work)
+
+
+@pytest.mark.rows("K39")
+@pytest.mark.parametrize("fault", [refused, lost], ids=["refused", "answer lost"])
+def test_a_renewal_that_fails_once_is_tried_again(fault: Any) -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(30.0)
+        message = desk.got[0]
+        await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
+        assert await desk.store.count(QUEUE) == 0
+
+    play(work, at(2, fault(), kind="queue.update"))
+
+
+@pytest.mark.rows("K37")
+def test_a_redelivery_of_what_is_held_replaces_the_receipt() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        message, before = desk.got[0], desk.got[0].receipt
+        # a renewal was lost: the message is visible again although it is held
+        await desk.store.execute(_visible(message))
+        await asyncio.sleep(2.0)
+        assert len(desk.got) == 1, "delivered once"
+        assert message.receipt.pop_receipt != before.pop_receipt
+        assert not message.gone
+        await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
+
+    play(work)
+
+
+def _visible(message: Held) -> Any:
+    from airflow_provider_taskhub.storage.primitives import UpdateMessage
+
+    return UpdateMessage(queue=QUEUE, message=message.receipt, visibility=timedelta(0))
+
+
+@pytest.mark.rows("K39")
+def test_a_message_that_somebody_deleted_is_gone() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        message = desk.got[0]
+        await desk.store.execute(DeleteMessage(queue=QUEUE, message=message.receipt))
+        assert await renew(desk.store, message, VISIBILITY, desk.clock) is False
+        assert message.gone
+        renewer = Renewer(desk.store, desk.clock, VISIBILITY)
+        renewer.add(message)
+        await give_back(desk.store, [message])  # nothing to give: no request, no error
+
+    play(work)
+
+
+@pytest.mark.rows("K58", "K35")
+def test_what_is_given_back_is_there_at_once_or_after_its_delay() -> None:
+    async def work(desk: Desk) -> None:
+        for _ in range(40):
+            await desk.put(held(raised()))
+        await asyncio.sleep(2.0)
+        await desk.reader.stop()
+        assert len(desk.reader.held()) == 40
+        await desk.reader.give_back(desk.got[:20])
+        await desk.reader.give_back(desk.got[20:], delay=timedelta(seconds=10), failed=True)
+        assert desk.reader.held() == ()
+        now = await _all(desk.store)
+        assert sorted(now) == [0] * 20
+        await asyncio.sleep(9.0)
+        assert await _all(desk.store) == []
+        await asyncio.sleep(1.5)
+        assert await _all(desk.store) == [1] * 20, "one failed processing more, counted in the message"
+
+    play(work)
+
+
+async def _all(store: Store) -> list[int]:
+    """Failures counted in everything that can be received now."""
+    from airflow_provider_taskhub.hub.messages.envelope import decode
+
+    found: list[int] = []
+    while messages := await store.receive(QUEUE, limit=32, visibility=timedelta(hours=1)):
+        found.extend(decode(message.text).failures for message in messages)
+    return found
+
+
+@pytest.mark.rows("K42")
+def test_an_undecodable_message_goes_to_quarantine_and_the_others_are_delivered() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put("nonsense")
+        await desk.put(held(raised("good")))
+        await asyncio.sleep(1.0)
+        assert len(desk.got) == 1
+        (kept,) = await quarantine.listing(desk.store, NAMES)
+        assert (kept.queue, kept.text, kept.dequeue_count) == (QUEUE, "nonsense", 1)
+        assert "neither JSON nor Base64" in kept.cause
+        assert await desk.store.count(QUEUE) == 1
+
+    play(work)
+
+
+@pytest.mark.rows("K42", "K30")
+def test_a_spilled_message_is_fetched_and_one_without_its_blob_is_kept() -> None:
+    async def work(desk: Desk) -> None:
+        big = held(raised("x" * 60_000))
+        text, blob = spill(big.envelope, NAMES.large_messages)
+        assert blob is not None
+        await desk.store.execute(blob)
+        await desk.put(text)
+        await asyncio.sleep(1.0)
+        assert desk.got[0].message.event == big.message.event
+        assert desk.got[0].outer.blob_name == blob.name, "given back, it is the wrapper again"
+        await desk.store.execute(DeleteBlob(container=NAMES.large_messages, name=blob.name))
+        await desk.put(text)
+        await asyncio.sleep(1.0)
+        (kept,) = await quarantine.listing(desk.store, NAMES)
+        assert "does not exist" in kept.cause
+
+    play(work)
+
+
+@pytest.mark.rows("K42")
+def test_a_broken_payload_is_kept_and_one_that_cannot_be_read_now_is_read_later() -> None:
+    async def work(desk: Desk) -> None:
+        text, blob = spill(held(raised("x" * 60_000)).envelope, NAMES.large_messages)
+        assert blob is not None
+        await desk.store.execute(blob)
+        await desk.put(text)
+        await asyncio.sleep(1.0)
+        assert desk.got == []
+        assert await quarantine.listing(desk.store, NAMES) == []
+        await asyncio.sleep(8.0)
+        assert len(desk.got) == 1
+
+    play(work, at(1, refused(), kind="blob.get"))
+
+
+@pytest.mark.rows("K42")
+def test_bytes_too_large_for_a_row_are_kept_in_a_blob() -> None:
+    text = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=150_000))
+    assert len(compress(text)) > quarantine.INLINE_BYTES
+
+    async def work(desk: Desk) -> None:
+        item = quarantine.Quarantined(
+            queue=QUEUE, message_id="m", cause="c", text=text, dequeue_count=3, inserted=held(raised()).inserted
+        )
+        await desk.store.commit(quarantine.unit(NAMES, item, held(raised()).receipt))
+        (kept,) = await quarantine.listing(desk.store, NAMES)
+        assert kept == item
+
+    play(work)
+
+
+@pytest.mark.rows("K35")
+@pytest.mark.parametrize(("failures", "kept"), [(quarantine.MAX_FAILURES, 0), (quarantine.MAX_FAILURES + 1, 1)])
+def test_failures_are_limited(failures: int, kept: int) -> None:
+    from dataclasses import replace
+
+    async def work(desk: Desk) -> None:
+        message = held(raised())
+        await desk.put(encode(replace(message.outer, failures=failures)))
+        await asyncio.sleep(1.0)
+        assert (len(desk.got), len(await quarantine.listing(desk.store, NAMES))) == (1 - kept, kept)
+
+    play(work)
+
+
+@pytest.mark.rows("K15")
+def test_a_reader_outlives_a_store_that_does_not_answer() -> None:
+    async def work(desk: Desk) -> None:
+        await asyncio.sleep(1.0)
+        await desk.put(held(raised()))
+        await asyncio.sleep(5.0)
+        assert len(desk.got) == 1
+        assert not desk.task.done()
+
+    play(work, at(2, refused(), kind="queue.receive"))
