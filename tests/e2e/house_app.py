@@ -1,0 +1,78 @@
+"""What the worker processes of these tests run. Every run of an activity is a line in ``$EFFECTS``."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+
+app = App("house", version="1")
+
+
+def note(line: str) -> None:
+    with open(os.environ["EFFECTS"], "a") as file:
+        file.write(f"{line}\n")
+
+
+@app.activity
+def hop(number: int) -> int:
+    note(f"hop {number}")
+    return number + 1
+
+
+@app.activity(record=True)
+def kept(number: int) -> int:
+    print(f"kept {number} speaks")
+    note(f"begin {number} {os.environ.get('WORKER', '')}")
+    time.sleep(2.0)
+    note(f"end {number}")
+    return number * 10
+
+
+@app.activity
+def broken(number: int) -> int:
+    raise ValueError(f"broken {number}")
+
+
+@app.orchestrator
+async def hello(ctx: OrchestrationContext, name: str) -> str:
+    return f"Hello, {name}!"
+
+
+@app.orchestrator
+async def chain(ctx: OrchestrationContext, length: int) -> int:
+    value = 0
+    for _ in range(length):
+        value = await ctx.call_activity(hop, value)
+    return value
+
+
+@app.orchestrator
+async def paced(ctx: OrchestrationContext, length: int) -> int:
+    for number in range(length):
+        await ctx.create_timer(timedelta(milliseconds=100))
+        await ctx.call_activity(hop, number)
+    return length
+
+
+@app.orchestrator
+async def fan(ctx: OrchestrationContext, width: int) -> int:
+    return sum(await ctx.when_all([ctx.call_activity(hop, number) for number in range(width)]))
+
+
+@app.orchestrator
+async def recorded(ctx: OrchestrationContext, width: int) -> int:
+    return sum(await ctx.when_all([ctx.call_activity(kept, number) for number in range(width)]))
+
+
+@app.orchestrator
+async def failing(ctx: OrchestrationContext) -> int:
+    return await ctx.call_activity(broken, 7)
+
+
+@app.orchestrator
+async def waiting(ctx: OrchestrationContext) -> int:
+    return await ctx.wait_for_external_event("go", int)

@@ -1,0 +1,120 @@
+"""The command line: what it prints, how it ends, and what it says about what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.house import House, until
+
+OK, FAILED, USAGE, NOT_FOUND, EXISTS, UNAVAILABLE, TIMEOUT = range(7)
+
+
+@pytest.mark.rows("K44", "K45", "K46")
+def test_instances_from_start_to_end(embedded: House) -> None:
+    house = embedded
+    worker = house.worker("one").ready()
+    assert (
+        house.json("instances", "start", "chain", "--input", "3", "--id", "a", "--tag", "x=y", "--wait")["output"]
+        == "3"
+    )
+    taken = house.command("instances", "start", "chain", "--input", "3", "--id", "a")
+    assert (taken.returncode, "'a' exists already" in taken.stderr) == (EXISTS, True)
+    assert house.json("instances", "start", "chain", "--input", "9", "--id", "a", "--policy", "attach")["output"] == "3"
+
+    assert house.json("instances", "start", "failing", "--id", "b", "--wait", status=FAILED)["status"] == "Failed"
+    told = house.command("instances", "wait", "b")
+    assert (told.returncode, "broken 7" in told.stdout) == (FAILED, True)
+
+    house.json("instances", "start", "waiting", "--id", "c")
+    slow = house.command("instances", "wait", "c", "--timeout", "0.3")
+    assert slow.returncode == TIMEOUT
+    sent = house.command("instances", "raise-event", "c", "go", "--data", "5")
+    assert sent.returncode == OK, sent.stderr
+    assert house.json("instances", "wait", "c")["output"] == "5"
+    late = house.command("instances", "raise-event", "c", "go", "--data", "5")
+    assert (late.returncode, "has ended" in late.stderr) == (USAGE, True)
+
+    house.json("instances", "start", "waiting", "--id", "d")
+    ended = house.command("instances", "terminate", "d", "--reason", "enough", "--wait")
+    assert (ended.returncode, "Terminated" in ended.stdout) == (OK, True)
+
+    listed = house.json("instances", "list")["instances"]
+    assert {row["instance_id"]: row["status"] for row in listed} == {
+        "a": "Completed",
+        "b": "Failed",
+        "c": "Completed",
+        "d": "Terminated",
+    }
+    assert [row["instance_id"] for row in house.json("instances", "list", "--status", "Failed")["instances"]] == ["b"]
+    page = house.json("instances", "list", "--limit", "3")
+    rest = house.json("instances", "list", "--limit", "3", "--continuation", page["continuation"])
+    assert [len(page["instances"]), len(rest["instances"]), rest["continuation"]] == [3, 1, None]
+    shown = house.json("instances", "show", "a")
+    assert (shown["instance"]["tags"], shown["history"][-1]["type"]) == ({"x": "y"}, "OrchestratorCompleted")
+    missing = house.command("instances", "show", "nobody")
+    assert (missing.returncode, "'nobody'" in missing.stderr) == (NOT_FOUND, True)
+
+    house.json("instances", "start", "recorded", "--input", "1", "--id", "e", "--wait")
+    (log,) = until(lambda: house.json("instances", "logs", "e"), what="a log")
+    assert (log["activity"], log["attempt"]) == ("kept", 1)
+    assert "kept 0 speaks" in log["log"]
+    assert len(house.json("partitions", "show")) == 4
+    assert worker.end() == OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["instances", "start", "hello", "--input", "{"], "--input is not JSON"),
+        (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
+        (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
+        (["instances", "start", "hello", "--id", "x" * 300], "256"),
+    ],
+)
+def test_wrong_arguments_are_named(embedded: House, arguments: list[str], says: str) -> None:
+    assert embedded.command("hub", "create").returncode == OK
+    done = embedded.command(*arguments)
+    assert (done.returncode, says in done.stderr) == (USAGE, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _refused(house: House, *says: str, app: str = "house_app:app", **environment: str) -> None:
+    worker = house.worker("refused", app=app, **environment)
+    assert worker.process.wait(45) == USAGE, worker.text()
+    text = " ".join(worker.text().split())
+    for part in says:
+        assert part in text, text
+    assert "Traceback" not in text
+
+
+def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) -> None:
+    _refused(embedded, "no_such_module", app="no_such_module:app")
+    _refused(embedded, "nothing", app="house_app:nothing")
+    _refused(embedded, "9lives", "3 to 45 letters and digits", TASKHUB_HUB="9lives")
+    _refused(embedded, TASKHUB_CONNECTION="AccountName=x;nonsense")
+    other = tmp_path / "other.db"
+    other.write_bytes(b"another program's file, surely no database" * 100)
+    _refused(embedded, str(other), TASKHUB_CONNECTION=f"sqlite:///{other}")
+
+
+def test_a_name_declared_twice_is_a_start_error(embedded: House) -> None:
+    worker = embedded.worker("refused", "--app", "twice_app:app")
+    assert worker.process.wait(45) == USAGE
+    text = " ".join(worker.text().split())
+    assert "hello" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.rows("K01")
+def test_a_hub_keeps_its_partitions(embedded: House) -> None:
+    assert embedded.json("hub", "create", "--partitions", "3")["partitions"] == 3
+    again = embedded.command("hub", "create", "--partitions", "5")
+    assert (again.returncode, "3" in again.stderr, "5" in again.stderr) == (USAGE, True, True)
+    assert embedded.json("hub", "show")["partitions"] == 3
+
+
+def test_a_missing_hub_is_named(embedded: House) -> None:
+    done = embedded.command("instances", "list", "--hub", "Nowhere")
+    assert (done.returncode, "Nowhere" in done.stderr) == (USAGE, True), done.stderr

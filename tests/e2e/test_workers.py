@@ -1,0 +1,168 @@
+"""Worker processes that work, are killed, stopped, frozen: on the embedded store and on Azurite."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.engine.events import HistoryEvent, Status
+from airflow_provider_taskhub.hub.contract import RecordState
+from tests.e2e.house import House, until
+
+LIMIT = timedelta(seconds=60)
+TAKE = 4.0 + 0.5 + 4.0
+"""Take time, a scan, and the visibility of what the dead worker held."""
+
+
+def _gap(history: tuple[HistoryEvent, ...]) -> float:
+    times = [event.timestamp for event in history]
+    return max((after - before).total_seconds() for before, after in zip(times[:-1], times[1:], strict=True))
+
+
+@pytest.mark.rows("K04", "K16", "K26")
+async def test_two_workers_do_what_there_is_to_do_and_stop(house: House) -> None:
+    one, two = house.worker("one"), house.worker("two")
+    one.ready()
+    two.ready()
+    async with house.client() as client:
+        starts = [client.start("hello", "World"), client.start("chain", 5), client.start("fan", 20)]
+        ids = [state.instance_id for state in await asyncio.gather(*starts)]
+        ends = await asyncio.gather(*(client.wait(instance_id, timeout=LIMIT) for instance_id in ids))
+        assert [end.output for end in ends] == ['"Hello, World!"', "5", "210"]
+        failed = await client.start("failing")
+        end = await client.wait(failed.instance_id, timeout=LIMIT)
+        assert (end.status, end.failure is not None) == (Status.FAILED, True)
+        assert "broken 7" in (end.output or "")
+        assert {member.worker.split("@")[0] for member in await client.members()} == {"one", "two"}
+    assert (one.end(), two.end()) == (0, 0)
+    assert "Traceback" not in one.text() + two.text()
+
+
+@pytest.mark.rows("K06", "K26", "K27")
+async def test_a_killed_worker_costs_time_and_nothing_else(house: House) -> None:
+    """Chains and recorded activities: the other worker finishes; what ran to its end is not run again."""
+    one, two = house.worker("one", "--activities", "2"), house.worker("two", "--activities", "2")
+    one.ready()
+    two.ready()
+    async with house.client() as client:
+        for number in range(6):
+            await client.start("paced", 25, instance_id=f"paced-{number}")
+        await client.start("recorded", 8, instance_id="recorded")
+        begun = until(
+            lambda: [line for line in house.effects() if line.startswith("begin") and line.endswith(" one")],
+            what="a recorded activity on the first worker",
+        )
+        assert begun
+        await asyncio.sleep(0.5)
+        one.kill()
+        for number in range(6):
+            end = await client.wait(f"paced-{number}", timeout=LIMIT)
+            assert (end.status, end.output) == (Status.COMPLETED, "25")
+            assert _gap(await client.history(f"paced-{number}")) < TAKE + 2.0
+        end = await client.wait("recorded", timeout=LIMIT)
+        assert (end.status, end.output) == (Status.COMPLETED, "280")
+        runs = Counter(int(line.split()[1]) for line in house.effects() if line.startswith("begin"))
+        ended = Counter(int(line.split()[1]) for line in house.effects() if line.startswith("end"))
+        records = await client.activities("recorded")
+    again = {record.task_id for record in records if record.state is RecordState.LOST}
+    assert 1 <= len(again) <= 2, "what the killed worker was running"
+    assert {number for number, count in runs.items() if count > 1} == again
+    assert all(ended[number] == 1 for number in range(8) if number not in again)
+    assert two.end() == 0
+
+
+@pytest.mark.rows("K58")
+async def test_a_worker_that_is_told_to_stop_leaves_nothing_standing(house: House) -> None:
+    one, two = house.worker("one"), house.worker("two")
+    one.ready()
+    two.ready()
+    async with house.client() as client:
+        for number in range(8):
+            await client.start("paced", 40, instance_id=f"paced-{number}")
+        await asyncio.sleep(1.5)
+        began = time.monotonic()
+        assert one.end() == 0
+        assert time.monotonic() - began < 15.0
+        for number in range(8):
+            end = await client.wait(f"paced-{number}", timeout=LIMIT)
+            assert (end.status, end.output) == (Status.COMPLETED, "40")
+            assert _gap(await client.history(f"paced-{number}")) < 3.0
+    assert two.end() == 0
+
+
+@pytest.mark.rows("K06", "K10")
+async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedded: House) -> None:
+    house = embedded
+    one, two = house.worker("one"), house.worker("two")
+    one.ready()
+    two.ready()
+    async with house.client() as client:
+        for number in range(4):
+            await client.start("paced", 40, instance_id=f"paced-{number}")
+        await asyncio.sleep(1.5)
+        one.send(signal.SIGSTOP)
+        ends = [await client.wait(f"paced-{number}", timeout=LIMIT) for number in range(4)]
+        one.send(signal.SIGCONT)
+        assert [end.output for end in ends] == ["40"] * 4
+        await client.start("chain", 5, instance_id="after")
+        assert (await client.wait("after", timeout=LIMIT)).output == "5"
+        for number in range(4):
+            again = await client.get(f"paced-{number}")
+            assert again is not None
+            assert (again.status, again.output) == (Status.COMPLETED, "40")
+        until(lambda: len(_owners(house)) == 2, what="a share of the partitions for each")
+    assert (one.end(), two.end()) == (0, 0)
+
+
+def _owners(house: House) -> set[str]:
+    return {row["owner"] for row in house.json("partitions", "show") if row["owner"]}
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_worker_tells_how_it_is(embedded: House) -> None:
+    worker = embedded.worker("one", "--health-port", "0").ready()
+    port = embedded.port(worker)
+    assert (_get(port, "/live")[0], _get(port, "/ready")[0], _get(port, "/nothing")[0]) == (200, 200, 404)
+    until(lambda: "taskhub_partitions_owned 4" in _get(port, "/metrics")[1], what="all partitions owned")
+    done = embedded.json("instances", "start", "chain", "--input", "2", "--wait")
+    assert done["output"] == "2"
+    assert 'taskhub_storage_requests_total{kind="table.batch"}' in _get(port, "/metrics")[1]
+    assert worker.end() == 0
+
+
+NO_AIRFLOW = """
+import sys
+
+
+class NoAirflow:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "airflow":
+            raise ImportError(f"{name} is not installed here")
+        return None
+
+
+sys.meta_path.insert(0, NoAirflow())
+"""
+
+
+def test_a_worker_needs_no_airflow(embedded: House) -> None:
+    (embedded.folder / "sitecustomize.py").write_text(NO_AIRFLOW)
+    path = f"{embedded.folder}:{embedded.environment['PYTHONPATH']}"
+    worker = embedded.worker("one", PYTHONPATH=path).ready()
+    done = embedded.command("instances", "start", "chain", "--input", "2", "--wait", "--json", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert worker.end() == 0
