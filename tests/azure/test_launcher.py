@@ -110,8 +110,8 @@ def runner() -> tuple[subprocess.Popen[str], psutil.Process]:
 def test_no_emulator_outlives_who_started_it(number: signal.Signals) -> None:
     parent, child = runner()
     os.kill(parent.pid, number)
-    assert parent.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-    _, alive = psutil.wait_procs([child], timeout=20)
+    assert parent.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    _, alive = psutil.wait_procs([child], timeout=60)
     assert not alive
 
 

@@ -22,7 +22,7 @@ def real() -> RealAirflow:
     return started()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright keeps an event loop running in this thread: it must end before other tests
 def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     assert program, "no Chromium on this machine: apt-get install chromium"
