@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
@@ -21,6 +20,12 @@ def note(line: str) -> None:
 def hop(number: int) -> int:
     note(f"hop {number}")
     return number + 1
+
+
+@app.activity
+def tick(number: int) -> int:
+    time.sleep(0.1)
+    return number
 
 
 @app.activity(record=True)
@@ -53,8 +58,7 @@ async def chain(ctx: OrchestrationContext, length: int) -> int:
 @app.orchestrator
 async def paced(ctx: OrchestrationContext, length: int) -> int:
     for number in range(length):
-        await ctx.create_timer(timedelta(milliseconds=100))
-        await ctx.call_activity(hop, number)
+        await ctx.call_activity(tick, number)
     return length
 
 

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -23,7 +24,7 @@ TAKE = 4.0 + 0.5 + 4.0
 
 def _gap(history: tuple[HistoryEvent, ...]) -> float:
     times = [event.timestamp for event in history]
-    return max((after - before).total_seconds() for before, after in zip(times[:-1], times[1:], strict=True))
+    return max((after - before).total_seconds() for before, after in pairwise(times))
 
 
 @pytest.mark.rows("K04", "K16", "K26")

@@ -1,9 +1,10 @@
-"""What else goes wrong: lost answers, two owners, lost leases, handovers, overtaking, skewed clocks, broken messages."""
+"""What else goes wrong: lost answers, two owners, lost leases, handovers, overtaking, skewed clocks, poison."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -147,7 +148,7 @@ def test_a_drained_worker_leaves_nothing_standing(partitions: int) -> None:
             gaps = []
             for number in range(12):
                 times = [event.timestamp for event in await hub.client.history(f"chain-{number}")]
-                gaps.append(max((b - a).total_seconds() for a, b in zip(times, times[1:], strict=False)))
+                gaps.append(max((b - a).total_seconds() for a, b in pairwise(times)))
             await hub.ended()
             assert stopped < 5.0
             return max(gaps)
@@ -192,7 +193,7 @@ async def _net_start(hub: World, name: str, input: str, execution_id: str, *, ro
         generation=0,
     )
     if row:
-        made, entity, blobs = hub.client._start_parts(start)
+        _, entity, blobs = hub.client._start_parts(start)
         from airflow_provider_taskhub.storage.primitives import RowVerb
 
         await hub.client._write_row(RowVerb.INSERT, entity, blobs, None)
@@ -239,7 +240,7 @@ def test_a_response_that_overtakes_its_checkpoint_is_abandoned_and_processed_lat
             await hub.clock.sleep(1.0)
             await hub.client.start("chain", 2, instance_id="one")
             await hub.wait("one")
-            # the second instance's worker dies between its outbound messages and its history; hands has answered by then
+            # its history is late: hands has answered by then
             await hub.client.start("patient", instance_id="two")
             await hub.clock.sleep(0.5)
             late = asyncio.Event()
