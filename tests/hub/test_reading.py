@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back,
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, refused
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.hub.make import NAMES, Stay, held, raised
@@ -199,6 +199,30 @@ def test_what_is_given_back_is_there_at_once_or_after_its_delay() -> None:
         assert await _all(desk.store) == [1] * 20, "one failed processing more, counted in the message"
 
     play(work)
+
+
+@pytest.mark.rows("K58", "K39")
+def test_what_is_given_back_during_its_renewal_is_there_at_once() -> None:
+    """The renewal is done and its answer on the way: it has replaced the receipt."""
+
+    begun: list[Call] = []
+
+    def slow(call: Call) -> Fault | None:
+        if call.kind != "queue.update" or begun:
+            return None
+        begun.append(call)
+        return Fault(pause=0.6)
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        while not begun:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        await desk.reader.stop()
+        await desk.reader.give_back(desk.got)
+        assert await _all(desk.store) == [0]
+
+    play(work, slow)
 
 
 async def _all(store: Store) -> list[int]:

@@ -34,6 +34,8 @@ class Held:
     :param envelope: the envelope that was meant.
     :param claimed: monotonic second at which the newest receipt was asked for.
     :param gone: somebody else has the message, or it is deleted: the receipt is worth nothing.
+    :param changing: one change of the receipt at a time: a message given back under the receipt that a renewal on its
+        way has just replaced would stay invisible as long as that renewal lasts (K58).
     """
 
     queue: str
@@ -45,6 +47,7 @@ class Held:
     size: int
     claimed: float
     gone: bool = field(default=False)
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
     def message(self) -> TaskMessage:
@@ -76,18 +79,21 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
 
     :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
     """
-    sent = clock.monotonic()
-    try:
-        receipt = await store.execute(UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility))
-    except (Conflict, NotFound):
-        held.gone = True
-        return False
-    except StorageError as error:
-        log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(error))
+    async with held.changing:
+        if held.gone:
+            return False
+        sent = clock.monotonic()
+        try:
+            receipt = await store.execute(UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility))
+        except (Conflict, NotFound):
+            held.gone = True
+            return False
+        except StorageError as error:
+            log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(error))
+            return True
+        assert isinstance(receipt, Receipt)
+        held.receipt, held.claimed = receipt, sent
         return True
-    assert isinstance(receipt, Receipt)
-    held.receipt, held.claimed = receipt, sent
-    return True
 
 
 async def give_back(
@@ -101,14 +107,17 @@ async def give_back(
 
     async def one(held: Held) -> None:
         text = encode(replace(held.outer, failures=held.outer.failures + 1)) if failed else None
-        update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text)
-        async with gate:
+        async with gate, held.changing:
+            if held.gone:
+                return
+            update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text)
             try:
                 await store.execute(update)
+                held.gone = True  # not ours any more
             except StorageError as error:
                 log.info("give_back_failed", queue=held.queue, message_id=held.message_id, error=str(error))
 
-    await asyncio.gather(*(one(held) for held in messages if not held.gone))
+    await asyncio.gather(*(one(held) for held in messages))
 
 
 class Renewer:
