@@ -61,6 +61,7 @@ class Attempt:
     record: ActivityRecord
     etag: str
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
 
 
 class Activities:
@@ -182,6 +183,9 @@ class Activities:
             outcome = await self._runner.run(request, progress=progress)
             if not outcome.crashed or crash == MAX_CRASHES:
                 return outcome
+            number, instance = request.attempt + 1, request.instance
+            name = log_name(instance.instance_id, instance.execution_id or "", request.task_id, number)
+            request = replace(request, attempt=number, log=name)
             log.warning(
                 "executor_crashed",
                 activity=request.name,
@@ -288,23 +292,27 @@ class Activities:
             if running.done():
                 return running.result()
             beating.result()
-            raise AssertionError("a heartbeat ends only by raising")
+            raise AssertionError("a heartbeat ends by raising while its attempt runs")
         finally:
-            for task in (running, beating):
-                task.cancel()
+            running.cancel()
+            attempt.ended = True  # a heartbeat under way is waited for: cut off, it would leave us with an old ETag
+            attempt.changed.set()
             await asyncio.gather(running, beating, return_exceptions=True)
 
     async def _beat(self, attempt: Attempt) -> None:
-        """Renew the record until cancelled; past the give-up age without an answer the run is ended."""
+        """Renew the record until the attempt has ended; past the give-up age without an answer the run is ended."""
         hub, renewed = self._hub, self._hub.clock.monotonic()
         every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
         while True:
             try:
                 await asyncio.wait_for(attempt.changed.wait(), every)
-                await hub.clock.sleep(min(0.2, every))  # several changes, one write
+                attempt.changed.clear()
+                if not attempt.ended:
+                    await hub.clock.sleep(min(0.2, every))  # several changes, one write
             except TimeoutError:
                 pass
-            attempt.changed.clear()
+            if attempt.ended:
+                return
             sent = hub.clock.monotonic()
             try:
                 await self._write(attempt)
@@ -318,10 +326,25 @@ class Activities:
                 await hub.clock.sleep(min(1.0, every / 4))
 
     async def _write(self, attempt: Attempt) -> None:
-        update = records.update(self._hub.names, attempt.record, attempt.etag)
-        etags = await self._hub.store.execute(update)
+        try:
+            etags = await self._hub.store.execute(records.update(self._hub.names, attempt.record, attempt.etag))
+        except Conflict:
+            await self._adopt_own(attempt)
+            etags = await self._hub.store.execute(records.update(self._hub.names, attempt.record, attempt.etag))
         assert isinstance(etags, tuple)
         attempt.etag = etags[0]
+
+    async def _adopt_own(self, attempt: Attempt) -> None:
+        """After a refusal: a write of ours whose answer was lost has changed the ETag, or somebody else has.
+
+        :raises Conflict: when the attempt is no longer running in our name.
+        """
+        record = attempt.record
+        for newest, entity in await records.attempts(self._hub.store, self._hub.names, record.instance, record.task_id):
+            if (newest.attempt, newest.worker, newest.state) == (record.attempt, record.worker, RecordState.RUNNING):
+                attempt.etag = entity.etag
+                return
+        raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
 
     async def _lost(self, attempt: Attempt, why: str) -> None:
         """Say that the attempt ended without an outcome, so that the next one need not wait."""
@@ -359,16 +382,25 @@ class Activities:
             result=outcome.result,
             failure=outcome.failure,
         )
+        try:
+            await self._settle(held, event, attempt, ended, outcome)
+        except Conflict:
+            try:
+                await self._adopt_own(attempt)
+                await self._settle(held, event, attempt, ended, outcome)
+            except Conflict:
+                log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
+                await self._cancelled(held, attempt)
+
+    async def _settle(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
+    ) -> None:
         blob = records.result_blob(self._hub.names, ended)
         before = (
             Step(name="result", operations=(blob,) if blob else ()),
             Step(name="outcome", operations=(records.update(self._hub.names, ended, attempt.etag),)),
         )
-        try:
-            await self._respond(held, event, outcome, before=before)
-        except Conflict:
-            log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
-            await self._cancelled(held, attempt)
+        await self._respond(held, event, outcome, before=before)
 
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
         """An outcome is recorded: only the response is put again."""

@@ -1,0 +1,58 @@
+"""A recorded activity's own heartbeats never cost it its result (DESIGN §9)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost
+from airflow_provider_taskhub.storage.primitives import Transact
+from tests.simulation.world import World, simulate
+
+
+def app() -> App:
+    made = App("beats")
+
+    @made.activity(record=True)
+    async def slow(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    @made.orchestrator
+    async def once(ctx: OrchestrationContext, seconds: float) -> str:
+        return await ctx.call_activity(slow, seconds)
+
+    return made
+
+
+def is_heartbeat(call: Call) -> bool:
+    return call.kind == "table.update" and isinstance(call.what, Transact) and call.what.table.endswith("Activities")
+
+
+def every_other(fault: Fault) -> Plan:
+    """Of the heartbeats: if none were answered, giving up would be right."""
+    beats = itertools.count()
+    return lambda call: fault if is_heartbeat(call) and next(beats) % 2 == 0 else None
+
+
+@pytest.mark.parametrize("seconds", [1.3, 2.6, 3.9])
+@pytest.mark.parametrize("fault", [Fault(pause=0.8), lost()], ids=["answered-late", "answer-lost"])
+def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault: Fault, seconds: float) -> None:
+    """The ETag that the outcome needs is the one that the heartbeat has just made."""
+
+    async def play() -> Any:
+        async with World(app()) as hub:
+            await hub.join("only", plan=every_other(fault))
+            state = await hub.client.start("once", seconds, instance_id="one")
+            await hub.wait(state.instance_id)
+            return await hub.client.get("one"), await hub.client.activities("one"), hub.said("activity_superseded")
+
+    state, records, superseded = simulate(play)
+    assert state.output == '"done"'
+    assert [(record.attempt, record.state) for record in records] == [(1, RecordState.COMPLETED)]
+    assert superseded == []
