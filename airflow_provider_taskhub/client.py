@@ -105,9 +105,11 @@ class Client:
         """A client over a store that is open already."""
         names = HubNames(settings.hub)
         if create:
-            info = await admin.ensure_hub(store, names, default=settings.partitions, clock=clock)
+            info = await admin.ensure_hub(
+                store, names, settings.asked_partitions, default=settings.partitions, clock=clock
+            )
         else:
-            info = await admin.read_hub(store, names)
+            info = await admin.read_hub(store, names, partitions=settings.asked_partitions)
         return cls(Hub(store=store, names=names, info=info, clock=clock), times=settings)
 
     def describe(self) -> str:

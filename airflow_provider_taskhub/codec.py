@@ -150,8 +150,13 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
             f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}"
             for item in error.errors(include_url=False, include_input=False)
         )
-        name = getattr(annotation, "__name__", str(annotation))
-        raise InputError(f"{what} does not fit {name}: {found}") from error
+        name = annotation.__name__ if type(annotation) is type else str(annotation)
+        raise InputError(f"{what} does not fit {name}: {found}; it is {_shown(value)}") from error
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def compress(text: str) -> bytes:

@@ -145,6 +145,11 @@ class Settings(BaseSettings):
         return self.connection is None or self.connection.get_secret_value().startswith("sqlite:")
 
     @property
+    def asked_partitions(self) -> int | None:
+        """The partition count that somebody asked for by name; None where it is only our default."""
+        return self.partitions if "partitions" in self.model_fields_set else None
+
+    @property
     def lease_times(self) -> LeaseTimes:
         return self.lease or (EMBEDDED_LEASE if self.embedded else AZURE_LEASE)
 

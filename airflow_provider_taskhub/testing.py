@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
+
+import structlog
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered
@@ -76,7 +80,8 @@ def run(
     apps = (app,) if isinstance(app, App) else tuple(app)
     registry, name = _registry(apps, orchestrator)
     runner = InProcess(registry, dict(activities or {}), spark)
-    return jumping.run(_run(runner, name, input, tuple(events)), limit=limit)
+    with _quiet():
+        return jumping.run(_run(runner, name, input, tuple(events)), limit=limit)
 
 
 def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> tuple[Registry, str]:
@@ -91,6 +96,17 @@ def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> 
     if not any(name in app.orchestrators for app in apps):
         raise ConfigurationError(f"orchestrator {name!r} is in none of the given apps: pass app=…")
     return Registry.of(apps), name
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A worker's own lines are not what a user's test wants to print."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 class InProcess:

@@ -1,6 +1,7 @@
 """The smallest DAG: run ``taskhub worker --app first_app:app`` beside Airflow."""
 
 from airflow.sdk import DAG
+
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 with DAG(dag_id="first", schedule=None):

@@ -4,6 +4,7 @@ Runs unchanged on the embedded hub and on Azure Storage: the connection (``taskh
 """
 
 from airflow.sdk import DAG, Param
+
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 with DAG(

@@ -29,7 +29,9 @@ def create(
 
     async def work() -> tuple[HubInfo, str]:
         async with open_store(settings) as store:
-            info = await admin.ensure_hub(store, HubNames(settings.hub), partitions, default=settings.partitions)
+            info = await admin.ensure_hub(
+                store, HubNames(settings.hub), settings.asked_partitions, default=settings.partitions
+            )
             return info, store.describe()
 
     info, place = run(work())
@@ -63,7 +65,11 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
 
 
 @app.command()
-def delete(hub: HubName = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+def delete(
+    hub: HubName = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: AsJson = False,
+) -> None:
     """Remove the hub with everything in it: instances, histories, logs.
 
     Example: taskhub hub delete --hub Flights --yes
@@ -78,7 +84,11 @@ def delete(hub: HubName = None, yes: Annotated[bool, typer.Option("--yes", help=
             await admin.delete_hub(store, HubNames(settings.hub))
             return place
 
-    console.print(f"hub {settings.hub} at {run(work())}: deleted", soft_wrap=True)
+    place = run(work())
+    if json:
+        as_json({"hub": settings.hub, "place": place, "deleted": True})
+    else:
+        console.print(f"hub {settings.hub} at {place}: deleted", soft_wrap=True)
 
 
 def vars_of(info: HubInfo) -> dict[str, object]:

@@ -173,6 +173,7 @@ def terminate(
     reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it runs any more.")] = False,
     hub: HubName = None,
+    json: AsJson = False,
 ) -> None:
     """End an instance now.
 
@@ -183,7 +184,10 @@ def terminate(
         return await client.terminate(instance_id, reason, wait=wait)
 
     state = _with_client(hub, work)
-    console.print(f"{instance_id}: {state.status if wait else 'asked to end'}", soft_wrap=True)
+    if json:
+        as_json(state)
+        return
+    console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
 
 
 @app.command("raise-event")
@@ -192,6 +196,7 @@ def raise_event(
     name: Annotated[str, typer.Argument(help="Name of the event.")],
     data: Annotated[str | None, typer.Option("--data", help="One JSON value.")] = None,
     hub: HubName = None,
+    json: AsJson = False,
 ) -> None:
     """Send an external event to an instance.
 
@@ -202,6 +207,9 @@ def raise_event(
         await client.raise_event(instance_id, name, _value(data, "--data"))
 
     _with_client(hub, work)
+    if json:
+        as_json({"instance_id": instance_id, "event": name, "sent": True})
+        return
     console.print(f"{instance_id}: event {name} sent", soft_wrap=True)
 
 

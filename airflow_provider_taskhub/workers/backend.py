@@ -210,7 +210,6 @@ class Backend:
     def taken(self, tenure: Tenure) -> None:
         if ORCHESTRATOR not in self.roles:
             return
-        log.info("partition_taken", partition=tenure.partition, epoch=tenure.epoch)
         reader = ControlReader(
             store=self.hub.store,
             names=self.hub.names,
@@ -236,7 +235,6 @@ class Backend:
         task.add_done_callback(self._background.discard)
 
     def lost(self, tenure: Tenure, reason: str) -> None:
-        log.info("partition_lost", partition=tenure.partition, reason=reason)
         reader = self._readers.get(tenure.queue)
         if reader is None or reader.tenure is not tenure:
             return

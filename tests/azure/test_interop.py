@@ -128,9 +128,7 @@ async def test_their_queue_client_reads_our_message(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_we_read_their_queue_clients_message(
-    store: AzureStore, queue: QueueClient, name: str, text: str
-) -> None:
+async def test_we_read_their_queue_clients_message(store: AzureStore, queue: QueueClient, name: str, text: str) -> None:
     sent = await queue.send_message(text)
     [peeked] = await store.peek(name)
     [message] = await store.receive(name, limit=1, visibility=SOON)
@@ -149,9 +147,7 @@ async def test_receipts_go_from_one_to_the_other(store: AzureStore, queue: Queue
     )
     with pytest.raises(Conflict):
         await store.execute(DeleteMessage(queue=name, message=ours))
-    renewed = Receipt(
-        message_id=str(theirs.id), pop_receipt=str(theirs.pop_receipt), next_visible=ours.next_visible
-    )
+    renewed = Receipt(message_id=str(theirs.id), pop_receipt=str(theirs.pop_receipt), next_visible=ours.next_visible)
     given_back = await store.execute(UpdateMessage(queue=name, message=renewed, visibility=NOW))
     assert isinstance(given_back, Receipt)
     [message] = await store.receive(name, limit=1, visibility=SOON)
@@ -187,9 +183,7 @@ async def test_their_table_client_reads_our_row(store: AzureStore, table: TableC
 
 
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
-async def test_we_read_their_table_clients_row(
-    store: AzureStore, table: TableClient, name: str, batch: bool
-) -> None:
+async def test_we_read_their_table_clients_row(store: AzureStore, table: TableClient, name: str, batch: bool) -> None:
     theirs = {
         "PartitionKey": KEY,
         "RowKey": "",
@@ -226,9 +220,16 @@ async def test_our_batch_is_theirs_to_read_and_filter(store: AzureStore, table: 
     found = [each async for each in table.query_entities("PartitionKey eq @key and N ge 90L", parameters={"key": KEY})]
     assert [each["RowKey"] for each in found] == [f"{number:03}" for number in range(90, 100)]
     assert tuple(each.metadata["etag"] for each in found) == etags[90:]  # type: ignore[index]
-    by_id = [each async for each in table.query_entities("Id eq @id and When eq @when", parameters={
-        "id": GUID, "when": found[0]["When"],
-    })]
+    by_id = [
+        each
+        async for each in table.query_entities(
+            "Id eq @id and When eq @when",
+            parameters={
+                "id": GUID,
+                "when": found[0]["When"],
+            },
+        )
+    ]
     assert len(by_id) == 100
 
 
