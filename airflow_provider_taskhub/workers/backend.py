@@ -305,12 +305,15 @@ class Backend:
         return max(0, self._settings.buffer - reader.buffered), self._visibility
 
     def _adopt(self, messages: Sequence[Held]) -> None:
-        """Hand over what a commit claimed, or give it to whoever reads the queue."""
+        """Hand over what a commit claimed, or give it to whoever reads the queue.
+
+        Episodes that ran side by side have counted on the same free slots: what is too much is given to others.
+        """
         back = []
         for held in messages:
             reader: Reader | None = self._readers.get(held.queue)
             if held.queue == self.hub.names.work_items:
-                reader = self.work.reader
+                reader = self.work.reader if self.work.free > 0 else None
             if reader is None or reader.stopping:
                 back.append(held)
             else:
