@@ -112,7 +112,17 @@ def test_a_hub_keeps_its_partitions(embedded: House) -> None:
     assert embedded.json("hub", "create", "--partitions", "3")["partitions"] == 3
     again = embedded.command("hub", "create", "--partitions", "5")
     assert (again.returncode, "3" in again.stderr, "5" in again.stderr) == (USAGE, True, True)
+    worker = embedded.command("worker", "--app", "tests.e2e.house_app:app", TASKHUB_PARTITIONS="5")
+    assert (worker.returncode, "3" in worker.stderr, "5" in worker.stderr) == (USAGE, True, True), worker.stderr
     assert embedded.json("hub", "show")["partitions"] == 3
+
+
+def test_commands_that_change_something_say_so_in_json(embedded: House) -> None:
+    embedded.json("hub", "create")
+    embedded.json("instances", "start", "waits", "--id", "one")
+    assert embedded.json("instances", "raise-event", "one", "go") == {"instance_id": "one", "event": "go", "sent": True}
+    assert embedded.json("instances", "terminate", "one")["instance_id"] == "one"
+    assert embedded.json("hub", "delete", "--yes")["deleted"] is True
 
 
 def test_a_missing_hub_is_named(embedded: House) -> None:
