@@ -5,6 +5,7 @@ Times are milliseconds since 1970, as JavaScript wants them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,6 +151,14 @@ def only(text: str | None) -> str | None:
 
 
 def _label(name: str, given: str) -> str:
+    """``monthly(months=[5], folder=/data/f…)``: of an object the short values first, which tell its siblings apart."""
     given = "" if given == "null" else given
+    try:
+        value = json.loads(given) if given.startswith("{") else None
+    except ValueError:  # cut off, or masked
+        value = None
+    if isinstance(value, dict):
+        parts = [f"{key}={item if isinstance(item, str) else json.dumps(item)}" for key, item in value.items()]
+        given = ", ".join(sorted(parts, key=len))
     label = f"{name}({given})" if given else name
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 2]}…)"

@@ -96,6 +96,18 @@ def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -
     assert views.now_line(one, (member(),), shown) == line
 
 
+def test_lanes_of_one_activity_are_told_apart_by_what_is_short_in_their_inputs() -> None:
+    def label(given: str | None) -> str:
+        event = events.TaskScheduled(timestamp=Timestamp(0), event_id=1, name="monthly", input=given)
+        lane: dict[str, Any] = timeline([event], [], lambda text: text or "")["lanes"][0]
+        return str(lane["label"])
+
+    assert label('[{"folder":"/a/very/long/folder/of/a/run","months":[5]}]').startswith("monthly(months=[5], folder=/a")
+    assert label("[null]") == "monthly"
+    assert label("[7]") == "monthly(7)"
+    assert label('[{"cut off') == 'monthly([{"cut off)'
+
+
 def test_the_timeline_puts_attempts_of_an_activity_in_one_lane() -> None:
     started = events.OrchestratorStarted(timestamp=at(0))
     history = [
