@@ -46,6 +46,10 @@ check: .venv/.test ## lint, format, types and layers
 rows: .venv/.test ## which rows of the specification have tests, and which have none
 	@$(BIN)/python -m tests.rows
 
+.PHONY: simulate
+simulate: .venv/.test ## the long form of the simulation: workers die at every storage call of every scenario
+	@TASKHUB_DEATHS=all $(BIN)/python -m pytest tests/simulation --timeout 3600 $(TESTS)
+
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here, on both stores: a table, and JSON lines in .bench (BENCH="--store embedded")
 	@$(BIN)/python -m tests.benchmarks $(BENCH)

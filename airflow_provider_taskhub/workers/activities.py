@@ -139,12 +139,27 @@ class Activities:
         definition = self._registry.activities.get(event.name)
         if definition is None:
             await self._nobody(held, event)
+        elif (overdue := self._overdue(held, definition)) is not None:
+            await self._respond(held, event, ActivityOutcome(failure=overdue))
         elif definition.record:
             await self._recorded(held, event, definition)
         else:
             request = self._request(held, event, definition, attempt=max(1, held.dequeue_count))
             outcome = await self._run(request)
             await self._respond(held, event, outcome)
+
+    def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
+        """Whether the first delivery came too late; both times are the storage service's own."""
+        limit = definition.queue_timeout
+        if limit is None or held.dequeue_count > 1:
+            return None
+        waited = held.receipt.next_visible - held.inserted - self._times.visibility
+        if waited <= limit:
+            return None
+        return FailureDetails(
+            error_type="QueueTimeout",
+            error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
+        )
 
     async def _nobody(self, held: Held, event: TaskScheduled) -> None:
         gave_up = self._unknown(event.name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.hub.messages.control import Reader
 from tests.simulation.world import World, simulate
 
@@ -21,6 +23,22 @@ def app() -> App:
     async def slow(number: int) -> int:
         await asyncio.sleep(0.5)
         return number
+
+    @made.activity(queue_timeout=timedelta(seconds=1))
+    async def impatient(number: int) -> int:
+        await asyncio.sleep(2.0)
+        return number
+
+    @made.orchestrator
+    async def wait_for_all(ctx: OrchestrationContext, width: int) -> list[str]:
+        calls = [ctx.call_activity(impatient, number) for number in range(width)]
+        said = []
+        for call in calls:
+            try:
+                said.append(f"ran {await call}")
+            except TaskFailedError as error:
+                said.append(error.details.error_type if error.details else "")
+        return said
 
     @made.orchestrator
     async def fan(ctx: OrchestrationContext, width: int) -> int:
@@ -50,3 +68,15 @@ def test_episodes_side_by_side_claim_no_more_than_the_free_slots(monkeypatch: py
     assert simulate(play) == ["15"] * 8
     assert most, "nothing was handed over in memory"
     assert max(most) <= SLOTS
+
+
+def test_an_activity_that_waited_too_long_for_a_slot_fails_and_says_so() -> None:
+    """``queue_timeout`` covers the wait before the first delivery, ``timeout`` the run."""
+
+    async def play() -> Any:
+        async with World(app(), activities=SLOTS) as hub:
+            await hub.join("only")
+            await hub.client.start("wait_for_all", 4, instance_id="one")
+            return json.loads((await hub.wait("one")).output or "null")
+
+    assert simulate(play) == ["ran 0", "ran 1", "QueueTimeout", "QueueTimeout"]
