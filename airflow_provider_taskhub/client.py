@@ -95,7 +95,7 @@ class Client:
 
         :param create: make the hub if it is missing.
         """
-        async with open_store(settings, clock=clock) as store:
+        async with open_store(settings, clock=clock, create=create) as store:
             yield await cls.over(store, settings, create=create, clock=clock)
 
     @classmethod

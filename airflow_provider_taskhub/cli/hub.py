@@ -50,7 +50,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     settings = settings_of(hub=hub)
 
     async def work() -> tuple[HubInfo, str]:
-        async with open_store(settings) as store:
+        async with open_store(settings, create=False) as store:
             return await admin.read_hub(store, HubNames(settings.hub)), store.describe()
 
     info, place = run(work())
@@ -77,7 +77,7 @@ def delete(
     settings = settings_of(hub=hub)
 
     async def work() -> str:
-        async with open_store(settings) as store:
+        async with open_store(settings, create=False) as store:
             place = store.describe()
             if not yes and not typer.confirm(f"Delete hub {settings.hub} at {place} with all its instances?"):
                 fail("nothing was deleted", Exit.FAILED)

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.errors import ConfigurationError, HubError
 from airflow_provider_taskhub.settings import Settings, home
 from airflow_provider_taskhub.storage.packages import missing
 from airflow_provider_taskhub.storage.primitives import CrashPoint, Store
@@ -14,10 +14,14 @@ from airflow_provider_taskhub.storage.primitives import CrashPoint, Store
 _EXAMPLE = "sqlite:///absolute/path/hub.db"
 
 
-def open_store(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, crash: CrashPoint | None = None) -> Store:
+def open_store(
+    settings: Settings, clock: Clock = SYSTEM_CLOCK, *, crash: CrashPoint | None = None, create: bool = True
+) -> Store:
     """The store of the settings' connection, not opened yet: use it in ``async with``.
 
     :param crash: awaited at each crash point of a unit, for tests.
+    :param create: make the file of an embedded hub if it is missing; else that is an error.
+    :raises HubError: there is no such file and none is to be made.
     :raises ConfigurationError: for a connection that cannot work, or a missing package, naming the pip extra; never
         with a part of a secret.
     """
@@ -25,7 +29,12 @@ def open_store(settings: Settings, clock: Clock = SYSTEM_CLOCK, *, crash: CrashP
     if not connection or connection.lower().startswith("sqlite:"):
         from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
-        return SqliteStore(_path(connection) if connection else home() / "hub.db", clock=clock, crash=crash)
+        path = _path(connection) if connection else home() / "hub.db"
+        if not create and not path.exists():
+            raise HubError(
+                f"there is no hub {settings.hub!r} at {path}: make it with `taskhub hub create`, or start a worker"
+            )
+        return SqliteStore(path, clock=clock, crash=crash)
     try:
         from airflow_provider_taskhub.storage.azure import AzureStore
     except ModuleNotFoundError as error:
@@ -39,7 +48,7 @@ def _path(connection: str) -> Path:
     :raises ConfigurationError: for a relative path, a host, or none at all.
     """
     url = urlsplit(connection)
-    path = Path(unquote(url.path)).expanduser()
-    if url.netloc or url.query or url.fragment or not path.is_absolute() or path.name == "":
+    path = Path("/" + unquote(url.path).lstrip("/"))  # of //x the first slash would have a meaning of its own
+    if url.netloc or url.query or url.fragment or not url.path.startswith("/") or path.name == "":
         raise ConfigurationError(f"connection {connection!r}: a file is named by its absolute path, like {_EXAMPLE}")
     return path

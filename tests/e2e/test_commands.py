@@ -125,6 +125,14 @@ def test_commands_that_change_something_say_so_in_json(embedded: House) -> None:
     assert embedded.json("hub", "delete", "--yes")["deleted"] is True
 
 
+@pytest.mark.parametrize("command", [("hub", "show"), ("instances", "list"), ("partitions", "show")], ids=" ".join)
+def test_looking_makes_no_file(embedded: House, tmp_path: Path, command: tuple[str, ...]) -> None:
+    nowhere = tmp_path / "nowhere" / "hub.db"
+    done = embedded.command(*command, TASKHUB_CONNECTION=f"sqlite:////{nowhere}")
+    assert (done.returncode, f"at {nowhere}: make it" in done.stderr) == (USAGE, True), done.stderr
+    assert not nowhere.parent.exists()
+
+
 def test_a_missing_hub_is_named(embedded: House) -> None:
     done = embedded.command("instances", "list", "--hub", "Nowhere")
     assert (done.returncode, "Nowhere" in done.stderr) == (USAGE, True), done.stderr
