@@ -267,7 +267,11 @@ class Orchestrations:
 
     async def _judge(self, instance_id: str, batch: Sequence[Held], facts: Facts) -> Sorted:
         found = Sorted(facts=facts)
+        taken: set[str] = set()
         for held in batch:
+            if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
+                found.stale.append((held, "its double is in the same batch"))
+                continue
             judged = _judged(held, found.facts)
             if judged.verdict is Verdict.LOOK:
                 found.facts = await self._look(instance_id, held.message.event, found.facts)
@@ -275,6 +279,7 @@ class Orchestrations:
             match judged.verdict:
                 case Verdict.PROCESS:
                     found.process.append(held)
+                    taken.add(held.identity)
                     if isinstance(held.message.event, ExecutionStarted):
                         found.facts = Facts(execution_id=held.message.event.instance.execution_id)
                 case Verdict.STALE:

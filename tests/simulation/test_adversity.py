@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 import pytest
 
@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InstanceExists
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.outbound import letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from tests.simulation.scenarios import SCENARIOS, app_of
@@ -580,3 +581,31 @@ def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: py
     assert "poison" in kept[0].text
     assert "a defect of ours" in kept[0].cause
     assert tries == 7
+
+
+@pytest.mark.rows("K27")
+def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> None:
+    """The answer to a put was lost: two messages of one action lie side by side."""
+
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            await hub.client.start("events", 2, instance_id="one")
+            made = letter(
+                EventRaised(timestamp=hub.clock.utc_now(), name="go", input="1"),
+                OrchestrationInstance(instance_id="one"),
+                names=hub.client.hub.names,
+                queue=hub.client.hub.names.control(0),
+                sequence=1,
+                sender=OrchestrationInstance(instance_id="two", execution_id="x"),
+                now=hub.clock.utc_now(),
+                activity_id=str(uuid5(NAMESPACE_OID, "an action")),
+            )
+            await hub.client.hub.send(made)
+            await hub.client.hub.send(made)
+            await hub.join("only")
+            await hub.settle()
+            waiting = await hub.client.get("one")
+            await hub.client.raise_event("one", "go", 2)
+            return waiting.status if waiting else None, (await hub.wait("one")).output
+
+    assert simulate(play) == (Status.RUNNING, "[1,2]")
