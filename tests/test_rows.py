@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from tests import rows
 
 
@@ -43,3 +46,8 @@ def test_report_counts_both_sides() -> None:
 def test_every_row_that_a_test_names_exists() -> None:
     known = rows.statements()
     assert {row: places for row, places in rows.cited().items() if row not in known} == {}
+
+
+def test_the_readme_has_no_placeholders_left() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    assert not re.findall(r"@[A-Z]{3,}@", text)
