@@ -190,12 +190,10 @@ class Activities:
             log=log_name(instance.instance_id, instance.execution_id or "", event.event_id, attempt),
         )
 
-    async def _run(
-        self, request: ActivityRequest, progress: Callable[[ActivityProgress], None] | None = None
-    ) -> ActivityOutcome:
+    async def _run(self, request: ActivityRequest) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""
         for crash in range(1, MAX_CRASHES + 1):
-            outcome = await self._runner.run(request, progress=progress)
+            outcome = await self._runner.run(request)
             if not outcome.crashed or crash == MAX_CRASHES:
                 return outcome
             number, instance = request.attempt + 1, request.instance
