@@ -110,12 +110,16 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         ti.xcom_push(key="instance_id", value=launched.instance_id)
         self._wait(launched.instance_id, launched.owner)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+    def execute_complete(self, context: Context, event: dict[str, Any], waits_for: Sequence[str] | None = None) -> Any:
         """Called when the trigger has fired: return the output, or fail with the orchestration's own error.
 
+        :param waits_for: instance id and owner of the start that this try waits for; ``dag.test()`` does not pass it.
         :raises AirflowFailException: when the error forbids retries.
         """
         instance_id, why = event["instance_id"], event["reason"]
+        if waits_for is not None and [instance_id, event["owner"]] != [*waits_for]:
+            self.log.info("woken by the trigger of another wait (for %s): waiting again", instance_id)
+            self._wait(*waits_for)
         if why == "timeout":
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
         if why == "no_worker":
@@ -193,6 +197,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 no_worker_timeout=_seconds(self.no_worker_timeout),
             ),
             method_name="execute_complete",
+            kwargs={"waits_for": [instance_id, owner]},
             timeout=limit + _BACKSTOP if limit else None,
         )
 

@@ -49,10 +49,14 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer, always."""
-        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
         from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
+        self._wait()
+
+    def _wait(self) -> None:
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
         limit = timedelta(seconds=self.timeout)
         self.defer(
             trigger=TaskHubTrigger(
@@ -71,6 +75,9 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import plain, reason
 
+        if (event["instance_id"], event["owner"]) != (self.instance_id, None):
+            self.log.info("woken by the trigger of another wait (for %s): waiting again", event["instance_id"])
+            self._wait()
         if event["reason"] == "timeout":
             raise AirflowSensorTimeout(f"instance {self.instance_id}: {event['message']}")
         if event["reason"] != "reached":

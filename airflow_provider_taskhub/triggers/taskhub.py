@@ -42,8 +42,9 @@ _KILLED_BY = {"failed": "task marked failed", "success": "task marked success", 
 class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Waits until an instance has ended, or has reached one of some statuses.
 
-    Fires one event: ``{"reason", "instance_id", "status", "message"}`` with reason ``reached``, ``timeout``,
-    ``no_worker``, ``missing`` or ``unusable``.
+    Fires one event: ``{"reason", "instance_id", "owner", "status", "message"}`` with reason ``reached``, ``timeout``,
+    ``no_worker``, ``missing`` or ``unusable``. Receivers compare id and owner: Airflow on SQLite gives a trigger's
+    number again once it is deleted, and then a trigger that is just being cancelled wakes the wrong task.
 
     :param taskhub_conn_id: the hub. :param instance_id: what to wait for.
     :param orchestrator: its name; with it, waiting without a worker that knows it ends after ``no_worker_timeout``.
@@ -238,7 +239,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     def _event(self, reason: str, state: InstanceState | None, message: str) -> TriggerEvent:
         status = str(state.status) if state is not None else None
-        return TriggerEvent({"reason": reason, "instance_id": self.instance_id, "status": status, "message": message})
+        waited = {"instance_id": self.instance_id, "owner": self.owner}
+        return TriggerEvent({"reason": reason, **waited, "status": status, "message": message})
 
 
 class _Absence:

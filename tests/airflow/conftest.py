@@ -86,6 +86,7 @@ class Task:
 
     operator: Any
     store: Store = field(default_factory=Store)
+    deferred: Any = None
 
     def context(self, ti: Ti) -> dict[str, Any]:
         when = datetime(2013, 12, 1, tzinfo=UTC)
@@ -103,12 +104,16 @@ class Task:
 
         with pytest.raises(TaskDeferred) as deferred:
             self.operator.execute.__wrapped__(self.operator, self.context(ti))
-        return deferred.value
+        self.deferred = deferred.value
+        return self.deferred
 
     def finish(self, ti: Ti, **event: Any) -> Any:
-        """Resume with an event of the trigger."""
-        payload = {"reason": "reached", "status": None, "message": ""} | event
-        return self.operator.resume_execution("execute_complete", {"event": payload}, self.context(ti))
+        """Resume with an event, of the trigger of the last deferral if nothing else is said."""
+        trigger = self.deferred.trigger
+        waited = {"instance_id": trigger.instance_id, "owner": trigger.owner}
+        payload = {"reason": "reached", "status": None, "message": ""} | waited | event
+        kwargs = {**(self.deferred.kwargs or {}), "event": payload}
+        return self.operator.resume_execution(self.deferred.method_name, kwargs, self.context(ti))
 
 
 @pytest.fixture

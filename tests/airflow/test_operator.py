@@ -80,7 +80,7 @@ def test_a_retry_returns_the_result_of_what_has_completed(make_task, hub) -> Non
     second = ti.next_try()
     task.start(second)
     assert len(hub.starts) == 1
-    assert task.finish(second, instance_id=ID.format(1)) == {"url": "x"}
+    assert task.finish(second) == {"url": "x"}
     assert hub.hints == set(), "the hint is not needed any more"
 
 
@@ -195,7 +195,7 @@ def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub
     hub.records[ID.format(1)] = (record(RecordState.COMPLETED), failed)
     hub.logs["log-3-2"] = "\n".join(f"line {number}" for number in range(80))
     with pytest.raises(AirflowException, match=r"flights_delays.*failed: ValueError: 41 of 8,760 rows") as error:
-        task.finish(ti, instance_id=ID.format(1))
+        task.finish(ti)
     assert not isinstance(error.value, AirflowFailException)
     said = capsys.readouterr().out
     assert re.findall(r"\] (line \d+)", said) == [f"line {number}" for number in range(30, 80)], "the last 50 lines"
@@ -208,7 +208,7 @@ def test_an_error_that_forbids_retries(make_task, hub) -> None:
     task.start(ti)
     hub.fail(ID.format(1), "nobody approved", final=True)
     with pytest.raises(AirflowFailException, match="nobody approved"):
-        task.finish(ti, instance_id=ID.format(1))
+        task.finish(ti)
 
 
 def test_a_terminated_instance_fails_with_the_reason(make_task, hub) -> None:
@@ -216,14 +216,27 @@ def test_a_terminated_instance_fails_with_the_reason(make_task, hub) -> None:
     task.start(ti)
     hub.end(ID.format(1), "warehouse maintenance", status=Status.TERMINATED)
     with pytest.raises(AirflowException, match="terminated: warehouse maintenance"):
-        task.finish(ti, instance_id=ID.format(1))
+        task.finish(ti)
 
 
 def test_an_instance_begun_again_meanwhile_is_waited_for(make_task, hub) -> None:
     task, ti = make_task(), Ti()
     task.start(ti)
     with pytest.raises(TaskDeferred):
-        task.finish(ti, instance_id=ID.format(1))
+        task.finish(ti)
+
+
+@pytest.mark.parametrize("other", [{"instance_id": ID.format(1), "owner": "the try before"}, {"instance_id": "else's"}])
+def test_the_event_of_another_wait_ends_nothing(make_task, hub, other) -> None:
+    """Airflow on SQLite gives the number of a deleted trigger again: a cancelled trigger woke the next try."""
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.end(ID.format(1), {"url": "x"})
+    with pytest.raises(TaskDeferred) as again:
+        task.finish(ti, **other)
+    assert again.value.trigger.serialize() == task.deferred.trigger.serialize()
+    assert again.value.kwargs == task.deferred.kwargs
+    assert task.finish(ti) == {"url": "x"}
 
 
 def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
@@ -234,7 +247,7 @@ def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
     assert timedelta(minutes=30) <= deadline - before < timedelta(minutes=31)
     assert deferred.timeout > timedelta(minutes=30), "only a backstop behind the trigger's own deadline"
     with pytest.raises(AirflowTaskTimeout, match="the instance is terminated"):
-        task.finish(Ti(), instance_id="i", reason="timeout", message="over; the instance is terminated")
+        task.finish(Ti(), reason="timeout", message="over; the instance is terminated")
 
 
 def test_a_deferral_that_timed_out_also_ends_the_instance(make_task, hub) -> None:
@@ -251,10 +264,10 @@ def test_without_a_worker_the_last_try_leaves_nothing_to_run_unseen(make_task, h
     task, ti = make_task(), Ti()
     task.start(ti)
     with pytest.raises(AirflowException, match="no worker is alive"):
-        task.finish(ti, instance_id=ID.format(1), reason="no_worker", message="no worker is alive")
+        task.finish(ti, reason="no_worker", message="no worker is alive")
     assert hub.terminated == [], "the next try attaches"
     with pytest.raises(AirflowException):
-        task.finish(Ti(try_number=3), instance_id=ID.format(1), reason="no_worker", message="x")
+        task.finish(Ti(try_number=3), reason="no_worker", message="x")
     assert hub.terminated[0][0] == ID.format(1)
 
 

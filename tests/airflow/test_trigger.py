@@ -77,6 +77,7 @@ def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
         assert await fired(waiting()) == {
             "reason": "reached",
             "instance_id": "i",
+            "owner": "me",
             "status": "Completed",
             "message": "",
         }

@@ -1,0 +1,45 @@
+"""What the sensor does about the events of triggers; its wait itself is the trigger's (test_trigger, test_real)."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
+
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
+from tests.airflow.conftest import Task, Ti
+from tests.airflow.fake import FakeHub
+
+
+def waiting(**arguments: object) -> Task:
+    task = Task(TaskHubSensor(task_id="wait", instance_id="i", **arguments))
+    task.start(Ti())
+    return task
+
+
+def test_returns_the_output_of_what_has_completed(hub: FakeHub) -> None:
+    hub.put("i", Status.COMPLETED)
+    hub.end("i", {"url": "x"})
+    assert waiting().finish(Ti(), status="Completed") == {"url": "x"}
+
+
+def test_a_wanted_status_succeeds_and_another_end_fails(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING)
+    assert waiting(statuses=["running"]).finish(Ti(), status="Running") is None
+    hub.end("i", "maintenance", status=Status.TERMINATED)
+    with pytest.raises(AirflowException, match="instance i terminated: maintenance"):
+        waiting(statuses=["running"]).finish(Ti(), status="Terminated")
+
+
+def test_the_deadline_is_the_sensors_timeout(hub: FakeHub) -> None:
+    with pytest.raises(AirflowSensorTimeout, match="the time allowed is over"):
+        waiting().finish(Ti(), reason="timeout", message="the time allowed is over")
+
+
+@pytest.mark.parametrize("other", [{"owner": "an operator's"}, {"instance_id": "another"}])
+def test_the_event_of_another_wait_ends_nothing(hub: FakeHub, other: dict[str, str]) -> None:
+    """Airflow on SQLite gives the number of a deleted trigger again."""
+    hub.put("i", Status.COMPLETED)
+    with pytest.raises(TaskDeferred) as again:
+        waiting().finish(Ti(), status="Completed", **other)
+    assert again.value.trigger.instance_id == "i"
