@@ -6,10 +6,13 @@ The engine says *what* leaves an instance and in which order; queues, rows and b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
     HistoryEvent,
     OrchestrationInstance,
     Status,
@@ -48,8 +51,6 @@ class Episode:
     :param status: runtime status at the end; a running instance says RUNNING or SUSPENDED.
     :param custom_status: JSON text, or None for null.
     :param completed: the completion event, when the instance ended in this episode.
-    :param started: the ExecutionStarted event is among ``history`` (the instance row then gets all its columns).
-    :param output: what the instance row's Output becomes (completion, terminate, suspend, resume); None: unchanged.
     :param stale: new events that the episode set aside unprocessed (other generation, wrong echo, duplicates), with a
         reason each; their messages are deleted and the reason is logged.
     """
@@ -64,6 +65,20 @@ class Episode:
     status: Status
     custom_status: str | None
     completed: ExecutionCompleted | None = None
-    started: bool = False
-    output: str | None = None
-    stale: tuple[tuple[HistoryEvent, str], ...] = field(default=())
+    stale: tuple[tuple[HistoryEvent, str], ...] = ()
+
+    @property
+    def started(self) -> bool:
+        """The ExecutionStarted event is among ``history`` (the instance row then gets all its columns)."""
+        return any(isinstance(event, ExecutionStarted) for event in self.history)
+
+    @property
+    def output(self) -> str | None:
+        """What readers see as the instance's output (completion, terminate, suspend, resume); None: unchanged."""
+        completed = self.completed
+        if completed is None:
+            reasons = [e.reason for e in self.history if isinstance(e, ExecutionSuspended | ExecutionResumed)]
+            return reasons[-1] if reasons else None
+        if completed.failure is not None:
+            return f"{completed.failure.error_type}: {completed.failure.error_message}"
+        return completed.result

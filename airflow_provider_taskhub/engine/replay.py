@@ -12,7 +12,6 @@ from dataclasses import replace
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode, Outbound
 from airflow_provider_taskhub.engine.context import Log
-from airflow_provider_taskhub.engine.endings import output as output_of
 from airflow_provider_taskhub.engine.endings import response as response_of
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -162,8 +161,6 @@ class Execution:
             status=generation.status,
             custom_status=generation.custom_status,
             completed=completed,
-            started=any(isinstance(event, ExecutionStarted) for event in history),
-            output=output_of(completed, history),
             stale=tuple(stale),
         )
 
@@ -205,7 +202,6 @@ class Execution:
             status=generation.status,
             custom_status=generation.custom_status,
             completed=completed,
-            output=output_of(completed, history),
         )
 
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
@@ -249,8 +245,6 @@ class Execution:
             status=Status.FAILED,
             custom_status=self._custom_status,
             completed=completed,
-            started=any(isinstance(event, ExecutionStarted) for event in history),
-            output=output_of(completed, history),
         )
 
     # ---- the past

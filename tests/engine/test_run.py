@@ -683,18 +683,6 @@ class Test_control:
         assert (play.last.status, play.last.output, play.last.outbound) == (Status.TERMINATED, "enough", ())
         assert "closed" in seen
 
-    @pytest.mark.rows("K60")
-    @pytest.mark.parametrize("reason", ["http://example.org/why", "urn:why"])
-    def test_a_reason_that_looks_like_an_address_is_quoted(self, reason: str) -> None:
-        play = Play(app)
-        play.start("race")
-        play.take(ExecutionSuspended(timestamp=START, reason=reason))
-        assert play.last.output == f'"{reason}"'
-        play.take(ExecutionTerminated(timestamp=START, input=reason))
-        assert play.last.output == f'"{reason}"'
-        assert play.last.completed is not None
-        assert play.last.completed.result == reason
-
 
 class Test_code:
     """What user code may be, and what it may not do."""

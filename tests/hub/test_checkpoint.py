@@ -11,6 +11,7 @@ from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
+    ExecutionSuspended,
     HistoryEvent,
     OrchestrationInstance,
     OrchestratorCompleted,
@@ -185,9 +186,9 @@ def test_the_instance_row_is_merged_under_the_etag_that_the_session_holds() -> N
     ("fields", "stored", "expected"),
     [
         ({}, {}, False),
-        ({"started": True}, {}, True),
+        ({"history": history(4, start())}, {}, True),
         ({"completed": ExecutionCompleted(timestamp=NOW, event_id=0, status=Status.COMPLETED)}, {}, True),
-        ({"output": "reason"}, {}, True),
+        ({"history": history(4, ExecutionSuspended(timestamp=NOW, reason="hold"))}, {}, True),
         ({"status": Status.SUSPENDED}, {}, True),
         ({"custom_status": "1"}, {}, True),
         ({"custom_status": "1"}, {"custom_status": "1"}, False),
@@ -214,7 +215,7 @@ def test_what_is_stored_afterwards() -> None:
 @pytest.mark.rows("K29")
 def test_the_rest_of_a_committed_checkpoint_is_row_hint_and_deletes() -> None:
     unit = rest(
-        episode(history(4, start()), started=True),
+        episode(history(4, start())),
         "r9",
         names=NAMES,
         processed=PROCESSED,
