@@ -385,7 +385,7 @@ class Orchestrations:
             return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
         if row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.STALE, reason=f"the instance is {row.status} and has no history")
-        if row.scheduled_start is None and held.outer.failures < CANCEL_AFTER:
+        if row.scheduled_start is None and held.envelope.failures < CANCEL_AFTER:
             return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
         entity, blobs = terminate_row(
             event,
@@ -403,10 +403,10 @@ class Orchestrations:
         session.reader.release(messages)
 
     async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:
-        if held.outer.failures >= quarantine.MAX_FAILURES:
+        if held.envelope.failures >= quarantine.MAX_FAILURES:
             await self._quarantine(session, held, judged.reason)
             return
-        pause = delay(judged.verdict, held.outer.failures)
+        pause = delay(judged.verdict, held.envelope.failures)
         log.log(
             logging.WARNING if judged.verdict is Verdict.RACE else logging.INFO,
             "AbandoningMessage",
@@ -421,9 +421,9 @@ class Orchestrations:
 
     async def _failed(self, session: Session[Live], batch: Sequence[Held], error: Exception) -> None:
         """Count one more failure in each message; what is at its limit is kept aside with the error (DESIGN §6)."""
-        poison = [held for held in batch if held.outer.failures >= quarantine.MAX_FAILURES]
-        rest = [held for held in batch if held.outer.failures < quarantine.MAX_FAILURES]
-        failures = max((held.outer.failures for held in rest), default=0)
+        poison = [held for held in batch if held.envelope.failures >= quarantine.MAX_FAILURES]
+        rest = [held for held in batch if held.envelope.failures < quarantine.MAX_FAILURES]
+        failures = max((held.envelope.failures for held in rest), default=0)
         await session.reader.give_back(rest, delay=delay(Verdict.WAIT, failures), failed=True)
         for held in poison:
             try:

@@ -55,7 +55,6 @@ def held(
     )
     return Held(
         queue=queue,
-        outer=envelope,
         envelope=envelope,
         receipt=Receipt(message_id=f"m{number}", pop_receipt=f"p{number}", next_visible=later(30)),
         inserted=later(at),

@@ -76,7 +76,7 @@ class Desk:
         self.task = asyncio.ensure_future(self.reader.run())
 
     async def put(self, message: Held | str) -> None:
-        text = message if isinstance(message, str) else encode(message.outer)
+        text = message if isinstance(message, str) else encode(message.envelope)
         await self.store.execute(PutMessage(queue=QUEUE, text=text))
 
     async def end(self) -> None:
@@ -260,7 +260,7 @@ def test_a_spilled_message_is_fetched_and_one_without_its_blob_is_kept() -> None
         await desk.put(text)
         await asyncio.sleep(1.0)
         assert desk.got[0].message.event == big.message.event
-        assert desk.got[0].outer.blob_name == blob.name, "given back, it is the wrapper again"
+        assert desk.got[0].envelope.blob_name == blob.name, "given back, it is the wrapper again"
         await desk.store.execute(DeleteBlob(container=NAMES.large_messages, name=blob.name))
         await desk.put(text)
         await asyncio.sleep(1.0)
@@ -309,7 +309,7 @@ def test_failures_are_limited(failures: int, kept: int) -> None:
 
     async def work(desk: Desk) -> None:
         message = held(raised())
-        await desk.put(encode(replace(message.outer, failures=failures)))
+        await desk.put(encode(replace(message.envelope, failures=failures)))
         await asyncio.sleep(1.0)
         assert (len(desk.got), len(await quarantine.listing(desk.store, NAMES))) == (1 - kept, kept)
 

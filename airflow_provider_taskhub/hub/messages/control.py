@@ -14,10 +14,10 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.errors import NotFound, StorageError, Unavailable
+from airflow_provider_taskhub.errors import NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.envelope import MessageError, decode
+from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
 from airflow_provider_taskhub.storage.primitives import Message, Store
@@ -31,22 +31,19 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
     :raises MessageError: when it cannot be decoded, or its blob is gone. :raises StorageError: when the blob cannot be
         read now; the message is then given back, not judged.
     """
-    outer = decode(message.text)
-    envelope = outer
-    if outer.blob_name:
-        blob = await store.get_blob(names.large_messages, outer.blob_name)
+    envelope = decode(message.text)
+    name = blob_of(envelope)
+    if name is not None:
+        blob = await store.get_blob(names.large_messages, name)
         if blob is None:
-            raise MessageError(f"its payload blob {outer.blob_name!r} does not exist")
+            raise MessageError(f"its payload blob {name!r} does not exist")
         try:
             text = decompress(blob.data)
         except (OSError, ValueError, EOFError) as error:
-            raise MessageError(f"its payload blob {outer.blob_name!r} is not gzip of UTF-8: {error}") from error
-        envelope = decode(text)
-    if envelope.message is None:
-        raise MessageError("it holds no task message")
+            raise MessageError(f"its payload blob {name!r} is not gzip of UTF-8: {error}") from error
+        envelope = unspill(envelope, text)
     return Held(
         queue=queue,
-        outer=outer,
         envelope=envelope,
         receipt=message.receipt,
         inserted=message.inserted,
@@ -195,8 +192,8 @@ class Reader:
         except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
             log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
             return None
-        if held.dequeue_count > quarantine.MAX_DELIVERIES or held.outer.failures > quarantine.MAX_FAILURES:
-            cause = f"{held.outer.failures} failed processings, {held.dequeue_count} deliveries"
+        if held.dequeue_count > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
+            cause = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
             await self._quarantine(quarantine.of_message(self.queue, message, cause), message)
             return None
         self._renewer.add(held)
@@ -206,7 +203,7 @@ class Reader:
         log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause)
         try:
             await self._store.commit(quarantine.unit(self._names, item, message.receipt))
-        except (Unavailable, StorageError) as error:  # it stays in the queue and is tried at its next delivery
+        except StorageError as error:  # it stays in the queue and is tried at its next delivery
             log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
 
 

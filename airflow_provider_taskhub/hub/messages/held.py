@@ -30,8 +30,7 @@ ACTION_UUID = 5
 class Held:
     """A claimed message. Mutable: a renewal replaces its receipt.
 
-    :param outer: the envelope as it lies in the queue (a spill wrapper, perhaps).
-    :param envelope: the envelope that was meant.
+    :param envelope: with its message; of a spilled one also the blob's name, so that encoded it is the wrapper again.
     :param claimed: monotonic second at which the newest receipt was asked for.
     :param gone: somebody else has the message, or it is deleted: the receipt is worth nothing.
     :param changing: one change of the receipt at a time: a message given back under the receipt that a renewal on its
@@ -39,14 +38,13 @@ class Held:
     """
 
     queue: str
-    outer: Envelope
     envelope: Envelope
     receipt: Receipt
     inserted: Timestamp
     dequeue_count: int
     size: int
     claimed: float
-    gone: bool = field(default=False)
+    gone: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
@@ -106,7 +104,7 @@ async def give_back(
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
     async def one(held: Held) -> None:
-        text = encode(replace(held.outer, failures=held.outer.failures + 1)) if failed else None
+        text = encode(replace(held.envelope, failures=held.envelope.failures + 1)) if failed else None
         async with gate, held.changing:
             if held.gone:
                 return

@@ -48,7 +48,6 @@ class Letter:
         assert self.claim is not None
         return Held(
             queue=self.queue,
-            outer=self.envelope,
             envelope=self.envelope,
             receipt=receipt,
             inserted=Timestamp(receipt.next_visible.ticks - int(self.claim.total_seconds() * 10_000_000)),

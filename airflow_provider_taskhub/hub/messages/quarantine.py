@@ -89,7 +89,7 @@ def of_held(held: Held, cause: str) -> Quarantined:
         queue=held.queue,
         message_id=held.message_id,
         cause=cause,
-        text=encode(held.outer),
+        text=encode(held.envelope),
         dequeue_count=held.dequeue_count,
         inserted=held.inserted,
         instance_id=held.message.instance.instance_id,
