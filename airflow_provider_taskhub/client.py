@@ -48,7 +48,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -81,22 +81,19 @@ class Client:
     :raises HubError: from every way in, when the hub is missing, not ready, or newer.
     """
 
-    def __init__(self, hub: Hub, *, times: Settings) -> None:
+    def __init__(self, hub: Hub, times: LeaseTimes) -> None:
         self.hub = hub
-        self._settings = times
-        self._members = Members(hub.store, hub.names, times=times.lease_times, clock=hub.clock)
+        self._members = Members(hub.store, hub.names, times=times, clock=hub.clock)
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK
-    ) -> AsyncIterator[Client]:
+    async def open(cls, settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
         """A client for the hub that the settings name.
 
         :param create: make the hub if it is missing.
         """
-        async with open_store(settings, clock=clock, create=create) as store:
-            yield await cls.over(store, settings, create=create, clock=clock)
+        async with open_store(settings, create=create) as store:
+            yield await cls.over(store, settings, create=create)
 
     @classmethod
     async def over(
@@ -110,7 +107,7 @@ class Client:
             )
         else:
             info = await admin.read_hub(store, names, partitions=settings.asked_partitions)
-        return cls(Hub(store=store, names=names, info=info, clock=clock), times=settings)
+        return cls(Hub(store=store, names=names, info=info, clock=clock), settings.lease_times)
 
     def describe(self) -> str:
         """The hub's name and place, for people; never a secret."""
@@ -230,7 +227,7 @@ class Client:
     async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
         """Send an external event to the current generation.
 
-        :raises InstanceNotFound: when there is no such instance. :raises InstanceExists: never.
+        :raises InstanceNotFound: when there is no such instance.
         :raises InputError: when the instance has ended, or the data is not JSON.
         """
         row = await self._existing(instance_id)

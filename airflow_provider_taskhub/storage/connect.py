@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import ConfigurationError, HubError
 from airflow_provider_taskhub.settings import Settings, home
 from airflow_provider_taskhub.storage.packages import missing
-from airflow_provider_taskhub.storage.primitives import CrashPoint, Store
+from airflow_provider_taskhub.storage.primitives import Store
 
 _EXAMPLE = "sqlite:///absolute/path/hub.db"
 
 
-def open_store(
-    settings: Settings, clock: Clock = SYSTEM_CLOCK, *, crash: CrashPoint | None = None, create: bool = True
-) -> Store:
+def open_store(settings: Settings, *, create: bool = True) -> Store:
     """The store of the settings' connection, not opened yet: use it in ``async with``.
 
-    :param crash: awaited at each crash point of a unit, for tests.
     :param create: make the file of an embedded hub if it is missing; else that is an error.
     :raises HubError: there is no such file and none is to be made.
     :raises ConfigurationError: for a connection that cannot work, or a missing package, naming the pip extra; never
@@ -34,12 +30,12 @@ def open_store(
             raise HubError(
                 f"there is no hub {settings.hub!r} at {path}: make it with `taskhub hub create`, or start a worker"
             )
-        return SqliteStore(path, clock=clock, crash=crash)
+        return SqliteStore(path)
     try:
         from airflow_provider_taskhub.storage.azure import AzureStore
     except ModuleNotFoundError as error:
         raise missing(error.name) from None
-    return AzureStore(connection, timeout=settings.request_timeout, crash=crash)
+    return AzureStore(connection, timeout=settings.request_timeout)
 
 
 def _path(connection: str) -> Path:

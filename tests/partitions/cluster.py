@@ -13,7 +13,7 @@ from datetime import timedelta
 from airflow_provider_taskhub.errors import LeaseLost
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
-from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store

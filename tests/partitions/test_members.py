@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.contract import HubNames, Member
-from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
@@ -50,7 +50,7 @@ def test_a_row_comes_back_as_it_was_announced() -> None:
         await table.announce(member())
         assert await table.live() == (member(),)
         await table.renew(member(running=7))
-        assert await table.snapshot() == (member(running=7),)
+        assert await table.live() == (member(running=7),)
         await table.withdraw("w@host/1")
         await table.withdraw("w@host/1")
         assert await table.live() == ()
@@ -66,9 +66,9 @@ def test_thousands_of_names_fit_and_too_many_are_refused() -> None:
             names = tuple(f"orchestrator_{number:06d}_é" for number in range(count))
             big = member(orchestrators=names)
             await table.announce(big)
-            assert await table.snapshot() == (big,)
+            assert await table.live() == (big,)
         await table.announce(member())  # fewer names: no column of the former stays
-        assert await table.snapshot() == (member(),)
+        assert await table.live() == (member(),)
         rng = random.Random(1)
         noise = tuple(f"{rng.getrandbits(256):x}{number}" for number in range(60_000))
         with pytest.raises(ConfigurationError, match=r"worker w@host/1 declares 60000 orchestrators"):
@@ -106,9 +106,9 @@ def test_long_silent_rows_are_removed_and_a_worker_that_was_only_paused_lists_it
         await reader.watch()
         await asyncio.sleep(61)
         await reader.watch()
-        assert await reader.snapshot() == ()
+        assert await reader.watch() == Roster()
         await writer.renew(member(), leaving=True)
-        assert await reader.snapshot() == (), "who is leaving does not come back"
+        assert await reader.watch() == Roster(), "who is leaving does not come back"
         await writer.renew(member())
         assert await reader.live() == (member(),)
 

@@ -125,7 +125,7 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
         await asyncio.sleep(0.5)
         assert set(again.held) == mine
         assert not b.when("asked")
-        assert {member.worker for member in await Members(cluster.store, NAMES).snapshot()} == {
+        assert {member.worker for member in await Members(cluster.store, NAMES).live()} == {
             "a2@host/a2-1",
             "b@host/b-1",
         }
@@ -185,7 +185,7 @@ async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
         assert now() - released <= SCAN * JITTER
         assert len(b.held) == 4
         assert not b.when("lost")
-        assert [member.worker for member in await Members(cluster.store, NAMES).snapshot()] == ["b@host/b-1"]
+        assert [member.worker for member in await Members(cluster.store, NAMES).live()] == ["b@host/b-1"]
 
 
 @scenario

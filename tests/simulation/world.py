@@ -26,8 +26,8 @@ from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCom
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Member, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan

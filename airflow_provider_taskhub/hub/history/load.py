@@ -39,10 +39,9 @@ class Loaded:
     surplus: int = 0
 
 
-async def load(store: Store, names: HubNames, instance_id: str, *, payloads: bool = True) -> Loaded:
+async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     """The history of an instance.
 
-    :param payloads: fetch spilled columns; without, they read as empty texts.
     :raises HistoryUnreadable: when a payload is missing. :raises StorageError: as the store says.
     """
     sentinel: Sentinel | None = None
@@ -56,10 +55,8 @@ async def load(store: Store, names: HubNames, instance_id: str, *, payloads: boo
         return Loaded()
     current = _generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
-    kept = current[:committed]
-    if payloads:
-        gate = asyncio.Semaphore(PARALLEL)
-        kept = list(await asyncio.gather(*(_restored(store, names, entity, gate) for entity in kept)))
+    gate = asyncio.Semaphore(PARALLEL)
+    kept = await asyncio.gather(*(_restored(store, names, entity, gate) for entity in current[:committed]))
     return Loaded(
         past=tuple(decode_event(entity) for entity in kept), sentinel=sentinel, surplus=len(current) - committed
     )

@@ -33,18 +33,17 @@ def spill_columns(
     entity: Entity,
     container: str,
     *,
-    limit: int = SPILL_BYTES,
     token: Callable[[], int] = lambda: secrets.randbits(31),
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
     """A history row without its large columns, and the blobs to write before it.
 
-    :param container: name of the hub's large-message container. :param limit: UTF-16 bytes that a column may keep.
+    :param container: name of the hub's large-message container.
     :param token: 31 random bits for each blob's name, so that a repeated checkpoint never overwrites a committed one.
     """
     large = {
         column: value
         for column in COLUMNS
-        if isinstance(value := entity.properties.get(column), str) and utf16_bytes(value) > limit
+        if isinstance(value := entity.properties.get(column), str) and utf16_bytes(value) > SPILL_BYTES
     }
     if not large:
         return entity, ()

@@ -63,7 +63,7 @@ class PartitionOwner:
         could be taken), or a function that lists them, asked at each scan.
     :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
         is listed but takes no partitions. :param loads: of partitions, for the choice of which to move.
-    :param drain: longest handover. :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire`
+    :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire`
         itself (else another thread does).
     """
 
@@ -80,7 +80,6 @@ class PartitionOwner:
         predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
         member: Callable[[], Member] | None = None,
         loads: Callable[[], Mapping[int, float]] = dict,
-        drain: timedelta = DRAIN,
         rng: random.Random | None = None,
         watchdog: bool = True,
     ) -> None:
@@ -102,7 +101,6 @@ class PartitionOwner:
         self._describe = member or (lambda: plain)
         self._member = plain
         self._loads = loads
-        self._drain_limit = drain
         self._rng = rng or random.Random()
         self._watchdog = watchdog
         self._leases = TableLeases(store, names)
@@ -119,7 +117,7 @@ class PartitionOwner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._stop_limit = drain
+        self._stop_limit = DRAIN
 
     @property
     def tenures(self) -> tuple[Tenure, ...]:
@@ -298,7 +296,7 @@ class PartitionOwner:
 
     def _heed(self, held: _Held, lease: Lease) -> None:
         if lease.next_owner not in (None, self._me):
-            self._begin_drain(held, f"handed over to {lease.next_owner}", self._drain_limit)
+            self._begin_drain(held, f"handed over to {lease.next_owner}", DRAIN)
 
     def _begin_drain(self, held: _Held, reason: str, limit: timedelta) -> None:
         if held.tenure.ask():
@@ -478,7 +476,7 @@ class PartitionOwner:
             self._app_sent = None
             log.error("app_lease_lost", error=str(error))
             for held in self._snapshot:
-                self._begin_drain(held, "another app holds the hub", self._drain_limit)
+                self._begin_drain(held, "another app holds the hub", DRAIN)
         else:
             self._app_sent = sent
 

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
@@ -30,6 +29,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
 FORGET = 2
 """A row silent for so many of its own take times is removed by whoever watches: a newcomer, who cannot know that it is
 silent, would count it. A worker that was only paused lists itself anew."""
+PROOF = 30.0
+"""Seconds that :meth:`Members.prove` takes at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +111,6 @@ class Members:
 
     # readers
 
-    async def snapshot(self) -> tuple[Member, ...]:
-        """The rows as they are; whether their workers live is not known (``alive`` is True for all)."""
-        return tuple(listing.member for listing in await self._read())
-
     async def watch(self) -> Roster:
         """The members as this long-lived reader sees them: a row is believed until silent for its own take time."""
         listings = await self._read()
@@ -134,14 +131,14 @@ class Members:
         """Those of :meth:`watch` that take part."""
         return (await self.watch()).live
 
-    async def prove(self, *, limit: timedelta = timedelta(seconds=30)) -> tuple[Member, ...]:
+    async def prove(self) -> tuple[Member, ...]:
         """All members, with ``alive`` as proven now: a row must change within 1.5 of its own renew intervals.
 
-        Polls until every row has changed or had its chance; at most ``limit``.
+        Polls until every row has changed or had its chance; at most :data:`PROOF` seconds.
         """
         began = self._clock.monotonic()
         first = {item.key: item for item in await self._read()}
-        wait = min(1.5 * max((item.renew for item in first.values()), default=0.0), limit.total_seconds())
+        wait = min(1.5 * max((item.renew for item in first.values()), default=0.0), PROOF)
         alive: set[str] = set()
         latest = first
         while first.keys() - alive and (left := began + wait - self._clock.monotonic()) > 0:

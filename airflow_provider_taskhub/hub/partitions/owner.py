@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 
 import structlog
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
+from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
-
-__all__ = ["OwnerThread", "PartitionOwner"]
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -46,11 +44,8 @@ class OwnerThread:
         times: LeaseTimes,
         listener: TenureListener,
         app_name: str,
-        clock: Clock = SYSTEM_CLOCK,
         predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
         member: Callable[[], Member] | None = None,
-        loads: Callable[[], Mapping[int, float]] = dict,
-        drain: timedelta = DRAIN,
     ) -> None:
         self._open_store = open_store
 
@@ -60,13 +55,11 @@ class OwnerThread:
                 names=names,
                 me=me,
                 times=times,
-                clock=clock,
+                clock=SYSTEM_CLOCK,
                 listener=listener,
                 app_name=app_name,
                 predecessors=predecessors,
                 member=member,
-                loads=loads,
-                drain=drain,
                 watchdog=False,
             )
 

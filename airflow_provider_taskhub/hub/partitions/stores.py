@@ -1,13 +1,11 @@
-"""Where leases are kept. One contract; the table store is DurableTask's default (spec §4.4).
+"""Where leases are kept: in a table, DurableTask's default (spec §4.4).
 
 Owns reading and conditionally writing lease rows. Decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from airflow_provider_taskhub.errors import Conflict
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -15,34 +13,18 @@ from airflow_provider_taskhub.hub.partitions.leases import Lease, decode_lease, 
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
 
 
-class LeaseStore(Protocol):
-    """What the owner loop asks of a lease store. A lease's ``etag`` stands for the state that was read or written."""
-
-    async def scan(self) -> tuple[Lease, ...]:
-        """Every partition's lease, by partition; rows that are no partition's are left out."""
-
-    async def read(self, queue: str) -> Lease | None:
-        """One lease, or None when its row is gone."""
-
-    async def write(self, lease: Lease) -> Lease:
-        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new ETag.
-
-        :raises Conflict: somebody changed it. :raises NotFound: its row is gone.
-        :raises Unavailable: no answer: it may have been written.
-        """
-
-    async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
-
-
 class TableLeases:
-    """Leases as rows of ``{Hub}Partitions``: every update replaces the whole row under its ETag (spec §2.6)."""
+    """Leases as rows of ``{Hub}Partitions``: every update replaces the whole row under its ETag (spec §2.6).
+
+    A lease's ``etag`` stands for the state that was read or written.
+    """
 
     def __init__(self, store: Store, names: HubNames) -> None:
         self._store = store
         self._names = names
 
     async def scan(self) -> tuple[Lease, ...]:
+        """Every partition's lease, by partition; rows that are no partition's are left out."""
         leases = [
             lease
             async for entity in self._store.rows(self._names.partitions)
@@ -51,21 +33,25 @@ class TableLeases:
         return tuple(sorted(leases, key=lambda lease: lease.partition))
 
     async def read(self, queue: str) -> Lease | None:
+        """One lease, or None when its row is gone."""
         entity = await self._store.get(self._names.partitions, "", queue)
         return None if entity is None else decode_lease(entity, self._names)
 
     async def write(self, lease: Lease) -> Lease:
+        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new ETag.
+
+        :raises Conflict: somebody changed it. :raises NotFound: its row is gone.
+        :raises Unavailable: no answer: it may have been written.
+        """
         operation = RowOperation(verb=RowVerb.REPLACE, entity=encode_lease(lease), etag=lease.etag)
-        return replace(lease, etag=(await self._row(operation))[0])
+        etags = await self._store.execute(Transact(table=self._names.partitions, rows=(operation,)))
+        assert isinstance(etags, tuple)
+        return replace(lease, etag=etags[0])
 
     async def insert(self, queue: str) -> bool:
+        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
         entity = Entity(partition_key="", row_key=queue, properties={"IsDraining": False})
         return await insert_row(self._store, self._names.partitions, entity)
-
-    async def _row(self, operation: RowOperation) -> Sequence[str]:
-        result = await self._store.execute(Transact(table=self._names.partitions, rows=(operation,)))
-        assert isinstance(result, tuple)
-        return result
 
 
 async def insert_row(store: Store, table: str, entity: Entity) -> bool:
