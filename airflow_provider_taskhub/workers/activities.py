@@ -18,6 +18,7 @@ import structlog
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
     HistoryEvent,
+    OrchestrationInstance,
     TaskCompleted,
     TaskFailed,
     TaskScheduled,
@@ -67,10 +68,10 @@ class Attempt:
 class Activities:
     """The processor of work items.
 
-    :param reader_of: makes the reader of the work-item queue for a room and a delivery function.
+    :param reader: makes the reader of the work-item queue for a room and a delivery function.
     :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
     :param unknown: activity name → text, once no live worker has had it for too long.
-    :param respond_claim, adopt: claims and hands over responses to partitions that this worker serves.
+    :param claims, adopt: claims and hands over responses to partitions that this worker serves.
     """
 
     def __init__(
@@ -144,9 +145,7 @@ class Activities:
         elif definition.record:
             await self._recorded(held, event, definition)
         else:
-            request = self._request(held, event, definition, attempt=max(1, held.dequeue_count))
-            outcome = await self._run(request)
-            await self._respond(held, event, outcome)
+            await self._respond(held, event, await self._run(held, event, definition))
 
     def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
         """Whether the first delivery came too late; both times are the storage service's own."""
@@ -182,23 +181,22 @@ class Activities:
             input=event.input,
             instance=instance,
             task_id=event.event_id,
-            action_id=event.taskhub_action_id or str(held.envelope.activity_id),
+            action_id=action_of(held, event),
             attempt=attempt,
             tags=held.message.context_tags or {},
             timeout=definition.timeout,
             spark=definition.spark,
-            log=log_name(instance.instance_id, instance.execution_id or "", event.event_id, attempt),
+            log=log_name(instance, event.event_id, attempt),
         )
 
-    async def _run(self, request: ActivityRequest) -> ActivityOutcome:
+    async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""
-        for crash in range(1, MAX_CRASHES + 1):
+        first = max(1, held.dequeue_count)
+        for attempt in range(first, first + MAX_CRASHES):
+            request = self._request(held, event, definition, attempt=attempt)
             outcome = await self._runner.run(request)
-            if not outcome.crashed or crash == MAX_CRASHES:
+            if not outcome.crashed or attempt == first + MAX_CRASHES - 1:
                 return outcome
-            number, instance = request.attempt + 1, request.instance
-            name = log_name(instance.instance_id, instance.execution_id or "", request.task_id, number)
-            request = replace(request, attempt=number, log=name)
             log.warning(
                 "executor_crashed",
                 activity=request.name,
@@ -216,7 +214,7 @@ class Activities:
             if attempt is None:
                 return
             record = attempt.record
-            request = replace(self._request(held, event, definition, attempt=record.attempt), log=record.log or "")
+            request = self._request(held, event, definition, attempt=record.attempt)
             try:
                 outcome = await self._attend(attempt, request)
             except Superseded as reason:
@@ -281,14 +279,14 @@ class Activities:
         return ActivityRecord(
             instance=instance,
             task_id=event.event_id,
-            action_id=event.taskhub_action_id or str(held.envelope.activity_id),
+            action_id=action_of(held, event),
             attempt=number,
             name=event.name,
             state=RecordState.RUNNING,
             worker=str(self._me),
             executor="",
             claimed=self._hub.clock.utc_now(),
-            log=log_name(instance.instance_id, instance.execution_id or "", event.event_id, number),
+            log=log_name(instance, event.event_id, number),
         )
 
     async def _attend(self, attempt: Attempt, request: ActivityRequest) -> ActivityOutcome:
@@ -353,11 +351,10 @@ class Activities:
         :raises Conflict: when the attempt is no longer running in our name.
         """
         record = attempt.record
-        for newest, entity in await records.attempts(self._hub.store, self._hub.names, record.instance, record.task_id):
-            if (newest.attempt, newest.worker, newest.state) == (record.attempt, record.worker, RecordState.RUNNING):
-                attempt.etag = entity.etag
-                return
-        raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
+        found = await records.newest(self._hub.store, self._hub.names, record)
+        if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.RUNNING):
+            raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
+        attempt.etag = found[1].etag
 
     async def _lost(self, attempt: Attempt, why: str) -> None:
         """Say that the attempt ended without an outcome, so that the next one need not wait."""
@@ -371,14 +368,13 @@ class Activities:
 
     async def _cancelled(self, held: Held, attempt: Attempt) -> None:
         """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
-        hub, record = self._hub, attempt.record
-        for newer, entity in await records.attempts(hub.store, hub.names, record.instance, record.task_id):
-            if newer.attempt == record.attempt and newer.state is RecordState.CANCELLING:
-                ended = replace(newer, state=RecordState.CANCELLED, ended=hub.clock.utc_now())
-                await hub.store.execute(records.update(hub.names, ended, entity.etag))
-                await self._drop(held, "cancelled")
-                return
-        if held.gone:
+        hub = self._hub
+        found = await records.newest(hub.store, hub.names, attempt.record)
+        if found is not None and found[0].state is RecordState.CANCELLING:
+            ended = replace(found[0], state=RecordState.CANCELLED, ended=hub.clock.utc_now())
+            await hub.store.execute(records.update(hub.names, ended, found[1].etag))
+            await self._drop(held, "cancelled")
+        elif held.gone:
             self.reader.release([held])
         else:
             await self.reader.give_back([held], delay=timedelta(seconds=1))
@@ -471,6 +467,11 @@ class Activities:
         )
 
 
-def log_name(instance_id: str, execution_id: str, task_id: int, attempt: int) -> str:
+def action_of(held: Held, event: TaskScheduled) -> str:
+    """Identity of the action, else of the message that brings it (.NET)."""
+    return event.taskhub_action_id or str(held.envelope.activity_id)
+
+
+def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
     """Name of an attempt's log in the log container (DESIGN §9)."""
-    return f"{escape(instance_id)}/{execution_id}/{task_id:06d}-{attempt:03d}.log"
+    return f"{escape(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

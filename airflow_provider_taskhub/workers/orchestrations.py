@@ -62,6 +62,8 @@ LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
 CANCEL_AFTER = 6
 """Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
+CANCEL_TRIES = 6
+"""Tries to ask the holder of an attempt to end it, against its heartbeats."""
 
 
 @dataclass(slots=True, eq=False)
@@ -487,30 +489,21 @@ class Orchestrations:
 
     async def _cancel_activities(self, instance_id: str) -> None:
         """Ask the holders of running attempts to end them (DESIGN §9)."""
+        for found in await records.of_instance(self._hub.store, self._hub.names, instance_id):
+            await self._cancel_activity(found)
+
+    async def _cancel_activity(self, found: tuple[ActivityRecord, Entity] | None) -> None:
         hub = self._hub
-        for record, entity in await records.of_instance(hub.store, hub.names, instance_id):
-            if record.state is not RecordState.RUNNING:
-                continue
+        for _ in range(CANCEL_TRIES):
+            if found is None or found[0].state is not RecordState.RUNNING:
+                return
+            record, entity = found
             asked = replace(record, state=RecordState.CANCELLING)
             try:
                 await hub.store.execute(records.update(hub.names, asked, entity.etag))
-            except (Conflict, NotFound):
-                # a heartbeat came between: once more, from what it wrote
-                await self._cancel_again(record)
-
-    async def _cancel_again(self, record: ActivityRecord) -> None:
-        hub = self._hub
-        for _ in range(5):
-            for newer, entity in await records.attempts(hub.store, hub.names, record.instance, record.task_id):
-                if newer.attempt != record.attempt or newer.state is not RecordState.RUNNING:
-                    continue
-                asked = replace(newer, state=RecordState.CANCELLING)
-                try:
-                    await hub.store.execute(records.update(hub.names, asked, entity.etag))
-                except (Conflict, NotFound):
-                    break
-            else:
                 return
+            except (Conflict, NotFound):  # a heartbeat came between: once more, from what it wrote
+                found = await records.newest(hub.store, hub.names, record)
 
 
 def _recalled(live: Live) -> tuple[bool, str | None]:

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.hub.contract import ActivityRecord, HubNames, RecordState
-from airflow_provider_taskhub.hub.history.records import escape, unescape
+from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
@@ -163,6 +163,14 @@ async def attempts(
         )
     )
     return [(decode(entity), entity) async for entity in store.rows(names.activities, within)]
+
+
+async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:
+    """An attempt as its row says it now."""
+    for found in await attempts(store, names, record.instance, record.task_id):
+        if found[0].attempt == record.attempt:
+            return found
+    return None
 
 
 async def of_instance(store: Store, names: HubNames, instance_id: str) -> list[tuple[ActivityRecord, Entity]]:
