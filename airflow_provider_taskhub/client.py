@@ -41,8 +41,8 @@ from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.instances import created_row
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
-from airflow_provider_taskhub.hub.history.records import escape, unescape
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined

@@ -16,8 +16,9 @@ from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.history import checkpoint
-from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts, text_of_blob
-from airflow_provider_taskhub.hub.history.records import escape
+from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts
+from airflow_provider_taskhub.hub.history.large import text_of_blob
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of

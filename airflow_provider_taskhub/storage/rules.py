@@ -286,7 +286,6 @@ def whole_seconds(visibility: timedelta) -> int:
 
 
 def check_receive(queue: str, limit: int, visibility: timedelta) -> None:
-    check_queue_name(queue)
     check_peek(queue, limit)
     if not timedelta(0) < visibility <= MAX_VISIBILITY:
         raise InputError(f"receive from {queue!r}: visibility {visibility}; Azure takes 1 s to 7 days")

@@ -41,7 +41,6 @@ from airflow_provider_taskhub.workers.protocol import (
     Ready,
     Run,
     StartFailed,
-    Stop,
     encode,
 )
 from airflow_provider_taskhub.workers.spark import LaunchError, WarmSpark
@@ -214,13 +213,12 @@ class Child:
     def _read(self, messages: Iterator[Message]) -> None:
         try:
             for message in messages:
-                if not self._handle(message):
-                    break
+                self._handle(message)
         except BaseException:  # without its reader an executor is deaf: say why and end
             os.write(2, traceback.format_exc().encode())
         end()
 
-    def _handle(self, message: Message) -> bool:
+    def _handle(self, message: Message) -> None:
         match message:
             case Run():
                 self._begin(message)
@@ -230,11 +228,8 @@ class Child:
                 for attempt in tuple(self._attempts.values()):
                     attempt.flush()
                 self._link.send(Pong())
-            case Stop():
-                return False
             case _:
                 raise InputError(f"an executor takes no {type(message).__name__} message")
-        return True
 
     def _begin(self, run: Run) -> None:
         definition = self._registry.activities.get(run.name)

@@ -13,8 +13,9 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Th
 from airflow_provider_taskhub.hub.contract import Tenure
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
-from airflow_provider_taskhub.hub.history.records import SENTINEL, Sentinel, decode_sentinel, escape
+from airflow_provider_taskhub.hub.history.records import SENTINEL, Sentinel, decode_sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Results

@@ -81,11 +81,6 @@ class Ping(Message):
     """Answered by ``Pong``, with the newest progress of everything that runs before it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop(Message):
-    """End now, whatever runs."""
-
-
 # executor → host
 
 
@@ -158,7 +153,7 @@ class Pong(Message):
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Configure, Run, Cancel, Ping, Stop, Ready, StartFailed, Dying, Log, Progress, Done, Failed, Pong)
+    for kind in (Configure, Run, Cancel, Ping, Ready, StartFailed, Dying, Log, Progress, Done, Failed, Pong)
 }
 
 

@@ -12,6 +12,7 @@ from airflow_provider_taskhub.codec import Timestamp, decompress
 from airflow_provider_taskhub.engine.events import ExecutionStarted, HistoryEvent
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history import instances
+from airflow_provider_taskhub.hub.history.large import text_of_blob
 from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore, spill_columns
 from airflow_provider_taskhub.hub.history.records import (
     SENTINEL,
@@ -19,8 +20,8 @@ from airflow_provider_taskhub.hub.history.records import (
     decode_sentinel,
     encode_event,
     encode_sentinel,
-    unescape,
 )
+from airflow_provider_taskhub.hub.keys import unescape
 from airflow_provider_taskhub.hub.messages.envelope import blob_of, decode, unspill
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob
 from tests.formats.rows import edm, from_state, from_write, plain, same_json, theirs
@@ -269,7 +270,7 @@ def check_state(recording: Recording, entity: Entity) -> None:
     url = container_url(recording)
     state = instances.decode_instance(entity, container_url=url)
     large = instances.large_texts(entity, container_url=url)
-    texts = {field: instances.text_of_blob(blob, blobs(recording)[blob]) for field, blob in large.items()}
+    texts = {field: text_of_blob(blob, blobs(recording)[blob]) for field, blob in large.items()}
     assert all(getattr(state, field) is None for field in large)
     state = instances.fill(state, texts)
     columns = entity.properties

@@ -38,16 +38,14 @@ from airflow_provider_taskhub.hub.history.instances import (
     fill,
     inline_text,
     large_texts,
-    matches,
     merge_row,
     merged,
-    query_filter,
     repair_row,
     terminate_row,
-    text_of_blob,
 )
-from airflow_provider_taskhub.hub.history.large import address_of, blob_at
+from airflow_provider_taskhub.hub.history.large import address_of, blob_at, text_of_blob
 from airflow_provider_taskhub.hub.history.payloads import spill_columns
+from airflow_provider_taskhub.hub.history.queries import matches, query_filter
 from airflow_provider_taskhub.hub.history.records import encode_event
 from airflow_provider_taskhub.hub.keys import escape, owns
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, spill

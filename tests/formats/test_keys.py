@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_taskhub.hub.history import records
 from airflow_provider_taskhub.hub.keys import (
     blob_prefixes,
     escape,
@@ -83,7 +82,6 @@ def test_every_id_has_one_partition(instance_id: str, partitions: int) -> None:
 def test_escaping_examples(instance_id: str, key: str) -> None:
     assert escape(instance_id) == key
     assert unescape(key) == instance_id
-    assert (records.escape, records.unescape) == (escape, unescape)
 
 
 def test_an_unknown_escape_yields_its_character() -> None:

@@ -20,9 +20,9 @@ from airflow_provider_taskhub.hub.history.records import (
     Sentinel,
     encode_event,
     encode_sentinel,
-    escape,
     row_key,
 )
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,

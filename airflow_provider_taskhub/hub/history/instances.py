@@ -27,29 +27,11 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
-from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob, text_of_blob
+from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
-from airflow_provider_taskhub.hub.history.queries import matches, query_filter
 from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.wire import Kind
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
-
-__all__ = [
-    "FAILURE",
-    "created_row",
-    "decode_instance",
-    "failure_text",
-    "fill",
-    "inline_text",
-    "large_texts",
-    "matches",
-    "merge_row",
-    "merged",
-    "query_filter",
-    "repair_row",
-    "terminate_row",
-    "text_of_blob",
-]
 
 FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""

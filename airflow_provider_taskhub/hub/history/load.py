@@ -15,8 +15,8 @@ from airflow_provider_taskhub.hub.history.records import (
     Sentinel,
     decode_event,
     decode_sentinel,
-    escape,
 )
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
 
 PARALLEL = 16

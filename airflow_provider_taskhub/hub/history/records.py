@@ -26,19 +26,6 @@ from airflow_provider_taskhub.hub.layouts import LAYOUTS, Layout, Member, Where
 from airflow_provider_taskhub.hub.wire import Kind
 from airflow_provider_taskhub.storage.primitives import Entity, Property
 
-__all__ = [
-    "SENTINEL",
-    "RecordError",
-    "Sentinel",
-    "decode_event",
-    "decode_sentinel",
-    "encode_event",
-    "encode_sentinel",
-    "escape",
-    "row_key",
-    "unescape",
-]
-
 SENTINEL = "sentinel"
 """Row key of the sentinel; sorts after every event's."""
 INPUT_BYTES = 1024
