@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 COUNTER_KEY = "taskhub"
 """Of the generation in task_state_store."""
+_INSTANCE_KEY, _OWNER_KEY = "instance_id", "taskhub_owner"
+"""XComs of what the try waits for: a deferral that timed out is resumed without its arguments."""
 _BACKSTOP = timedelta(minutes=5)
 """After the trigger's own deadline, in case that no triggerer was there to keep it."""
 _SAID = {
@@ -107,7 +109,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         for note in launched.notes:
             self.log.warning(note)
         self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
-        ti.xcom_push(key="instance_id", value=launched.instance_id)
+        ti.xcom_push(key=_INSTANCE_KEY, value=launched.instance_id)
+        ti.xcom_push(key=_OWNER_KEY, value=launched.owner)
         self._wait(launched.instance_id, launched.owner)
 
     def execute_complete(self, context: Context, event: dict[str, Any], waits_for: Sequence[str] | None = None) -> Any:
@@ -121,9 +124,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             self.log.info("woken by the trigger of another wait (for %s): waiting again", instance_id)
             self._wait(*waits_for)
         if why == "timeout":
+            self._terminate(instance_id, event["owner"], "from Airflow: execution timeout")  # if the trigger could not
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
         if why == "no_worker":
-            self._give_up(context, instance_id)
+            self._give_up(context, instance_id, event["owner"])
         if why != "reached":
             raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
         state = self._hook().run(lambda client: self._ended(client, instance_id))
@@ -136,9 +140,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         except TaskDeferralTimeout as error:
             ti = context["ti"]
             index = identity.UNMAPPED if ti.map_index is None else ti.map_index
-            instance_id = ti.xcom_pull(task_ids=self.task_id, key="instance_id", map_indexes=index)
+            instance_id, owner = (
+                ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (_INSTANCE_KEY, _OWNER_KEY)
+            )
             if instance_id:
-                self._terminate(instance_id, "from Airflow: execution timeout")
+                self._terminate(instance_id, owner, "from Airflow: execution timeout")
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: the time allowed is over") from error
 
     def _request(self, context: Context) -> Request:
@@ -231,25 +237,29 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"
         raise (AirflowException if retryable(state) else AirflowFailException)(text)
 
-    def _give_up(self, context: Context, instance_id: str) -> None:
+    def _give_up(self, context: Context, instance_id: str, owner: str) -> None:
         """Nobody runs it: without a retry to come, it must not run unseen when a worker comes back."""
         ti = context["ti"]
         if ti.try_number <= ti.max_tries:
             self.log.warning("instance %s stays in the hub: the next try attaches to it", instance_id)
             return
-        self._terminate(instance_id, "from Airflow: no worker came in time")
+        self._terminate(instance_id, owner, "from Airflow: no worker came in time")
 
-    def _terminate(self, instance_id: str, why: str) -> None:
-        """Ask for an end without waiting for it."""
+    def _terminate(self, instance_id: str, owner: str, why: str) -> None:
+        """Ask for an end without waiting for it, unless it has ended or is a newer start than the one waited for."""
 
         async def use(client: Client) -> None:
             state = await client.get(instance_id, payloads=False)
-            if state is not None and not state.status.is_final:
-                await client.terminate(instance_id, why)
+            if state is None or state.status.is_final:
+                return
+            if (state.tags or {}).get(identity.OWNER_TAG) != owner:
+                self.log.info("instance %s belongs to a newer start by now: left alone", instance_id)
+                return
+            await client.terminate(instance_id, why)
+            self.log.warning("instance %s: asked to terminate", instance_id)
 
         try:
             self._hook().run(use)
-            self.log.warning("instance %s: asked to terminate", instance_id)
         except Exception as error:
             self.log.error("instance %s could not be terminated: %s", instance_id, error)
 

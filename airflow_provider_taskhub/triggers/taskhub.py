@@ -118,9 +118,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         await asyncio.shield(task)
 
     async def _settings(self) -> Settings | None:
-        """Settings of the connection, asked for until Airflow answers; None at the deadline."""
-        pause = 1.0
-        while not self._late():
+        """Settings of the connection, asked for until Airflow answers; None some tries after the deadline.
+
+        Never none at all: a trigger that begins behind its deadline (no triggerer was there) has to terminate, too.
+        """
+        pause, late = 1.0, 0
+        while late < _KILL_TRIES:
+            late += self._late()
             try:
                 return await TaskHubHook(self.taskhub_conn_id).asettings()
             except ConfigurationError:
@@ -168,7 +172,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     async def _timed_out(self, settings: Settings | None) -> TriggerEvent:
         """The deadline has passed: end what we own, see it ended, report."""
         message = "the time allowed is over"
-        if self.owner is not None and settings is not None:
+        if self.owner is not None and settings is None:
+            message += f"; the connection cannot be read: {self.instance_id} is not terminated"
+        elif self.owner is not None and settings is not None:
             self.log.warning("%s: terminating %s", message, self.instance_id)
             message += f"; {await self._terminate(settings, 'from Airflow: execution timeout')}"
         return self._event("timeout", None, message)

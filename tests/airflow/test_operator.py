@@ -250,6 +250,44 @@ def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
         task.finish(Ti(), reason="timeout", message="over; the instance is terminated")
 
 
+def test_what_the_trigger_could_not_terminate_at_the_deadline_the_operator_does(make_task, hub) -> None:
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    task.start(ti)
+    with pytest.raises(AirflowTaskTimeout, match="not terminated"):
+        task.finish(ti, reason="timeout", message="over; the connection cannot be read: not terminated")
+    assert hub.terminated == [(ID.format(1), "from Airflow: execution timeout")]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("execute_complete", {"event": {"reason": "timeout", "message": "over"}}),
+        ("execute_complete", {"event": {"reason": "no_worker", "message": "nobody"}}),
+        ("__fail__", {"error": "Trigger timeout"}),
+    ],
+)
+def test_an_end_of_the_wait_leaves_a_newer_start_alone(make_task, hub, method, arguments) -> None:
+    task, ti = make_task(instance_id="mine"), Ti(try_number=3)
+    owner = task.start(ti).trigger.owner
+    hub.put("mine", Status.RUNNING, tags={"taskhub.owner": "a newer start"})
+    if "event" in arguments:
+        arguments = {"event": {"instance_id": "mine", "owner": owner, "status": None} | arguments["event"]}
+    with pytest.raises((AirflowException, AirflowTaskTimeout)):
+        task.operator.resume_execution(method, arguments, task.context(ti))
+    assert hub.terminated == []
+
+
+def test_a_deferral_that_timed_out_ends_what_an_older_try_started(make_task, hub) -> None:
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+    second = ti.next_try()
+    task.start(second)
+    with pytest.raises(AirflowTaskTimeout):
+        task.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, task.context(second))
+    assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
+
+
 def test_a_deferral_that_timed_out_also_ends_the_instance(make_task, hub) -> None:
     """spec/airflow.md §0.7: Airflow itself never tells the trigger."""
     task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()

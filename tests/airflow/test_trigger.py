@@ -278,6 +278,43 @@ def test_the_deadline_terminates_confirms_and_fires(hub: FakeHub) -> None:
     play(scenario)
 
 
+def past() -> str:
+    return (JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=-90)).text()
+
+
+def test_without_a_triggerer_until_after_the_deadline_it_still_terminates(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        event = await fired(waiting(deadline=past()))
+        assert (event["reason"], hub.instances["i"].status) == ("timeout", Status.TERMINATED)
+        assert "nothing of it runs" in event["message"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("failures", "terminated"), [(2, True), (1000, False)])
+def test_after_the_deadline_the_connection_is_asked_for_a_few_times(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, failures: int, terminated: bool
+) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        answers = [RuntimeError("API server is not there")] * failures
+
+        async def flaky(self: Any) -> Any:
+            if answers:
+                raise answers.pop()
+            return self._without_connection()
+
+        monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
+        event = await fired(waiting(deadline=past()))
+        assert event["reason"] == "timeout"
+        assert ("nothing of it runs" if terminated else "not terminated") in event["message"]
+        assert bool(hub.terminated) is terminated
+        assert asyncio.get_running_loop().time() < 180, "before Airflow's own limit, behind the deadline, is over"
+
+    play(scenario)
+
+
 def test_the_deadline_of_a_sensor_terminates_nothing(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)
