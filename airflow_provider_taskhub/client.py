@@ -19,6 +19,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
+    EventType,
     ExecutionStarted,
     ExecutionTerminated,
     HistoryEvent,
@@ -51,7 +52,11 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
+    And,
+    Compare,
     Entity,
+    Filter,
+    Property,
     PutBlob,
     RowOperation,
     RowVerb,
@@ -73,6 +78,16 @@ class InstancePage:
 
     instances: tuple[InstanceState, ...]
     continuation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that failed. :param name: of the activity. :param log: name of its log."""
+
+    name: str
+    task_id: int
+    attempt: int
+    log: str
 
 
 class Client:
@@ -352,6 +367,36 @@ class Client:
         """Names of all logs of an instance's attempts."""
         blobs = await self.hub.store.list_blobs(self.hub.names.logs, f"{escape(instance_id)}/")
         return tuple(blob.name for blob in blobs)
+
+    async def failed_attempt(self, instance_id: str) -> FailedAttempt | None:
+        """The newest attempt of the activity that failed last, recorded or not; None where none has, or kept no log.
+
+        Of the history it reads a column of the current generation's failures, never their payloads.
+        """
+        state = await self.get(instance_id, payloads=False)
+        if state is None:
+            return None
+        task_id = await self._newest(state, EventType.TaskFailed, "TaskScheduledId")
+        if not isinstance(task_id, int):
+            return None
+        folder = f"{escape(instance_id)}/{state.execution_id or ''}/{task_id:06d}-"  # as a worker names its log
+        logs = await self.hub.store.list_blobs(self.hub.names.logs, folder)
+        attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
+        if not attempts:
+            return None
+        name = await self._newest(state, EventType.TaskScheduled, "Name", Compare("EventId", "eq", task_id))
+        newest = max(attempts)
+        return FailedAttempt(name=str(name or ""), task_id=task_id, attempt=newest, log=attempts[newest])
+
+    async def _newest(self, state: InstanceState, kind: EventType, column: str, *more: Filter) -> Property | None:
+        """A column of the newest event of a kind in the instance's current generation."""
+        key = Compare("PartitionKey", "eq", escape(state.instance_id))
+        generation = Compare("ExecutionId", "eq", state.execution_id or "")
+        where = And((key, generation, Compare("EventType", "eq", kind.name), *more))
+        value = None
+        async for row in self.hub.store.rows(self.hub.names.history, where, select=(column,)):
+            value = row.properties.get(column)
+        return value
 
     async def quarantined(self) -> tuple[Quarantined, ...]:
         """Messages that could not be processed, with their bytes and causes."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.hub.contract import RecordState
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.engine.events import FailureDetails
-    from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState
+    from airflow_provider_taskhub.hub.contract import InstanceState
 
 LOG_LINES = 50
 """Of the failed attempt, in the task's log (DESIGN §9)."""
@@ -28,21 +26,12 @@ def plain(text: str | None) -> Any:
         return text
 
 
-def failed_attempt(records: Sequence[ActivityRecord]) -> ActivityRecord | None:
-    """The attempt to blame: the last that failed, else the last that was lost."""
-    for state in (RecordState.FAILED, RecordState.LOST):
-        blamed = [record for record in records if record.state is state]
-        if blamed:
-            return max(blamed, key=lambda record: (record.ended or record.claimed).ticks)
-    return None
-
-
 async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] | None:
     """Title and last lines of the failed attempt's log; None where no attempt failed or kept a log."""
-    attempt = failed_attempt(await client.activities(instance_id))
-    if attempt is None or attempt.log is None:
+    attempt = await client.failed_attempt(instance_id)
+    if attempt is None:
         return None
-    title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}, on {attempt.worker}"
+    title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}"
     return title, (await client.log(attempt.log, last=LOG_LINES)).splitlines()[-LOG_LINES:]
 
 

@@ -57,11 +57,12 @@ def record(state: RecordState, *, task_id: int = 0, attempt: int = 1, **more: An
 
 @dataclass
 class FakeHub:
-    """:param down: raised by every request while set. :param requests: count by method."""
+    """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method."""
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
     records: dict[str, tuple[ActivityRecord, ...]] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, Any] = field(default_factory=dict)
     workers: tuple[Member, ...] = (member(),)
     hints: set[str] = field(default_factory=set)
     down: Exception | None = None
@@ -151,6 +152,9 @@ class FakeClient:
 
     async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
         return self._count("activities").records.get(instance_id, ())
+
+    async def failed_attempt(self, instance_id: str) -> Any:
+        return self._count("failed_attempt").failed.get(instance_id)
 
     async def log(self, blob_name: str, *, last: int | None = None) -> str:
         lines = self._count("log").logs[blob_name].splitlines()

@@ -32,6 +32,11 @@ def broken(lines: int) -> None:
     raise ValueError("41 of 8,760 rows rejected")
 
 
+@app.activity
+def broken_plainly(lines: int) -> None:
+    broken(lines)
+
+
 @app.activity(record=True)
 def second_time(marker: str) -> str:
     if not Path(marker).exists():
@@ -55,6 +60,11 @@ async def slow(ctx: OrchestrationContext, seconds: float) -> float:
 @app.orchestrator
 async def fails(ctx: OrchestrationContext, lines: int) -> None:
     await ctx.call_activity(broken, lines)
+
+
+@app.orchestrator
+async def fails_plainly(ctx: OrchestrationContext, lines: int) -> None:
+    await ctx.call_activity(broken_plainly, lines)
 
 
 @app.orchestrator

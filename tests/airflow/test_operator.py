@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import NEVER_EXPIRE
@@ -17,10 +18,9 @@ from airflow.sdk.exceptions import (
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
-from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import record
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
@@ -191,8 +191,7 @@ def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub
     task, ti = make_task(), Ti()
     task.start(ti)
     hub.fail(ID.format(1), "41 of 8,760 rows rejected")
-    failed = record(RecordState.FAILED, task_id=3, attempt=2, log="log-3-2")
-    hub.records[ID.format(1)] = (record(RecordState.COMPLETED), failed)
+    hub.failed[ID.format(1)] = SimpleNamespace(name="monthly_delays", task_id=3, attempt=2, log="log-3-2")
     hub.logs["log-3-2"] = "\n".join(f"line {number}" for number in range(80))
     with pytest.raises(AirflowException, match=r"flights_delays.*failed: ValueError: 41 of 8,760 rows") as error:
         task.finish(ti)

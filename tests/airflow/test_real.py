@@ -47,10 +47,11 @@ def test_mapped_tasks_have_instances_of_their_own(real: RealAirflow) -> None:
         assert real.status(hub_id("mapped", run, index=f"[{index}]")) == "Completed"
 
 
-def test_a_failure_is_the_orchestrations_own_with_the_failed_log(real: RealAirflow) -> None:
-    run = real.trigger("fails")
-    real.reaches("fails", run, "failed")
-    log = real.log("fails", run)
+@pytest.mark.parametrize("dag_id", ["fails", "fails_plainly"], ids=["recorded", "plain"])
+def test_a_failure_is_the_orchestrations_own_with_the_failed_log(real: RealAirflow, dag_id: str) -> None:
+    run = real.trigger(dag_id)
+    real.reaches(dag_id, run, "failed")
+    log = real.log(dag_id, run)
     assert "41 of 8,760 rows rejected" in log
     assert "broken line 79" in log
     assert "broken line 29\n" not in log, "the last 50 lines, not all 80"
@@ -75,7 +76,7 @@ def test_without_a_worker_that_knows_the_orchestrator_the_task_fails_and_says_so
     real.reaches("nobody", run, "failed")
     log = real.log("nobody", run)
     assert re.search(r"no live worker has known orchestrator 'unheard_of' for 5 s. Alive: first", log)
-    assert "they know: fails, flaky, refuses, slow, sums, waits" in log
+    assert "they know: fails, fails_plainly, flaky, refuses, slow, sums, waits" in log
 
 
 def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
@@ -83,6 +84,23 @@ def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
     real.reaches("late", run, "failed")
     assert "the instance is terminated, nothing of it runs" in real.log("late", run)
     assert real.status(hub_id("late", run)) == "Terminated"
+
+
+def test_execution_timeout_also_terminates_when_no_triggerer_was_there_in_time(real: RealAirflow) -> None:
+    triggerer = real.processes["triggerer"]
+    triggerer.stop()
+    try:
+        run = real.trigger("late")
+        real.reaches("late", run, "deferred")
+        instance = hub_id("late", run)
+        over = real.instance(instance)["instance"]["created"] + 9_000
+        until("the time allowed is over", lambda: real.instance(instance)["time"] > over)
+        assert real.status(instance) == "Running"
+    finally:
+        triggerer.start()
+    real.reaches("late", run, "failed")
+    assert "the instance is terminated, nothing of it runs" in real.log("late", run)
+    assert real.status(instance) == "Terminated"
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])

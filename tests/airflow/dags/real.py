@@ -34,6 +34,9 @@ with DAG("slow", schedule=None, default_args=AT_ONCE, params={"seconds": 60}, re
 with DAG("fails", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="fails", input=80)
 
+with DAG("fails_plainly", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="fails_plainly", input=80)
+
 with DAG("flaky", schedule=None, default_args=AT_ONCE, params={"marker": ""}):
     TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2)
 
