@@ -297,7 +297,7 @@ def load_app(path: str) -> App:
         module = importlib.import_module(module_name)
     except ConfigurationError as error:
         raise ConfigurationError(f"app {path!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself would end the worker, as if all were well
         raise ConfigurationError(
             f"app {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}. "
             "It must be installed, or lie in the working directory or on PYTHONPATH."

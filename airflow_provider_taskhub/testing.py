@@ -75,8 +75,13 @@ def run(
     :param events: external events to raise. :param spark: session for Spark activities that are not replaced.
     :param limit: virtual time after which the run is given up.
     :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated.
-    :raises ConfigurationError: an orchestrator that is not declared.
+    :raises ConfigurationError: an orchestrator that is not declared; a call from a running event loop.
     """
+    if asyncio._get_running_loop() is not None:
+        raise ConfigurationError(
+            "testing.run brings its own event loop, but an event loop runs here already: call it from a plain `def`, "
+            "or with `await asyncio.to_thread(run, …)`"
+        )
     apps = (app,) if isinstance(app, App) else tuple(app)
     registry, name = _registry(apps, orchestrator)
     runner = InProcess(registry, dict(activities or {}), spark)

@@ -1,7 +1,7 @@
 """What a worker can run: orchestrators and activities by name, collected from apps.
 
-Owns the checks that need every app at once. Annotations are resolved lazily, and only that of the input, so that
-``spark: "SparkSession"`` needs no pyspark.
+Owns the checks that need every app at once, or its whole module: an annotation may name a class that is defined below
+the function. Only that of the input is resolved, so that ``spark: "SparkSession"`` needs no pyspark.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Registry:
     def of(cls, apps: Iterable[Declared]) -> Registry:
         """The registry of several apps.
 
-        :raises ConfigurationError: an app, orchestrator or activity declared twice.
+        :raises ConfigurationError: an app, orchestrator or activity declared twice; the annotation of an input that
+            cannot be resolved.
         """
         orchestrators: dict[str, OrchestratorDefinition] = {}
         activities: dict[str, ActivityDefinition] = {}
@@ -166,6 +167,9 @@ class _Owned(Protocol):
     @property
     def app(self) -> str: ...
 
+    @property
+    def input_annotation(self) -> Any: ...
+
 
 _Definition = TypeVar("_Definition", bound=_Owned)
 
@@ -177,6 +181,10 @@ def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: 
                 f"{kind} {name!r} is declared by app {into[name].app!r} and by app {definition.app!r}: "
                 "rename one of them, or run the apps on hubs of their own"
             )
+        try:
+            _ = definition.input_annotation
+        except InputError as error:
+            raise ConfigurationError(f"app {definition.app!r}: {kind} {name!r}: {error}") from error
         into[name] = definition
 
 

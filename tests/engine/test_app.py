@@ -15,7 +15,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy,
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
-from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
+from airflow_provider_taskhub.errors import ConfigurationError, UnknownActivity, UnknownOrchestrator
 from tests.engine.play import INSTANCE, START, Play
 
 if TYPE_CHECKING:
@@ -81,14 +81,44 @@ def test_a_call_by_function_uses_the_declared_name() -> None:
     assert getattr(sent, "input", None) == "[2013]"
 
 
-def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
+@pytest.mark.parametrize("kind", ["orchestrator", "activity", "spark_activity"])
+def test_an_annotation_that_cannot_be_resolved_is_named_when_the_app_is_loaded(kind: str) -> None:
+    app = App("typed")
+    if kind == "orchestrator":
+
+        @app.orchestrator
+        async def work(ctx: OrchestrationContext, job: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    elif kind == "activity":
+
+        @app.activity
+        def work(job: list[Missing]) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    else:
+
+        @app.spark_activity
+        def work(spark: SparkSession, job: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    says = rf"app 'typed': {kind.removeprefix('spark_')} 'work': annotation '.*Missing.*' of parameter 'job' of .*work"
+    with pytest.raises(ConfigurationError, match=f"{says} cannot be resolved"):
+        Registry.of([app])
+
+
+def test_only_the_annotation_of_the_input_must_resolve() -> None:
     app = App("typed")
 
     @app.orchestrator
-    async def work(ctx: OrchestrationContext, job: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    async def flow(ctx: Missing, job: Late) -> Missing: ...  # type: ignore[name-defined]  # noqa: F821
 
-    with pytest.raises(InputError, match=r"annotation 'Missing' of parameter 'job' of .*work cannot be resolved"):
-        _ = Registry.of([app]).orchestrator("work").input_annotation
+    @app.spark_activity
+    def load(spark: SparkSession, job: Late, more: Missing = None) -> Missing: ...  # type: ignore[name-defined]  # noqa: F821
+
+    registry = Registry.of([app])
+    assert (registry.orchestrator("flow").input_annotation, registry.activity("load").input_annotation) == (Late, Late)
+
+
+class Late:
+    """Declared after what names it."""
 
 
 def test_unknown_names_say_what_there_is() -> None:
@@ -199,13 +229,14 @@ class Test_loading:
             "from airflow_provider_taskhub.app import App\napp = App('good')\nother = App('other')\n"
         )
         (tmp_path / "bad_one.py").write_text("import no_such_library\n")
+        (tmp_path / "ending_one.py").write_text("import sys\nsys.exit(0)\n")
         (tmp_path / "twice_one.py").write_text(
             "from airflow_provider_taskhub.app import App\napp = App('t')\n"
             "app.activity(name='x')(lambda: 1)\napp.activity(name='x')(lambda: 1)\n"
         )
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", list(sys.path))
-        for name in ("good_one", "bad_one", "twice_one"):
+        for name in ("good_one", "bad_one", "ending_one", "twice_one"):
             monkeypatch.delitem(sys.modules, name, raising=False)
 
     def test_by_module_and_attribute(self) -> None:
@@ -218,6 +249,7 @@ class Test_loading:
         [
             ("bad_one:app", "module 'bad_one' does not import: ModuleNotFoundError: No module named 'no_such_library'"),
             ("missing_one:app", "module 'missing_one' does not import"),
+            ("ending_one:app", "module 'ending_one' does not import: SystemExit: 0"),
             ("twice_one:app", "app 'twice_one:app': activity 'x' is declared twice"),
             ("good_one:nothing", "'good_one' has no App named 'nothing'; it has app, other"),
             ("json:app", "'json' has no App named 'app'; it declares no App"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -120,3 +122,14 @@ async def alone(ctx: OrchestrationContext, x: int) -> int:
 
 def test_a_function_that_no_app_declares_runs_by_itself() -> None:
     assert run(alone, 1) == 2
+
+
+def test_a_running_loop_is_named_with_the_way_out() -> None:
+    async def inside() -> list[int]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ConfigurationError, match=r"event loop runs.*plain `def`.*asyncio\.to_thread\(run, …\)"):
+                run(doubles, 3, app=app)
+        return await asyncio.to_thread(run, doubles, 3, app=app)
+
+    assert asyncio.run(inside()) == [0, 2, 4]
