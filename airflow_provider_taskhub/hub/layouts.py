@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import cached_property
 
 from airflow_provider_taskhub.engine import events as ev
 from airflow_provider_taskhub.engine.events import EventType, HistoryEvent
@@ -38,7 +39,11 @@ class Member:
     where: Where = Where.BOTH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _in(where: Where, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    return tuple(member for member in members if where in member.where)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """How a class of events is written: members before and after ``EventType``, in DurableTask's order (spec §2.1).
 
@@ -50,7 +55,7 @@ class Layout:
     after: tuple[Member, ...]
     own: tuple[Member, ...]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of DurableTask's class."""
         name = self.cls.event_type.name
@@ -59,6 +64,16 @@ class Layout:
     @property
     def members(self) -> tuple[Member, ...]:
         return (*self.before, *self.after, *BASE, *self.own)
+
+    @cached_property
+    def row(self) -> tuple[Member, ...]:
+        """What a row holds."""
+        return _in(Where.ROW, self.members)
+
+    @cached_property
+    def message(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """What a message holds before ``EventType``, and after it."""
+        return _in(Where.MESSAGE, self.before), _in(Where.MESSAGE, (*self.after, *BASE, *self.own))
 
 
 def _text(name: str, field: str, *, required: bool = False) -> Member:
@@ -118,8 +133,8 @@ def _layout(
 _INSTANCE = Member(name="OrchestrationInstance", field="instance", kind=Kind.INSTANCE, required=True)
 _IDENTIFIED = (_ACTION_ID,)
 
-LAYOUTS: Mapping[EventType, Layout] = {
-    layout.cls.event_type: layout
+LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
+    layout.cls: layout
     for layout in (
         _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG,)),
         _layout(ev.ExecutionCompleted, *_COMPLETION),
@@ -158,3 +173,5 @@ LAYOUTS: Mapping[EventType, Layout] = {
     )
 }
 """Every class that DurableTask.AzureStorage 2.9 can write, but HistoryState, which only other backends do."""
+LAYOUTS: Mapping[EventType, Layout] = {layout.cls.event_type: layout for layout in LAYOUT_OF.values()}
+"""The same by what messages and rows call them."""

@@ -39,6 +39,8 @@ class Kind(Enum):
     TRACE = auto()
     TAGS = auto()
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, and this is a key on the way of every event
+
 
 OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.TAGS})
 """Kinds that a row keeps as JSON text, a missing one as ``null`` (spec §2.4)."""
@@ -55,7 +57,8 @@ def write(kind: Kind, value: Any, *, typed: bool) -> Any:
     """
     if value is None:
         return None
-    return _WRITERS[kind](value, typed) if kind in _WRITERS else value
+    writer = _WRITERS.get(kind)
+    return value if writer is None else writer(value, typed)
 
 
 def _typed(typed: bool, name: str) -> dict[str, Any]:
@@ -121,13 +124,16 @@ _WRITERS: Mapping[Kind, Callable[[Any, bool], Any]] = {
 }
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
 def dumps(value: Any) -> str:
     """Compact JSON, ASCII only (legal in a queue's XML whatever it holds, spec §2.1).
 
     :raises InputError: for what JSON cannot express (a failure's properties may hold anything).
     """
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"a value cannot be written as JSON: {error}") from error
 

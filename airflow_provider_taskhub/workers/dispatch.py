@@ -52,7 +52,7 @@ class Dispatcher:
             except BaseException:
                 gate.release()
                 raise
-            task = asyncio.create_task(self._one(item), name=f"{self.name} {item}"[:100])
+            task = asyncio.create_task(self._one(item), name=self.name)
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             task.add_done_callback(lambda _: gate.release())

@@ -40,6 +40,8 @@ def spill_columns(
     :param container: name of the hub's large-message container.
     :param token: 31 random bits for each blob's name, so that a repeated checkpoint never overwrites a committed one.
     """
+    if _characters(entity) * 4 <= SPILL_BYTES:  # a character has at most four bytes
+        return entity, ()
     large = {
         column: value
         for column in COLUMNS
@@ -84,6 +86,8 @@ def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
     DurableTask lets a group go over the 3 MiB by its last row; ours ends before it, so that only a single row (at most
     1 MiB) could ever be more.
     """
+    if 0 < len(rows) <= BATCH_ROWS and sum(ROW_BYTES + 12 * _characters(row) for row in rows) <= BATCH_BYTES:
+        return [tuple(rows)]  # as the exact estimates would say: a character is escaped to at most twelve bytes
     groups: list[tuple[Entity, ...]] = []
     group: list[Entity] = []
     size = 0
@@ -97,6 +101,10 @@ def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
     if group:
         groups.append(tuple(group))
     return groups
+
+
+def _characters(row: Entity) -> int:
+    return sum(len(value) for value in row.properties.values() if isinstance(value, str))
 
 
 def _estimate(row: Entity) -> int:

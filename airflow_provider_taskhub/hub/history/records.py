@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.keys import escape, unescape
-from airflow_provider_taskhub.hub.layouts import LAYOUTS, Layout, Member, Where
+from airflow_provider_taskhub.hub.layouts import LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind
 from airflow_provider_taskhub.storage.primitives import Entity, Property
 
@@ -56,13 +56,11 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
 
     :param ordinal: place in the generation, from 0.
     """
-    layout = LAYOUTS[event.event_type]
     properties: dict[str, Property | None] = {}
-    for member in layout.members:
-        if Where.ROW in member.where:
-            value = _column(member, getattr(event, member.field))
-            if value is not None:
-                properties[_RENAMED.get(member.name, member.name)] = value
+    for member in LAYOUT_OF[type(event)].row:
+        value = _column(member, getattr(event, member.field))
+        if value is not None:
+            properties[_RENAMED.get(member.name, member.name)] = value
     if isinstance(event, _KEEPING) and event.input is not None and len(event.input.encode()) > INPUT_BYTES:
         del properties["Input"]
     if isinstance(event, GenericEvent):
@@ -110,9 +108,7 @@ def _decode(entity: Entity) -> HistoryEvent:
 
 def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Entity) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for member in layout.members:
-        if Where.ROW not in member.where:
-            continue
+    for member in layout.row:
         value = _value(member, columns.get(_RENAMED.get(member.name, member.name)))
         if value is not None:
             fields[member.field] = value

@@ -68,8 +68,11 @@ def unpack_all(packed: Mapping[str, Packed]) -> dict[str, Property]:
     return {name: unpack(value) for name, value in packed.items()}
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def dump(packed: Mapping[str, Packed]) -> str:
-    return json.dumps(packed, separators=(",", ":"))
+    return _ENCODER.encode(packed)
 
 
 def load(text: str) -> dict[str, Packed]:

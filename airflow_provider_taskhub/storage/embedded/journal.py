@@ -155,5 +155,9 @@ def identifier(connection: sqlite3.Connection, kind: str, name: str) -> int:
     """
     row = connection.execute(f"SELECT id FROM {kind} WHERE name = ?", (name,)).fetchone()
     if row is None:
-        raise NotFound(f"{kind.removesuffix('s')} {name!r} does not exist")
+        raise absent(kind.removesuffix("s"), name)
     return int(row[0])
+
+
+def absent(what: str, name: str) -> NotFound:
+    return NotFound(f"{what} {name!r} does not exist")

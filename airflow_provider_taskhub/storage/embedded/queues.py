@@ -13,7 +13,7 @@ from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.errors import Conflict, NotFound
-from airflow_provider_taskhub.storage.embedded.journal import Change, identifier
+from airflow_provider_taskhub.storage.embedded.journal import Change, absent, identifier
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Message,
@@ -27,13 +27,15 @@ _LOW = (1 << 64) - 1
 
 
 def put(change: Change, operation: PutMessage) -> Receipt:
-    queue = identifier(change.connection, "queues", operation.queue)
     now, number = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
-    change.connection.execute(
-        "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) VALUES (?, ?, ?, ?, ?, 0, ?)",
-        (number, queue, visible, now, number, operation.text),
+    put = change.connection.execute(
+        "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) "
+        "SELECT ?, id, ?, ?, ?, 0, ? FROM queues WHERE name = ?",
+        (number, visible, now, number, operation.text, operation.queue),
     )
+    if put.rowcount == 0:
+        raise absent("queue", operation.queue)
     change.touch(operation.queue, visible)
     return _receipt(change.identity, number, number, visible)
 
@@ -52,11 +54,11 @@ def update(change: Change, operation: UpdateMessage) -> Receipt:
 
 
 def delete(change: Change, operation: DeleteMessage) -> None:
-    identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
     try:
         number, _ = _claimed(change, operation.queue, operation.message)
     except (Conflict, NotFound):
         if operation.quiet:
+            identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
             return
         raise
     change.connection.execute("DELETE FROM messages WHERE number = ?", (number,))
@@ -65,12 +67,13 @@ def delete(change: Change, operation: DeleteMessage) -> None:
 def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:
     """Number and insertion time of a message whose receipt is still good."""
     held = message if isinstance(message, Receipt) else message.receipt
-    owner = identifier(change.connection, "queues", queue)
     number = _number(change.identity, held.message_id)
     row = change.connection.execute(
-        "SELECT receipt, inserted FROM messages WHERE number = ? AND queue = ?", (number, owner)
+        "SELECT receipt, inserted FROM messages WHERE number = ? AND queue = (SELECT id FROM queues WHERE name = ?)",
+        (number, queue),
     ).fetchone()
     if row is None:
+        identifier(change.connection, "queues", queue)
         raise NotFound(f"message {held.message_id} is not in queue {queue!r}")
     if str(row[0]) != held.pop_receipt:
         raise Conflict(f"message {held.message_id} of queue {queue!r}: pop receipt {held.pop_receipt!r} is stale")

@@ -42,6 +42,8 @@ def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], st
 
 def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[EtagOf], str]) -> str:
     entity = row.entity
+    if row.verb is RowVerb.UPSERT_REPLACE:
+        return _store(change, table, entity, None, columns.dump(columns.pack_all(entity.properties)))
     found = change.connection.execute(
         "SELECT number, etag, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
         (table, entity.partition_key, entity.row_key),
@@ -80,7 +82,8 @@ def _store(change: Change, table: int, entity: Entity, number: int | None, data:
     etag, now = change.next(), change.now()
     if number is None:
         change.connection.execute(
-            "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (tbl, pk, rk) DO UPDATE SET etag = excluded.etag, ts = excluded.ts, data = excluded.data",
             (table, entity.partition_key, entity.row_key, etag, now, data),
         )
     else:
