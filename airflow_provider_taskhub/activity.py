@@ -40,7 +40,8 @@ class ActivityInfo:
     """The call that is being carried out.
 
     :param task_id: number of the call in its orchestration's history.
-    :param attempt: from 1; grows with every try, tries lost with a worker included.
+    :param attempt: from 1; grows with every try of this call that was lost with its executor or worker. A retry by
+        a ``RetryPolicy`` is a call of its own, with a ``task_id`` and an ``idempotency_key`` of its own.
     :param idempotency_key: the same for every attempt of one call, and for nothing else: safe to deduplicate effects
         by.
     """

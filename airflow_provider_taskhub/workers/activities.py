@@ -23,6 +23,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskFailed,
     TaskScheduled,
 )
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
@@ -36,6 +37,7 @@ from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Entity, Step, Unit
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.slots import Slots
 
 log = structlog.get_logger(__name__)
 
@@ -90,32 +92,20 @@ class Activities:
         adopt: Callable[[Sequence[Held]], None],
     ) -> None:
         self._hub, self._registry, self._runner, self._me = hub, registry, runner, me
-        self._times, self._limit = times, limit
+        self._times = times
         self._dead, self._unknown, self._claims, self._adopt = dead, unknown, claims, adopt
-        self._queue: asyncio.Queue[Held] = asyncio.Queue()
-        self._busy = 0
-        self.reader = reader(lambda: 0 if self.reader.stopping else self.free, self._queue.put_nowait)
-
-    @property
-    def free(self) -> int:
-        """Slots for more work items, running and waiting ones counted (DESIGN §6: no more claims than free slots)."""
-        return max(0, self._limit - self._busy - self._queue.qsize())
-
-    @property
-    def busy(self) -> int:
-        return self._busy
+        self.slots = Slots(limit, hub.clock)
+        self._plain: dict[Held, asyncio.Timeout] = {}
+        self._watch = asyncio.Event()
+        self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.free, self.slots.put)
 
     async def next(self) -> Held:
-        held = await self._queue.get()
-        self._busy += 1
-        return held
+        return await self.slots.take()
 
-    def waiting(self) -> list[Held]:
-        """Work items that nobody has begun; the caller gives them back."""
-        left = []
-        while not self._queue.empty():
-            left.append(self._queue.get_nowait())
-        return left
+    async def relieve(self) -> None:
+        """Give back, for ever, what waits too long for a slot here."""
+        while True:
+            await self.reader.give_back(await self.slots.overdue(), begun=False)
 
     async def process(self, item: Held) -> None:
         try:
@@ -130,8 +120,12 @@ class Activities:
             log.exception("activity_defect", message_id=item.message_id)
             await self.reader.give_back([item], delay=timedelta(seconds=5), failed=True)
         finally:
-            self._busy -= 1
-            self.reader.freed()
+            self._leave(item)
+
+    def _leave(self, held: Held) -> None:
+        """Make room: what is left to do for a work item is the store's work."""
+        self.slots.leave(held)
+        self.reader.freed()
 
     async def _process(self, held: Held) -> None:
         event = held.message.event
@@ -145,12 +139,12 @@ class Activities:
         elif definition.record:
             await self._recorded(held, event, definition)
         else:
-            await self._respond(held, event, await self._run(held, event, definition))
+            await self._unrecorded(held, event, definition)
 
     def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
         """Whether the first delivery came too late; both times are the storage service's own."""
         limit = definition.queue_timeout
-        if limit is None or held.dequeue_count > 1:
+        if limit is None or held.deliveries > 1:
             return None
         waited = held.receipt.next_visible - held.inserted - self._times.visibility
         if waited <= limit:
@@ -164,7 +158,7 @@ class Activities:
         gave_up = self._unknown(event.name)
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
-            await self.reader.give_back([held], delay=unknown_delay(held.dequeue_count))
+            await self.reader.give_back([held], delay=unknown_delay(held.deliveries))
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
         await self._respond(held, event, ActivityOutcome(failure=failure))
@@ -189,21 +183,53 @@ class Activities:
             log=log_name(instance, event.event_id, attempt),
         )
 
+    async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        if held.deliveries > 1 and await self._has_ended(held.message.instance):
+            await self._drop(held, "its instance was ended")
+            return
+        try:
+            async with asyncio.timeout(None) as life:
+                self._plain[held] = life
+                self._watch.set()
+                outcome = await self._run(held, event, definition)
+        except TimeoutError:
+            if not life.expired():
+                raise
+            await self._drop(held, "its instance was ended")
+            return
+        finally:
+            self._plain.pop(held, None)
+        await self._respond(held, event, outcome)
+
+    async def watch(self) -> None:
+        """End activities without a record whose instance has ended, for ever; the others are told by their record."""
+        while True:
+            if not self._plain:
+                self._watch.clear()
+                await self._watch.wait()
+            before = tuple(self._plain)
+            await self._hub.clock.sleep(self._times.renew.total_seconds())
+            for held in before:
+                try:
+                    if held in self._plain and await self._has_ended(held.message.instance) and held in self._plain:
+                        self._plain[held].reschedule(asyncio.get_running_loop().time())
+                except StorageError as error:
+                    log.info("instance_unreadable", message_id=held.message_id, error=str(error))
+
+    async def _has_ended(self, instance: OrchestrationInstance) -> bool:
+        """Whether nobody waits for activities of this start of an instance any more."""
+        row = await self._hub.instance(instance.instance_id)
+        return row is None or row.status.is_final or not same_start(row.execution_id, instance.execution_id)
+
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""
-        first = max(1, held.dequeue_count)
+        first = max(1, held.deliveries)
         for attempt in range(first, first + MAX_CRASHES):
             request = self._request(held, event, definition, attempt=attempt)
             outcome = await self._runner.run(request)
             if not outcome.crashed or attempt == first + MAX_CRASHES - 1:
                 return outcome
-            log.warning(
-                "executor_crashed",
-                activity=request.name,
-                instance_id=request.instance.instance_id,
-                task_id=request.task_id,
-                error=outcome.failure.error_message if outcome.failure else "",
-            )
+            _warn_of_crash(request, outcome)
         raise AssertionError("unreachable")
 
     # recorded
@@ -225,6 +251,7 @@ class Activities:
                 await self._lost(attempt, "its worker stopped")
                 raise
             if outcome.crashed and record.attempt < MAX_CRASHES:
+                _warn_of_crash(request, outcome)
                 await self._lost(attempt, outcome.failure.error_message if outcome.failure else "executor crashed")
                 continue
             await self._record_outcome(held, event, attempt, outcome)
@@ -427,6 +454,7 @@ class Activities:
         self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, before: tuple[Step, ...] = ()
     ) -> None:
         """Put the response, delete the work item."""
+        self._leave(held)
         target = held.message.instance
         queue = self._hub.queue_of(target.instance_id)
         room, claim = self._claims(queue)
@@ -470,6 +498,18 @@ class Activities:
 def action_of(held: Held, event: TaskScheduled) -> str:
     """Identity of the action, else of the message that brings it (.NET)."""
     return event.taskhub_action_id or str(held.envelope.activity_id)
+
+
+def _warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
+    """The attempt is lost, and another one follows."""
+    log.warning(
+        "executor_crashed",
+        activity=request.name,
+        instance_id=request.instance.instance_id,
+        task_id=request.task_id,
+        attempt=request.attempt,
+        error=outcome.failure.error_message if outcome.failure else "",
+    )
 
 
 def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:

@@ -33,6 +33,8 @@ IDLE_CHECKS = 6
 ABSENCE_CHECK = 5.0
 POLLS_WHILE_BUSY = 80
 """Receives a second, over all partitions, that traffic in one of them may cost (50 ms a partition at four)."""
+SETTLING = 256
+"""Activities that have ended, and whose responses are on their way to the store."""
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
 
@@ -143,7 +145,7 @@ class Backend:
             claims=self._claims,
             adopt=self._adopt,
         )
-        self.activities = Dispatcher("activities", self.work, settings.activities)
+        self.activities = Dispatcher("activities", self.work, settings.activities + SETTLING)
 
     @property
     def buffered(self) -> int:
@@ -166,6 +168,8 @@ class Backend:
             self._spawn("orchestrations", self.orchestrations.run())
         if ACTIVITY in self.roles:
             self._spawn("activities", self.activities.run())
+            self._spawn("overdue", self.work.relieve())
+            self._spawn("plain activities", self.work.watch())
             self._spawn(self.work.reader.queue, self.work.reader.run())
 
     async def drain(self, timeout: float) -> None:
@@ -177,7 +181,7 @@ class Backend:
         if ACTIVITY in self.roles:
             await self.work.reader.stop()
             self._end("activities")
-            await self.work.reader.give_back(self.work.waiting())
+            await self.work.reader.give_back(self.work.slots.clear(), begun=False)
             await self.activities.drain(timeout)
 
     async def stop(self) -> None:
@@ -297,7 +301,7 @@ class Backend:
     def _claims(self, queue: str) -> tuple[int, timedelta]:
         """How many messages this worker may claim with a put, and for how long (DESIGN §6)."""
         if queue == self.hub.names.work_items:
-            free = self.work.free if ACTIVITY in self.roles and not self.work.reader.stopping else 0
+            free = self.work.slots.free if ACTIVITY in self.roles and not self.work.reader.stopping else 0
             return free, self._visibility
         reader = self._readers.get(queue)
         if reader is None or reader.stopping:
@@ -313,13 +317,13 @@ class Backend:
         for held in messages:
             reader: Reader | None = self._readers.get(held.queue)
             if held.queue == self.hub.names.work_items:
-                reader = self.work.reader if self.work.free > 0 else None
+                reader = self.work.reader if self.work.slots.free > 0 else None
             if reader is None or reader.stopping:
                 back.append(held)
             else:
                 reader.adopt(held)
         if back:
-            task = asyncio.create_task(self.work.reader.give_back(back))
+            task = asyncio.create_task(self.work.reader.give_back(back, begun=False))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 

@@ -43,7 +43,7 @@ class Health:
         tenures: Sequence[Tenure] = self.owner.tenures
         lines = [
             _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
-            _metric("taskhub_activities_running", backend.work.busy, "Activities under way."),
+            _metric("taskhub_activities_running", backend.work.slots.busy, "Activities under way."),
             _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),
             _metric("taskhub_sessions", len(backend.sessions), "Instances in memory."),
             _metric("taskhub_messages_buffered", backend.buffered, "Messages prefetched and not yet taken."),

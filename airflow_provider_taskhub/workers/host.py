@@ -140,7 +140,7 @@ class Host:
                 apps={app.name: app.version for app in apps},
                 orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
                 activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
-                running=backend.work.busy,
+                running=backend.work.slots.busy,
             )
 
         owner = OwnerThread(

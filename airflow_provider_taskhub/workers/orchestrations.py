@@ -60,6 +60,8 @@ log = structlog.get_logger(__name__)
 LOOK_TIMES = 10
 LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
+SHOWN_ERROR = 500
+"""Characters of a failure in the worker's log."""
 CANCEL_AFTER = 6
 """Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
 CANCEL_TRIES = 6
@@ -76,6 +78,7 @@ class Live:
     execution: Execution
     stored: Stored
     execution_id: str | None
+    name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     scheduled: set[int] = field(default_factory=set)
     open_tasks: set[int] = field(default_factory=set)
@@ -105,7 +108,7 @@ class Live:
                 case TaskCompleted() | TaskFailed():
                     self.open_tasks.discard(event.task_scheduled_id)
                 case ExecutionStarted():
-                    self.tags = dict(event.tags or {})
+                    self.name, self.tags = event.name, dict(event.tags or {})
                 case ExecutionCompleted():
                     self.ended = event.status
 
@@ -451,7 +454,7 @@ class Orchestrations:
             gave_up = self._unknown(error.name)
             if gave_up is None:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-                await reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count))
+                await reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
                 return
             failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True)
             episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
@@ -479,7 +482,15 @@ class Orchestrations:
         if episode.completed is None:
             self._keep(session, live)
             return
-        log.info("instance_ended", instance_id=session.instance_id, status=str(episode.status))
+        failure = episode.completed.failure
+        log.log(
+            logging.WARNING if episode.status is Status.FAILED else logging.INFO,
+            "instance_ended",
+            instance_id=session.instance_id,
+            orchestrator=live.name,
+            status=str(episode.status),
+            **({"error": f"{failure.error_type}: {failure.error_message}"[:SHOWN_ERROR]} if failure else {}),
+        )
         self._sessions.keep(session, None)
         if live.open_tasks:
             await self._cancel_activities(session.instance_id)
@@ -527,4 +538,4 @@ def _judged(held: Held, facts: Facts) -> Judged:
 
 def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
     """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
-    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1
+    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.deliveries == 1

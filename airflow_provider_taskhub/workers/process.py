@@ -409,8 +409,12 @@ class Executor:
             groups.kill(self._process.pid)
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
+        """What the process's children and Java write, and Python below ``sys.stdout``: the executor's own log, and the
+        attempt's while there is only one that can have written it."""
         while data := await stream.read(64 * 1024):
             self._output.add(data)
+            if len(self._attempts) == 1:
+                next(iter(self._attempts.values())).output.add(data)
 
     def _handle(self, message: Message) -> None:
         match message:

@@ -159,12 +159,26 @@ async def test_storage_that_fails_costs_log_lines_only(make_pool: PoolMaker) -> 
     assert outcome.log_tail == ("line 000000000", "line 000000001", "line 000000002")
 
 
-async def test_what_no_attempt_wrote_goes_to_the_executors_log(pool: ExecutorPool, logs: Logs) -> None:
+async def test_what_children_of_the_only_attempt_wrote_is_in_its_log_too(pool: ExecutorPool, logs: Logs) -> None:
     assert (await pool.run(request("fork", input=None))).result == "0"
-    assert (await pool.run(request("shell", input=None))).failure is None
+    outcome = await pool.run(request("shell", input=None))
+    assert outcome.log_tail == ("from a subprocess",)
     await pool.stop(timedelta(0))
+    assert logs.lines("attempt.log") == ["from the fork", "from a subprocess"]
     assert logs.lines("executors/worker/plain-1.1.log") == ["from the fork", "from a subprocess"]
-    assert "attempt.log" not in logs.written
+
+
+async def test_what_one_of_several_attempts_wrote_is_in_the_executors_log(
+    pool: ExecutorPool, logs: Logs, tmp_path: pathlib.Path
+) -> None:
+    waiting = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "a"], log="a.log")))
+    await until(lambda: started(tmp_path, "a"), "a has begun")
+    assert (await pool.run(request("shell", input=None))).failure is None
+    (tmp_path / "a.go").touch()
+    await waiting
+    await pool.stop(timedelta(0))
+    assert logs.lines("executors/worker/plain-1.1.log") == ["from a subprocess"]
+    assert not {"attempt.log", "a.log"} & logs.written.keys()
 
 
 async def test_a_thousand_activities(make_pool: PoolMaker) -> None:

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
-from airflow_provider_taskhub.storage.primitives import Message, Store
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, Message, Store
 
 log = structlog.get_logger(__name__)
 
@@ -121,12 +121,17 @@ class Reader:
         await self._stopped.wait()
 
     async def give_back(
-        self, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
+        self,
+        messages: Iterable[Held],
+        *,
+        delay: timedelta = timedelta(0),
+        failed: bool = False,
+        begun: bool = True,
     ) -> None:
         """Make messages receivable again, by whoever reads the queue next."""
         messages = tuple(messages)
         self.release(messages)
-        await give_back(self._store, messages, delay=delay, failed=failed)
+        await give_back(self._store, messages, delay=delay, failed=failed, begun=begun)
 
     async def run(self) -> None:
         """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
@@ -157,7 +162,7 @@ class Reader:
             return
         self.last_poll = sent = self._clock.monotonic()
         self._woken.clear()  # before the receive: a stop or a wake that comes during it must end the wait after it
-        messages = await self._store.receive(self.queue, limit=room, visibility=self._visibility)
+        messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self._visibility)
         if not messages:
             await self._wait()
             return

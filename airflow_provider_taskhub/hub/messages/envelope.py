@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, Orch
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.keys import message_folder
-from airflow_provider_taskhub.hub.layouts import BASE, EVENT_ID, HISTORY, LAYOUTS, Layout, Member, Where
+from airflow_provider_taskhub.hub.layouts import EVENT_ID, HISTORY, LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind, Members
 from airflow_provider_taskhub.storage.primitives import PutBlob
 
@@ -29,6 +30,8 @@ SPILL_BYTES = 45 * 1024
 NO_ACTIVITY = UUID(int=0)
 FAILURES = "TaskHubFailures"
 """Our own member: how often processing the message has failed (DESIGN §6)."""
+DELIVERIES = "TaskHubDeliveries"
+"""Our own member: see :class:`Envelope`."""
 
 _DATA = "DurableTask.AzureStorage.MessageData"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -74,6 +77,8 @@ class Envelope:
     :param episode: OrchestratorStarted events of the generation that the sender had loaded; None from clients.
     :param sender: None in a wrapper; two empty strings from clients.
     :param failures: failed processings so far; ours alone.
+    :param deliveries: what the queue's dequeue count does not know; ours alone: one more when the message was claimed
+        by the worker that put it, one less each time it was given back before anything of it was begun.
     """
 
     activity_id: UUID
@@ -84,6 +89,7 @@ class Envelope:
     sender: OrchestrationInstance | None = None
     trace_context: str | None = None
     failures: int = 0
+    deliveries: int = 0
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -114,12 +120,20 @@ def _data(envelope: Envelope) -> dict[str, Any]:
     data["SerializableTraceContext"] = envelope.trace_context
     if envelope.failures:
         data[FAILURES] = envelope.failures
+    if envelope.deliveries:
+        data[DELIVERIES] = envelope.deliveries
     return data
 
 
 def _wrapper(envelope: Envelope) -> dict[str, Any]:
-    """Nothing but the blob's name, and our own count of failures."""
-    bare = Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=envelope.blob_name, failures=envelope.failures)
+    """Nothing but the blob's name, and our own counts."""
+    bare = Envelope(
+        activity_id=NO_ACTIVITY,
+        message=None,
+        blob_name=envelope.blob_name,
+        failures=envelope.failures,
+        deliveries=envelope.deliveries,
+    )
     return _data(bare)
 
 
@@ -136,18 +150,19 @@ def _message(message: TaskMessage) -> dict[str, Any]:
 
 
 def _event(event: HistoryEvent) -> dict[str, Any]:
-    layout = LAYOUTS[event.event_type]
+    layout = LAYOUT_OF[type(event)]
+    before, after = layout.message
     data: dict[str, Any] = {"$type": HISTORY + layout.name}
-    _write_members(data, event, layout.before)
+    _write_members(data, event, before)
     data["EventType"] = int(event.event_type)
-    _write_members(data, event, (*layout.after, *BASE, *layout.own))
+    _write_members(data, event, after)
     return data
 
 
 def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[Member, ...]) -> None:
     for member in members:
         value = getattr(event, member.field)
-        if Where.MESSAGE in member.where and not (member.ours and value is None):
+        if value is not None or not member.ours:
             data[member.name] = wire.write(member.kind, value, typed=True)
 
 
@@ -160,7 +175,9 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
     if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # ASCII: a character is a byte
         return text, None
     name = _blob_name(envelope.activity_id, envelope.message)
-    return encode(replace(envelope, blob_name=name)), PutBlob(container=container, name=name, data=compress(text))
+    return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
+        container=container, name=name, data=compress(text)
+    )
 
 
 def _blob_name(activity_id: UUID, message: TaskMessage) -> str:
@@ -192,14 +209,14 @@ def blob_of(envelope: Envelope) -> str | None:
 def unspill(wrapper: Envelope, text: str) -> Envelope:
     """The message that a wrapper stands for.
 
-    It keeps the wrapper's blob name and failures, so that :func:`encode` writes the wrapper again.
+    It keeps the wrapper's blob name and counts, so that :func:`encode` writes the wrapper again.
 
     :param text: of the blob, decompressed. :raises MessageError: when that is no message.
     """
     inner = decode(text)
     if inner.message is None:
         raise MessageError(f"blob {wrapper.blob_name!r} holds no message, but a wrapper or nothing")
-    return replace(inner, blob_name=wrapper.blob_name, failures=wrapper.failures)
+    return replace(inner, blob_name=wrapper.blob_name, failures=wrapper.failures, deliveries=wrapper.deliveries)
 
 
 def _parse(text: str) -> Any:
@@ -207,7 +224,7 @@ def _parse(text: str) -> Any:
     if not plain.startswith("{"):
         plain = _unbase64(plain)
     try:
-        value = json.loads(plain, parse_constant=_refuse_constant)
+        value = _DECODER.decode(plain)
         _check_surrogates(plain, value)
     except MessageError:
         raise
@@ -229,6 +246,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _unbase64(text: str) -> str:
     try:
         return base64.b64decode(text.strip(), validate=True).decode("utf-8-sig").lstrip()
@@ -237,10 +257,12 @@ def _unbase64(text: str) -> str:
 
 
 def _read_data(data: Members) -> Envelope:
-    failures = data.get(FAILURES, Kind.INT) or 0
+    failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
     if blob_name:  # the message in the blob counts, entirely (spec §2.3)
-        return Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=blob_name, failures=failures)
+        return Envelope(
+            activity_id=NO_ACTIVITY, message=None, blob_name=blob_name, failures=failures, deliveries=deliveries
+        )
     if not data.has("TaskMessage"):
         raise MessageError("MessageData has neither a TaskMessage nor a CompressedBlobName")
     return Envelope(
@@ -251,6 +273,7 @@ def _read_data(data: Members) -> Envelope:
         sender=_read_sender(data.raw("Sender")),
         trace_context=_as_text(data.raw("SerializableTraceContext")),
         failures=failures,
+        deliveries=deliveries,
     )
 
 
@@ -306,9 +329,7 @@ def _read_event(event: Members) -> HistoryEvent:
     if layout is None:
         raise MessageError(f"TaskMessage.Event is a {event_type.name}, which no message carries")
     values: dict[str, Any] = {}
-    for member in layout.members:
-        if Where.MESSAGE not in member.where:
-            continue
+    for member in chain(*layout.message):
         required = member.required or (member is EVENT_ID and event_type in _SCHEDULING)
         value = event.need(member.name, member.kind) if required else event.get(member.name, member.kind)
         if value is not None:

@@ -54,6 +54,11 @@ class Held:
         return self.envelope.message
 
     @property
+    def deliveries(self) -> int:
+        """How often somebody has begun to process it, or may have; this time included."""
+        return self.dequeue_count + self.envelope.deliveries
+
+    @property
     def message_id(self) -> str:
         return self.receipt.message_id
 
@@ -95,16 +100,24 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
 
 
 async def give_back(
-    store: Store, messages: Iterable[Held], *, delay: timedelta = timedelta(0), failed: bool = False
+    store: Store,
+    messages: Iterable[Held],
+    *,
+    delay: timedelta = timedelta(0),
+    failed: bool = False,
+    begun: bool = True,
 ) -> None:
     """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
 
     :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
+    :param begun: False: this delivery shall not count.
     """
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
     async def one(held: Held) -> None:
-        text = encode(replace(held.envelope, failures=held.envelope.failures + 1)) if failed else None
+        envelope = held.envelope
+        counted = replace(envelope, failures=envelope.failures + failed, deliveries=envelope.deliveries - (not begun))
+        text = None if counted == envelope else encode(counted)
         async with gate, held.changing:
             if held.gone:
                 return

@@ -51,7 +51,7 @@ class Letter:
             envelope=self.envelope,
             receipt=receipt,
             inserted=Timestamp(receipt.next_visible.ticks - int(self.claim.total_seconds() * 10_000_000)),
-            dequeue_count=1,
+            dequeue_count=0,
             size=len(self.text),
             claimed=claimed,
         )
@@ -97,22 +97,25 @@ def letter(
     claim: timedelta | None = None,
 ) -> Letter:
     """One message, spilled if it must be. A spilled or delayed one is never claimed."""
+    delay = _delay(event, now)
+    if delay:
+        claim = None
     envelope = Envelope(
         activity_id=UUID(activity_id) if activity_id else uuid4(),
         message=TaskMessage(event=event, instance=target, context_tags=context.context_tags if context else None),
         sequence_number=sequence,
         episode=episode,
         sender=sender,
+        deliveries=1 if claim else 0,
     )
     text, blob = spill(envelope, names.large_messages)
-    delay = _delay(event, now)
     return Letter(
         queue=queue,
         text=text,
         envelope=envelope,
         blob=blob,
         delay=delay,
-        claim=None if delay or blob else claim,
+        claim=None if blob else claim,
     )
 
 

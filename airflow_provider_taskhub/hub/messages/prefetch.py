@@ -6,8 +6,6 @@ import math
 import random
 from dataclasses import dataclass
 
-from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
-
 FIRST_POLL = 0.05
 """Seconds after the first empty receive (spec §5.1)."""
 
@@ -16,7 +14,7 @@ def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -
     """How many messages the next receive may ask for; 0 while the buffer is full."""
     if buffered_bytes >= limit_bytes:
         return 0
-    return max(0, min(MAX_RECEIVE, limit - buffered))
+    return max(0, limit - buffered)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,86 @@
+"""Slots for activities, and the work items that wait in memory for one.
+
+A worker with nothing but free slots in hand would pay a round trip to the store between two short activities. So it
+takes as many more as it has lately worked off within a moment: next to none when activities take long, since then
+others shall help. What has waited too long nevertheless is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.hub.messages.held import Held
+
+MOMENT = 0.05
+"""Seconds: what ended within the last such moment may be taken ahead for the next."""
+MAX_AHEAD = 256
+PATIENCE = 1.0
+"""Seconds that a work item waits for a slot here before others get it."""
+
+
+class Slots:
+    """:param limit: activities at once."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._limit, self._clock = limit, clock
+        self._running: set[Held] = set()
+        self._waiting: deque[tuple[float, Held]] = deque()
+        self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
+        self._changed = asyncio.Event()
+        self._arrived = asyncio.Event()
+
+    @property
+    def busy(self) -> int:
+        return len(self._running)
+
+    @property
+    def free(self) -> int:
+        """How many more work items this worker may take."""
+        since = self._clock.monotonic() - MOMENT
+        while self._ended and self._ended[0] < since:
+            self._ended.popleft()
+        return max(0, self._limit + len(self._ended) - len(self._running) - len(self._waiting))
+
+    def put(self, held: Held) -> None:
+        """A work item that waits for its slot from now on."""
+        self._waiting.append((self._clock.monotonic(), held))
+        self._changed.set()
+        self._arrived.set()
+
+    async def take(self) -> Held:
+        """The next work item, once there are both it and a slot, which it has until :meth:`leave`."""
+        while not self._waiting or len(self._running) >= self._limit:
+            self._changed.clear()
+            await self._changed.wait()
+        _, held = self._waiting.popleft()
+        self._running.add(held)
+        return held
+
+    def leave(self, held: Held) -> None:
+        """The work item needs no slot any more; told twice is once."""
+        if held in self._running:
+            self._running.remove(held)
+            self._ended.append(self._clock.monotonic())
+            self._changed.set()
+
+    def clear(self) -> list[Held]:
+        """Take out everything that waits; the caller gives it back."""
+        left = [held for _, held in self._waiting]
+        self._waiting.clear()
+        return left
+
+    async def overdue(self) -> list[Held]:
+        """Wait until work items have waited for too long, and take them out; the caller gives them back."""
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            await self._clock.sleep(PATIENCE)
+            since = self._clock.monotonic() - PATIENCE
+            late = []
+            while self._waiting and self._waiting[0][0] <= since:
+                late.append(self._waiting.popleft()[1])
+            if late:
+                return late

@@ -1,0 +1,163 @@
+"""Activities without a record: whether they go on when their instance ends, and how often they were begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
+from airflow_provider_taskhub.engine.events import Status
+from tests.simulation.world import World, running, simulate
+
+
+class Book:
+    """What the activities did."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.cut: list[str] = []
+
+    def app(self) -> App:
+        made = App("plain")
+
+        @made.activity(queue_timeout=timedelta(seconds=8))
+        async def sleep(seconds: float) -> int:
+            self.begun.append(running().attempt)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                self.cut.append(running().instance.instance_id)
+                raise
+            return running().attempt
+
+        @made.orchestrator
+        async def one(ctx: OrchestrationContext, seconds: float) -> Any:
+            try:
+                return await ctx.call_activity(sleep, seconds)
+            except TaskFailedError as error:
+                return str(error)
+
+        @made.orchestrator
+        async def fan(ctx: OrchestrationContext, job: dict[str, float]) -> Any:
+            return await ctx.when_all([ctx.call_activity(sleep, job["seconds"]) for _ in range(int(job["width"]))])
+
+        return made
+
+
+def test_an_activity_of_a_terminated_instance_is_cancelled_and_its_slot_is_free() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), activities=1) as hub:
+            await hub.join("only")
+            await hub.client.start("one", 600.0, instance_id="ended")
+            await asyncio.sleep(3)
+            await hub.client.terminate("ended", "enough", wait=True)
+            await hub.client.start("one", 1.0, instance_id="next")
+            began = hub.clock.monotonic()
+            await hub.wait("next")
+            waited = hub.clock.monotonic() - began
+            await hub.settle()
+            return waited, hub.defects()
+
+    waited, defects = simulate(play)
+    assert book.cut == ["ended"]
+    assert waited < 5, "a renewal's time, not the rest of the activity's 600 s"
+    assert not defects
+
+
+def test_an_activity_of_a_terminated_instance_is_not_run_again_after_its_worker_died() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            first = await hub.join("first", roles=["activity"])
+            await hub.join("decider", roles=["orchestrator"])
+            await hub.client.start("one", 600.0, instance_id="ended")
+            await asyncio.sleep(3)
+            await first.bury()
+            await hub.client.terminate("ended", "enough", wait=True)
+            await hub.join("second", roles=["activity"])
+            await hub.settle()
+            return await hub.client.get("ended")
+
+    assert simulate(play).status is Status.TERMINATED
+    assert book.begun == [1]
+
+
+@pytest.mark.parametrize("handed_over", [True, False], ids=["claimed with its put", "received"])
+def test_a_worker_that_dies_counts_as_an_attempt_and_is_no_wait_for_a_slot(handed_over: bool) -> None:
+    """A claimed put has been delivered once more than the queue knows."""
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            if handed_over:
+                first = await hub.join("first")
+            else:
+                await hub.join("decider", roles=["orchestrator"])
+                first = await hub.join("first", roles=["activity"])
+            await hub.client.start("one", 20.0, instance_id="one")
+            await asyncio.sleep(10)
+            await first.bury()
+            await hub.join("second")
+            return json.loads((await hub.wait("one")).output or "null")
+
+    assert simulate(play) == 2
+    assert book.begun == [1, 2]
+
+
+def test_what_a_stopping_worker_has_not_begun_is_nobodys_attempt() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), activities=1) as hub:
+            first = await hub.join("first")
+            await hub.client.start("fan", {"width": 3, "seconds": 2.0}, instance_id="one")
+            await asyncio.sleep(1)
+            await first.stop()
+            await hub.join("second")
+            return json.loads((await hub.wait("one")).output or "null")
+
+    assert simulate(play) == [1, 1, 1]
+
+
+def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None:
+    """What was taken ahead of the slots, when activities became slow, is given back, as nobody's attempt."""
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), activities=2, orchestrations=1) as hub:
+            first = await hub.join("first")
+            await hub.client.start("fan", {"width": 40, "seconds": 0.0}, instance_id="quick")
+            await hub.wait("quick")
+            slots = first.backend.work.slots
+            ahead = slots.free
+            await hub.client.start("fan", {"width": 12, "seconds": 5.0}, instance_id="slow")
+            await asyncio.sleep(3)
+            waiting = len(slots.clear())
+            return ahead, waiting
+
+    ahead, waiting = simulate(play)
+    assert ahead > 2, "as many more as ended within the last moment"
+    assert waiting == 0
+    assert set(book.begun) == {1}
+
+
+def test_more_slots_than_one_receive_can_fill() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), activities=50) as hub:
+            await hub.join("decider", roles=["orchestrator"])
+            await hub.client.start("fan", {"width": 60, "seconds": 1.0}, instance_id="one")
+            await hub.join("worker", roles=["activity"])
+            await hub.wait("one")
+            return hub.defects()
+
+    assert simulate(play) == []
+    assert len(book.begun) == 60
