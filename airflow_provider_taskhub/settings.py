@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from airflow_provider_taskhub.errors import ConfigurationError
 
+PREFIX = "TASKHUB_"
+_BESIDE = ("HOME", "CONFIG", "DEMO_RUN")
+"""Variables that are no settings: see :func:`home` and :func:`_file`; the last is the mark of a demo's processes."""
 _HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
 LEASE_MARGIN = timedelta(milliseconds=500)
 """Least distance between renew, give up and take: scheduling noise of a loaded machine."""
@@ -30,6 +36,10 @@ LEASE_MARGIN = timedelta(milliseconds=500)
 def home() -> Path:
     """``$TASKHUB_HOME``, else ``~/.taskhub``: the embedded hub, its logs and the lock files of incarnations."""
     return Path(os.environ.get("TASKHUB_HOME") or Path.home() / ".taskhub").expanduser().absolute()
+
+
+def _file() -> Path:
+    return Path(os.environ.get("TASKHUB_CONFIG") or home() / "config.toml")
 
 
 def hub_name(value: str) -> str:
@@ -91,7 +101,7 @@ class Settings(BaseSettings):
     """Everything a process of TaskHub can be told. Immutable; secrets are masked in its repr."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="TASKHUB_", env_nested_delimiter="__", env_ignore_empty=True
+        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
     )
 
     hub: str = "TaskHub"
@@ -136,8 +146,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = Path(os.environ.get("TASKHUB_CONFIG") or home() / "config.toml")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
 
     @property
     def embedded(self) -> bool:
@@ -157,13 +166,49 @@ class Settings(BaseSettings):
 def load_settings(**arguments: object) -> Settings:
     """Settings from arguments, environment and file.
 
-    :raises ConfigurationError: one line per wrong value, naming it; never the value of a secret.
+    :raises ConfigurationError: naming each wrong value; never the value of a secret.
     """
+    given = {name: value for name, value in arguments.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in arguments.items() if value is not None})  # type: ignore[arg-type]  # pydantic validates
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic validates
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors(include_url=False, include_input=False)
-        ]
-        raise ConfigurationError("; ".join(lines)) from None
+        raise ConfigurationError("; ".join(_told(item, given) for item in error.errors())) from None
+    except SettingsError as error:
+        raise ConfigurationError(f"environment: {error}: {error.__cause__}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{_file()} is not TOML: {error}") from None
+
+
+def unread(names: Iterable[str]) -> list[str]:
+    """Variables of the environment that look like TaskHub's and that nothing reads: misspelt ones."""
+    nested = ("LEASE", "SPARK")
+    known = {name.upper() for name in Settings.model_fields} | set(_BESIDE)
+    found = []
+    for name in names:
+        setting, inner, _ = name.upper().removeprefix(PREFIX).partition("__")
+        if name.upper().startswith(PREFIX) and (setting not in known or (inner and setting not in nested)):
+            found.append(name)
+    return sorted(found)
+
+
+def _told(item: Any, arguments: Iterable[str]) -> str:
+    """One of pydantic's errors: which setting, its value, what it may be."""
+    path = [str(part) for part in item["loc"]]
+    variable = PREFIX + "__".join(path).upper()
+    name, place = ".".join(path) or "settings", ""
+    if path and path[0] not in arguments:
+        wanted = f"{variable}__"
+        given = [f"{one.upper()}__" for one in os.environ if one.upper().startswith(PREFIX)]
+        if any(one.startswith(wanted) or wanted.startswith(one) for one in given):
+            name = variable
+        else:
+            place = f" (in {_file()})"
+    if item["type"] == "extra_forbidden":
+        return f"{name}: there is no such setting{place}"
+    text = item["msg"].removeprefix("Value error, ")
+    if item["type"].startswith("time_delta"):
+        text = "give a duration such as PT30S"
+    value = repr(item["input"])
+    # of Spark's configuration only the names are known to be no secrets
+    shown = isinstance(item["input"], str | int | float) and path[:1] not in (["connection"], ["spark"])
+    return f"{name}{f' is {value}' if shown and value not in text else ''}: {text}{place}"

@@ -1,0 +1,77 @@
+"""Settings: what is said about a wrong one, and about one that nothing reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.settings import load_settings, unread
+
+SECRET = "AccountKey=c2VjcmV0"
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
+    monkeypatch.delenv("TASKHUB_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TASKHUB_PARTITIONS", "abc", "TASKHUB_PARTITIONS is 'abc': Input should be a valid integer"),
+        ("TASKHUB_ACTIVITIES", "0", "TASKHUB_ACTIVITIES is '0': Input should be greater than or equal to 1"),
+        ("TASKHUB_MAX_POLLING", "30", "TASKHUB_MAX_POLLING is '30': give a duration such as PT30S"),
+        ("TASKHUB_LEASE__TAKE", "soon", "TASKHUB_LEASE__TAKE is 'soon': give a duration such as PT30S"),
+        ("TASKHUB_LEASE__TAKE", "PT1S", "TASKHUB_LEASE: lease times must keep renew < give_up < take"),
+        ("TASKHUB_LEASE", "abc", "TASKHUB_LEASE is 'abc': "),
+        ("TASKHUB_LEASE", '{"take": "soon"}', "TASKHUB_LEASE__TAKE is 'soon'"),
+        ("TASKHUB_LEASE__TAKES", "PT1S", "TASKHUB_LEASE__TAKES: there is no such setting"),
+        ("TASKHUB_HUB", "9lives", "TASKHUB_HUB: hub name '9lives' cannot name"),
+        ("TASKHUB_SPARK__CONF", "{no", 'field "spark"'),
+    ],
+)
+def test_a_wrong_variable_is_named_with_its_value(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(hub=None, partitions=None, activities=None)
+    assert says in str(caught.value)
+
+
+def test_a_wrong_value_of_the_file_or_of_an_argument_is_named_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^partitions is 0: Input should be greater"):
+        load_settings(partitions=0)
+    (tmp_path / "config.toml").write_text("[lease]\ntake = 'soon'\n")
+    with pytest.raises(ConfigurationError, match=r"^lease\.take is 'soon': .*config\.toml"):
+        load_settings()
+    (tmp_path / "config.toml").write_text("partitions 3\n")
+    with pytest.raises(ConfigurationError, match=r"config\.toml"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"conection = '{SECRET}'",
+        f"[connection]\nkey = '{SECRET}'",
+        f"[spark.conf]\nkey = ['{SECRET}']",
+        f"[spark]\nkey = '{SECRET}'",
+        f"spark = '{SECRET}'",
+    ],
+)
+def test_no_error_tells_a_secret(tmp_path: Path, file: str) -> None:
+    (tmp_path / "config.toml").write_text(file)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert SECRET not in str(caught.value)
+
+
+def test_variables_that_nothing_reads() -> None:
+    read = ("HUB", "CONNECTION", "HOME", "CONFIG", "LEASE", "LEASE__TAKE", "SPARK__CONF", "MAX_POLLING", "DEMO_RUN")
+    assert unread({f"TASKHUB_{name}": "1" for name in read} | {"taskhub_hub": "x", "HUB": "x"}) == []
+    bogus = {"TASKHUB_BOGUS": "1", "TASKHUB_CONNECTION_STRING": SECRET, "TASKHUB_HUB__X": "1"}
+    assert unread(bogus) == sorted(bogus)
