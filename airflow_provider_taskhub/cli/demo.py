@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
+from airflow_provider_taskhub.cli.output import WIDE, writer
 from airflow_provider_taskhub.cli.processes import Processes
 from airflow_provider_taskhub.cli.screen import Screen, answer_tables, attempts_table, stages_table
 from airflow_provider_taskhub.cli.stage import DemoError, Outcome, Stage
@@ -56,7 +58,7 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="Where to write; default: .demo in the checkout.")] = None,
 ) -> None:
     """Airflow, two workers and Spark on this machine: a pipeline runs, a worker is killed, the pipeline goes on."""
-    console = Console()
+    console = writer(width=None if sys.stdout.isatty() else WIDE)
     try:
         checkout = _checkout()
         plan = Plan(
@@ -69,10 +71,10 @@ def demo(
         )
         status = _play(plan, console)
     except KeyboardInterrupt:
-        console.print("[yellow]interrupted; nothing is left running[/]")
+        console.print("interrupted; nothing is left running", style="yellow")
         status = INTERRUPTED
     except ConfigurationError as error:
-        console.print(f"[red]{escape(str(error))}[/]", highlight=False)
+        console.print(str(error), style="red")
         status = 2
     raise typer.Exit(status)
 
@@ -91,8 +93,8 @@ def _play(plan: Plan, console: Console) -> int:
         except ConfigurationError:
             raise
         except TaskHubError as error:
-            console.print(f"[red]the demo failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            console.print(f"All logs: {plan.folder / 'logs'}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble(("the demo failed:", "red"), f" {error}"), soft_wrap=True)
+            console.print(f"All logs: {plan.folder / 'logs'}", soft_wrap=True)
             return 1
 
 
@@ -112,7 +114,7 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
                     outcome = await stage.run(f"{storage}-{number:03d}-{int(time.time())}", plan.months)
                     outcomes.append(outcome)
                     _compare(outcomes)
-                    screen.say(f"[green]run {number} of {plan.runs} on {storage}[/]: {_line(outcome)}")
+                    screen.say((f"run {number} of {plan.runs} on {storage}", "green"), f": {_line(outcome)}")
                 _write(plan.folder / "result.json", outcomes)
                 if plan.runs == 1:
                     screen.now("done")
@@ -120,7 +122,7 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
                 if plan.keep:
                     await _keep(stage, screen)
     if len(outcomes) > 1:
-        console.print(f"[green]{len(outcomes)} runs, {len(outcomes)} kills, the same numbers every time[/]")
+        console.print(f"{len(outcomes)} runs, {len(outcomes)} kills, the same numbers every time", style="green")
     return 0
 
 
@@ -168,9 +170,9 @@ def _print(outcome: Outcome, console: Console) -> None:
     console.print()
     console.print(attempts_table(outcome.attempts))
     report = outcome.answer["report"]
-    console.print(f"\nReport   {Path(report['html']).as_uri()}", soft_wrap=True, highlight=False)
-    console.print(f"Parquet  {report['parquet']}", soft_wrap=True, highlight=False)
-    console.print(f"Airflow  {outcome.url}", soft_wrap=True, highlight=False)
+    console.print(f"\nReport   {Path(report['html']).as_uri()}", soft_wrap=True)
+    console.print(f"Parquet  {report['parquet']}", soft_wrap=True)
+    console.print(f"Airflow  {outcome.url}", soft_wrap=True)
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:

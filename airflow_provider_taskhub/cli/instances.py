@@ -12,7 +12,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound
@@ -106,7 +106,7 @@ def start(
         if not wait:
             return state
         if not json:
-            errors.print(f"instance {state.instance_id}", highlight=False)
+            errors.print(f"instance {state.instance_id}", soft_wrap=True)
         return await _watch(client, state.instance_id, None, quiet=json)
 
     _finish(_with_client(hub, work), json=json, ended=wait)
@@ -115,7 +115,7 @@ def start(
 @app.command()
 def wait(
     instance_id: InstanceId,
-    timeout: Annotated[float | None, typer.Option(help="Seconds; exit status 6 when they are over.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when they are over.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
@@ -163,7 +163,7 @@ def logs(
         as_json(found)
         return
     for item in found:
-        console.rule(f"{item['activity']} #{item['task_id']}, attempt {item['attempt']}", align="left")
+        console.print(f"── {item['activity']} #{item['task_id']}, attempt {item['attempt']} ──", soft_wrap=True)
         typer.echo(item["log"])
 
 
@@ -233,11 +233,7 @@ async def _warn_if_nobody(client: Client, orchestrator: str) -> None:
         return
     known = sorted({name for member in members for name in member.orchestrators})
     there = f"workers here have {', '.join(known[:20]) or 'none'}" if members else "no worker is running"
-    errors.print(
-        f"[yellow]warning:[/yellow] nobody has orchestrator {orchestrator!r} now ({there}): the instance waits",
-        soft_wrap=True,
-        highlight=False,
-    )
+    warn(f"nobody has orchestrator {orchestrator!r} now ({there}): the instance waits")
 
 
 def _value(text: str | None, option: str) -> Any:
@@ -265,7 +261,7 @@ async def _watch(client: Client, instance_id: str, timeout: float | None, *, qui
     if quiet or not errors.is_terminal:
         return await client.wait(instance_id, timeout=limit)
     waiting = asyncio.create_task(client.wait(instance_id, timeout=limit))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         line = progress.add_task("waiting")
         while not waiting.done():
@@ -298,7 +294,6 @@ def _finish(state: InstanceState, *, json: bool, ended: bool) -> None:
 
 def _print_state(state: InstanceState) -> None:
     rows: list[tuple[str, object]] = [
-        ("id", state.instance_id),
         ("orchestrator", state.name + (f" version {state.version}" if state.version else "")),
         ("status", state.status),
         ("created", state.created),
@@ -308,7 +303,7 @@ def _print_state(state: InstanceState) -> None:
         ("input", _short(state.input)),
         ("output", _short(state.output)),
     ]
-    table("instance", ("", ""), [row for row in rows if row[1] not in (None, "")])
+    table(f"instance {state.instance_id}", ("", ""), [row for row in rows if row[1] not in (None, "")])
 
 
 def _print_activities(records: tuple[ActivityRecord, ...]) -> None:

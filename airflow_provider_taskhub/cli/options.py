@@ -21,4 +21,4 @@ def settings_of(**arguments: object) -> Settings:
     try:
         return load_settings(**arguments)
     except ConfigurationError as error:
-        fail(str(error).replace("[", r"\["), Exit.USAGE)
+        fail(str(error), Exit.USAGE)

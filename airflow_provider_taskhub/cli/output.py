@@ -11,8 +11,11 @@ from enum import Enum, IntEnum
 from typing import Any, NoReturn, TypeVar
 
 import typer
+from rich.box import HEAVY_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import (
@@ -26,8 +29,19 @@ from airflow_provider_taskhub.errors import (
 
 T = TypeVar("T")
 
-console = Console()
-errors = Console(stderr=True)
+WIDE = 100_000
+"""Columns of an output that is no terminal: nothing in it is folded or cut."""
+_LEAST = 8
+"""To how many characters a column may fold and still be read."""
+
+
+def writer(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that prints texts as they are: ids and messages are users' words, and may look like markup."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+console = writer()
+errors = writer(stderr=True)
 
 
 class Exit(IntEnum):
@@ -63,19 +77,38 @@ def as_json(value: Any) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table for people."""
-    made = Table(title=title, title_justify="left", header_style="bold")
+    """A table for people. Its ids stay in one piece, so that they can be copied: they are in a column named ``id``.
+
+    A frame is only for a terminal with room for ids; elsewhere each row is one line, which a narrow terminal wraps.
+    """
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    ids = max((cell_len(row[columns.index("id")]) for row in texts), default=0) if "id" in columns else 0
+    framed = sys.stdout.isatty() and ids + _LEAST * (len(columns) - 1) + 3 * len(columns) + 1 <= console.width
+    made = Table(box=HEAVY_HEAD if framed else None, pad_edge=framed, show_header=any(columns), header_style="bold")
     for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
-    console.print(made)
+        made.add_column(column, overflow="fold", no_wrap=framed and column == "id")
+    for row in texts:
+        made.add_row(*map(Text, row))
+    console.print(title, style="table.title", soft_wrap=True)
+    if framed:
+        console.print(made)
+        return
+    wide = writer(width=WIDE)
+    with wide.capture() as printed:
+        wide.print(made)
+    for line in printed.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def fail(message: str, code: Exit) -> NoReturn:
     """One line on standard error, and the exit code."""
-    errors.print(f"[red]taskhub:[/red] {message}", highlight=False, markup=True, soft_wrap=True)
+    errors.print(Text.assemble(("taskhub:", "red"), f" {message}"), soft_wrap=True)
     raise typer.Exit(int(code))
+
+
+def warn(message: str) -> None:
+    """One line on standard error."""
+    errors.print(Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=True)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -83,20 +116,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except InstanceNotFound as error:
-        fail(_escaped(error), Exit.NOT_FOUND)
+        fail(str(error), Exit.NOT_FOUND)
     except InstanceExists as error:
-        fail(_escaped(error), Exit.EXISTS)
+        fail(str(error), Exit.EXISTS)
     except (ConfigurationError, InputError) as error:
-        fail(_escaped(error), Exit.USAGE)
+        fail(str(error), Exit.USAGE)
     except StorageError as error:
-        fail(f"{type(error).__name__}: {_escaped(error)}", Exit.UNAVAILABLE)
+        fail(f"{type(error).__name__}: {error}", Exit.UNAVAILABLE)
     except TimeoutError as error:
-        fail(_escaped(error), Exit.TIMEOUT)
+        fail(str(error), Exit.TIMEOUT)
     except TaskHubError as error:
-        fail(_escaped(error), Exit.FAILED)
+        fail(str(error), Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _escaped(error: Exception) -> str:
-    return str(error).replace("[", r"\[")

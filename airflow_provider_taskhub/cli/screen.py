@@ -8,19 +8,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 
 SIGNS = {
-    RecordState.RUNNING: "[yellow]▶[/]",
-    RecordState.COMPLETED: "[green]✓[/]",
-    RecordState.FAILED: "[red]✗[/]",
-    RecordState.LOST: "[red]✗[/]",
-    RecordState.CANCELLING: "[yellow]…[/]",
-    RecordState.CANCELLED: "[red]✗[/]",
+    RecordState.RUNNING: ("▶", "yellow"),
+    RecordState.COMPLETED: ("✓", "green"),
+    RecordState.FAILED: ("✗", "red"),
+    RecordState.LOST: ("✗", "red"),
+    RecordState.CANCELLING: ("…", "yellow"),
+    RecordState.CANCELLED: ("✗", "red"),
 }
 
 
@@ -48,26 +48,28 @@ class Screen:
             self._status.stop()
             self._status = None
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(f"[dim]{time.monotonic() - self._begun:6.1f} s[/]  {text}", highlight=False)
+    def say(self, *parts: str | tuple[str, str]) -> None:
+        """A line that stays. :param parts: texts, or pairs of a text and its style."""
+        self.console.print(Text.assemble((f"{time.monotonic() - self._begun:6.1f} s", "dim"), "  ", *parts))
 
-    def now(self, text: str) -> None:
+    def now(self, text: str | Text) -> None:
         """The line that says what is going on right now."""
         if self._status is not None:
-            self._status.update(text)
+            self._status.update(Text(text) if isinstance(text, str) else text)
 
 
-def months_line(months: Mapping[int, ActivityRecord | None]) -> str:
+def months_line(months: Mapping[int, ActivityRecord | None]) -> Text:
     """``✓01 ▶02 beta ·03``: each month with the state of its last attempt."""
-    parts = []
+    line = Text("months")
     for month, record in months.items():
+        line.append("  ")
         if record is None:
-            parts.append(f"[dim]·{month:02d}[/]")
-        else:
-            who = f" [dim]{escape(short(record.worker))}[/]" if record.state is RecordState.RUNNING else ""
-            parts.append(f"{SIGNS[record.state]}{month:02d}{who}")
-    return "months  " + "  ".join(parts)
+            line.append(f"·{month:02d}", "dim")
+            continue
+        line.append(*SIGNS[record.state]).append(f"{month:02d}")
+        if record.state is RecordState.RUNNING:
+            line.append(" ").append(short(record.worker), "dim")
+    return line
 
 
 def short(worker: str) -> str:
@@ -116,17 +118,18 @@ def attempts_table(rows: Sequence[tuple[str, ActivityRecord]]) -> Table:
     lines = []
     for label, record in rows:
         took = "" if record.ended is None else f"{(record.ended - record.claimed).total_seconds():.1f}"
-        lines.append((label, str(record.attempt), short(record.worker), f"{SIGNS[record.state]} {record.state}", took))
+        outcome = Text.assemble(SIGNS[record.state], f" {record.state}")
+        lines.append((label, str(record.attempt), short(record.worker), outcome, took))
     return _table("Who ran what", ("activity", "# attempt", "worker", "outcome", "# seconds"), lines)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """:param columns: headings; one that begins with ``#`` is a number's, set to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.lstrip("# "), justify="right" if column.startswith("#") else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

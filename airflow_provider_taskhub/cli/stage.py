@@ -118,7 +118,7 @@ class Stage:
             stack.push_async_callback(self._stop)
             self._screen.now("starting Airflow")
             await self._airflow.start()
-            self._screen.say(f"Airflow is up at [link={self._airflow.url}]{self._airflow.url}[/link]")
+            self._screen.say("Airflow is up at ", (self._airflow.url, f"link {self._airflow.url}"))
             await self._workers_ready()
             self._stack = stack.pop_all()
         return self
@@ -197,7 +197,7 @@ class Stage:
         self._killed.add(record.worker)
         watch.victim = name
         watch.month = (await self._months(state.instance_id))[record.task_id]
-        self._screen.say(f"[bold red]killed worker {name}[/] (SIGKILL) in the middle of month {watch.month:02d}")
+        self._screen.say((f"killed worker {name}", "bold red"), f" (SIGKILL) in the middle of month {watch.month:02d}")
         _, left = await asyncio.to_thread(psutil.wait_procs, offspring, timeout=GONE)
         if left:
             raise DemoError(f"{len(left)} processes of the killed worker {name} still run after {GONE:g} s: {left}")

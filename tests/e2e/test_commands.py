@@ -71,13 +71,31 @@ def test_instances_from_start_to_end(embedded: House) -> None:
         (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
         (["instances", "start", "hello", "--id", "x" * 300], "256"),
+        (["instances", "show", "a [/b] 'c[spark]'"], "a [/b] 'c[spark]'"),
+        (["instances", "wait", "x", "--timeout", "-1"], "Invalid value for '--timeout'"),
     ],
 )
 def test_wrong_arguments_are_named(embedded: House, arguments: list[str], says: str) -> None:
     assert embedded.command("hub", "create").returncode == OK
     done = embedded.command(*arguments)
-    assert (done.returncode, says in done.stderr) == (USAGE, True), done.stderr
+    assert (done.returncode, says in done.stderr) == (NOT_FOUND if "show" in arguments else USAGE, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_texts_that_look_like_markup_are_printed_as_they_are(embedded: House) -> None:
+    house, odd = embedded, "[bold]x[/nope]:key:" + "y" * 100
+    assert house.command("hub", "create").returncode == OK
+    started = house.command("instances", "start", "[/who]", "--id", odd, "--input", '{"op": "a [/b] c"}')
+    assert (started.returncode, started.stdout) == (OK, f"{odd}\n"), started.stderr
+    assert "nobody has orchestrator '[/who]' now" in started.stderr
+    for *arguments, says in (
+        ("list", odd),
+        ("show", odd, '{"op":"a [/b] c"}'),
+        ("raise-event", odd, "[/z]", f"{odd}: event [/z] sent"),
+        ("terminate", odd, "--reason", "[/r]", f"{odd}: asked to end"),
+    ):
+        done = house.command("instances", *arguments, COLUMNS="80")
+        assert (done.returncode, says in done.stdout, done.stderr) == (OK, True, ""), done.stdout + done.stderr
 
 
 def _refused(house: House, *says: str, app: str = "house_app:app", **environment: str) -> None:
@@ -94,6 +112,10 @@ def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) ->
     _refused(embedded, "nothing", app="house_app:nothing")
     _refused(embedded, "9lives", "3 to 45 letters and digits", TASKHUB_HUB="9lives")
     _refused(embedded, TASKHUB_CONNECTION="AccountName=x;nonsense")
+    _refused(embedded, "TASKHUB_PARTITIONS is 'abc'", TASKHUB_PARTITIONS="abc")
+    _refused(embedded, "settings_unread", "['TASKHUB_CONNECTION_STRING']", app="x:y", TASKHUB_CONNECTION_STRING="1")
+    _refused(embedded, "does not import: SystemExit: 0", app="ending_app:app")
+    _refused(embedded, "app 'vague'", "activity 'work'", "'Nope'", app="vague_app:app")
     other = tmp_path / "other.db"
     other.write_bytes(b"another program's file, surely no database" * 100)
     _refused(embedded, str(other), TASKHUB_CONNECTION=f"sqlite:///{other}")
