@@ -165,6 +165,39 @@ def test_a_failed_instance_shows_its_error_and_the_failed_log(login: Login, runs
     expect(page.locator("#detail .pairs")).to_contain_text("ValueError: 41 of 8,760 rows rejected")
 
 
+def test_cancelled_activities_are_no_failures(login: Login, real: RealAirflow, runs: Runs) -> None:
+    assert real.taskhub("instances", "start", "slow", "--input", "300", "--id", "cancelled-by-hand")
+    until("rest runs", lambda: "rest" in _working(real, "cancelled-by-hand", "first"))
+    real.taskhub("instances", "terminate", "cancelled-by-hand", "--wait")
+    page = login("admin", "/taskhub/page/instances?text=cancelled-by-hand")
+    row = page.locator("tr", has_text="cancelled-by-hand")
+    expect(row).to_contain_text("1 cancelled")
+    expect(row).not_to_contain_text("failed")
+    expect(row.locator(".bar .bad")).to_have_count(0)
+    page = login("admin", "/taskhub/page/instance?id=cancelled-by-hand")
+    assert page.locator("svg .pick").get_attribute("fill") == "var(--off)"
+    expect(page.locator(".legend")).to_contain_text("cancelled attempt")
+    expect(page.locator(".legend")).not_to_contain_text("failed")
+
+
+@pytest.mark.parametrize("seconds", [0.9, 100, 7000, 36_000, 200_000])
+def test_every_tick_of_the_timelines_axis_is_inside_the_picture(login: Login, runs: Runs, seconds: float) -> None:
+    page = login("admin", f"/taskhub/page/instance?id={quote(sums_id(runs.sums), safe='')}", width=760)
+    expect(page.locator("svg")).to_be_visible()
+    overhang = page.evaluate(
+        """async (ms) => {
+            const { draw } = await import("/taskhub/page/assets/timeline.js");
+            const whole = { from: 0, to: ms, now: ms, live: false, width: 700, chosen: null, pick: () => {} };
+            const picture = draw({ lanes: [], episodes: [], marks: [] }, whole);
+            document.querySelector("svg").replaceWith(picture);
+            const ends = [...picture.querySelectorAll("text.t")].map((one) => one.getBBox().x + one.getBBox().width);
+            return Math.max(...ends) - 700;
+        }""",
+        seconds * 1000,
+    )
+    assert overhang <= 0
+
+
 def test_a_killed_worker_and_who_took_over(login: Login, runs: Runs) -> None:
     page = login("admin", f"/taskhub/page/instance?id={quote(runs.survivor, safe='')}", dark=True)
     expect(page.locator("svg")).to_contain_text("lost")

@@ -95,7 +95,8 @@ function paintTimeline(live) {
   parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
     workers.map((name) => el("span", { title: name }, el("i", { style: `background:${colour(workers, name)}` }), worker(name))),
     bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
-    bars.some((one) => ["lost", "failed", "cancelled"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
+    bars.some((one) => ["lost", "failed"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
+    bars.some((one) => one.worker && one.state === "cancelled") ? square("background:var(--off)", "cancelled attempt") : "",
     bars.some((one) => ["waiting", "fired", "scheduled"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
     el("span", { class: "space" }, "click a bar for input, output, log and Spark UI")));

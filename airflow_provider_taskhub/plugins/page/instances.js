@@ -74,12 +74,13 @@ function line(row, answer) {
     el("td", { class: `now small ${quiet ? "mute" : ""}` }, row.now));
 }
 
+const PARTS = [["completed", "done", "ok"], ["running", "running", "run"], ["cancelling", "cancelling", "run"], ["failed", "failed", "bad"], ["lost", "lost", "bad"], ["cancelled", "cancelled", "off"]];
+
 function progress(tally) {
   if (!tally || !tally.all) return "";
-  const done = tally.completed ?? 0, running = (tally.running ?? 0) + (tally.cancelling ?? 0), bad = tally.all - done - running;
-  const width = (count) => `width:${(100 * count) / tally.all}%`;
-  const said = [(done || !bad) && `${done} done`, running && `${running} running`, bad && `${bad} failed`].filter(Boolean).join(", ");
-  return [el("span", { class: "bar", "aria-hidden": "true" }, el("i", { class: "ok", style: width(done) }), el("i", { class: "run", style: width(running) }), el("i", { class: "bad", style: width(bad) })), " ", el("span", { class: "small mute" }, said)];
+  const there = PARTS.filter(([state]) => tally[state]);
+  return [el("span", { class: "bar", "aria-hidden": "true" }, there.map(([state, , kind]) => el("i", { class: kind, style: `width:${(100 * tally[state]) / tally.all}%` }))),
+    " ", el("span", { class: "small mute" }, there.map(([state, name]) => `${tally[state]} ${name}`).join(", "))];
 }
 
 function failed(error) {

@@ -2,7 +2,7 @@
 
 import { duration, svg, worker } from "./page.js";
 
-const LEFT = 250, RIGHT = 18, TOP = 34, ROW = 26, BAR = 15;
+const LEFT = 250, RIGHT = 48, TOP = 34, ROW = 26, BAR = 15;
 const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired" };
 
 /** Colours by worker, in the order of their first bar. */
@@ -56,8 +56,8 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
       if (wide > 110) parts.push(text(start + 6, y + 11.5, said, "t"));
       return parts;
     }
-    const lost = bar.state === "lost", bad = bar.state === "failed" || bar.state === "cancelled";
-    const fill = lost ? "url(#lost)" : bad ? "var(--bad)" : colour(workers, bar.worker);
+    const lost = bar.state === "lost", own = { failed: "var(--bad)", cancelled: "var(--off)" };
+    const fill = lost ? "url(#lost)" : own[bar.state] ?? colour(workers, bar.worker);
     const on = `${lane.task}/${bar.attempt}` === chosen;
     const partly = bar.state === "running" && bar.progress != null;
     const face = svg("rect", { ...box, fill, opacity: partly ? 0.35 : null, class: `pick${on ? " on" : ""}`, tabindex: 0, role: "button", "aria-label": took }, title(took));
