@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 
+from airflow_provider_taskhub.workers import groups
+
 _MODULE = "airflow_provider_taskhub.workers.child"
 
 
@@ -75,10 +77,17 @@ async def launch(*, lock_fd: int | None) -> ChildProcess:
             raise
         finally:
             os.close(write)
-    loop = asyncio.get_running_loop()
-    output = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read, "rb", 0))
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    with contextlib.ExitStack() as undo:  # cancelled, nobody else knows of the process yet
+        undo.callback(process.wait)
+        undo.callback(groups.kill, process.pid)
+        undo.callback(ours.close)
+        output = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read, "rb", 0)
+        )
+        undo.callback(transport.close)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        undo.pop_all()
     return ChildProcess(process, reader, writer, output)
 
 

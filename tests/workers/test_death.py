@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome
+from airflow_provider_taskhub.workers.launch import launch
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
 
 SOON = timedelta(seconds=0.3)
@@ -37,8 +38,13 @@ async def test_a_crash_is_told_with_its_last_words_and_costs_nothing_else(
     assert outcome.failure is not None
     assert outcome.failure.error_message == f"executor plain-1.1, running activity 'crash', {told}"
     assert not outcome.failure.is_non_retriable
-    assert outcome.log_tail == ("last words",)
-    assert logs.lines("attempt.log") == ["last words"]
+    lines = logs.lines("attempt.log")
+    assert lines[0] == outcome.log_tail[0] == "last words"
+    if how == "segfault":  # where it was, as Python's fault handler tells it
+        assert lines[1] == "Fatal Python error: Segmentation fault"
+        assert any("in crash" in line for line in outcome.log_tail)
+    else:
+        assert lines == ["last words"]
     assert (await pool.run(request("greet", "again"))).executor == "plain-1.2"
 
 
@@ -241,6 +247,28 @@ async def test_a_start_that_is_cancelled_leaves_nothing(make_pool: PoolMaker) ->
     with pytest.raises(asyncio.CancelledError):
         await start
     assert not any(alive(pid) for pid in begun)
+
+
+async def test_a_launch_that_is_cancelled_at_any_turn_leaves_nothing() -> None:
+    """Before the pool knows of the process, too."""
+    turns = 0
+    while True:
+        before = set(psutil.Process().children())
+        starting = asyncio.create_task(launch(lock_fd=None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if starting.done():
+            break
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert set(psutil.Process().children()) <= before, f"cancelled after {turns} turns"
+        turns += 1
+    process = await starting
+    groups.kill(process.pid)
+    await process.ended
+    process.close()
+    assert turns > 2
 
 
 HOST = """
