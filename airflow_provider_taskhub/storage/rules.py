@@ -162,6 +162,11 @@ def entity_bytes(entity: Entity) -> int:
     return size
 
 
+def place(entity: Entity) -> str:
+    """A row as errors name it."""
+    return f"row ({entity.partition_key!r}, {entity.row_key!r})"
+
+
 def bound(entity: Entity) -> int:
     """More bytes than a row can have, by Azure's formula and in a batch's body; cheap, and far under every limit for
     the rows of every day, which need not be measured then."""
@@ -227,23 +232,21 @@ def check_size(entity: Entity) -> None:
     if len(entity.properties) <= MAX_PROPERTIES and bound(entity) <= MAX_ENTITY_BYTES:
         return
     count = sum(value is not None for value in entity.properties.values())
-    where = f"row ({entity.partition_key!r}, {entity.row_key!r})"
     if count > MAX_PROPERTIES:
-        raise PayloadTooLarge(f"{where}: {count} properties; Azure takes {MAX_PROPERTIES}")
+        raise PayloadTooLarge(f"{place(entity)}: {count} properties; Azure takes {MAX_PROPERTIES}")
     size = entity_bytes(entity)
     if size > MAX_ENTITY_BYTES:
-        raise PayloadTooLarge(f"{where}: {size} bytes; Azure takes {MAX_ENTITY_BYTES}")
+        raise PayloadTooLarge(f"{place(entity)}: {size} bytes; Azure takes {MAX_ENTITY_BYTES}")
 
 
 def check_row(row: RowOperation) -> None:
     """One row of a write: its entity, and an ETag exactly where the verb has a condition."""
     check_entity(row.entity)
-    where = f"{row.verb.value} of row ({row.entity.partition_key!r}, {row.entity.row_key!r})"
     if row.verb in CONDITIONAL:
         if not row.etag:
-            raise InputError(f"{where}: needs an etag ('*' for any)")
+            raise InputError(f"{row.verb.value} of {place(row.entity)}: needs an etag ('*' for any)")
     elif row.etag is not None:
-        raise InputError(f"{where}: takes no etag")
+        raise InputError(f"{row.verb.value} of {place(row.entity)}: takes no etag")
 
 
 def check_transaction(operation: Transact) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.hub.messages.held import Held
 
-MOMENT = 0.05
+MOMENT = 0.25
 """Seconds: what ended within the last such moment may be taken ahead for the next."""
 MAX_AHEAD = 256
 PATIENCE = 1.0

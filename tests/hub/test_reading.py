@@ -36,7 +36,7 @@ VISIBILITY = timedelta(seconds=4)
 @pytest.mark.rows("K14")
 @pytest.mark.parametrize(
     ("buffered", "size", "expected"),
-    [(0, 0, 64), (40, 0, 24), (63, 0, 1), (64, 0, 0), (70, 0, 0), (0, 999, 64), (0, 1000, 0)],
+    [(0, 0, 64), (48, 0, 16), (49, 0, 0), (64, 0, 0), (70, 0, 0), (0, 999, 64), (0, 1000, 0)],
 )
 def test_no_more_is_asked_for_than_the_buffer_takes(buffered: int, size: int, expected: int) -> None:
     assert admit(buffered=buffered, buffered_bytes=size, limit=64, limit_bytes=1000) == expected

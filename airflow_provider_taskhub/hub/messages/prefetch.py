@@ -6,15 +6,20 @@ import math
 import random
 from dataclasses import dataclass
 
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
+
 FIRST_POLL = 0.05
 """Seconds after the first empty receive (spec §5.1)."""
 
 
 def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -> int:
-    """How many messages the next receive may ask for; 0 while the buffer is full."""
-    if buffered_bytes >= limit_bytes:
-        return 0
-    return max(0, limit - buffered)
+    """How many messages there is room for; 0 until a receive can be a large one again.
+
+    Every receive costs about as much as its largest: asking for the one message that was just taken would cost one for
+    each message.
+    """
+    room = limit - buffered
+    return room if buffered_bytes < limit_bytes and room >= max(1, min(MAX_RECEIVE, limit) // 2) else 0
 
 
 @dataclass(slots=True)

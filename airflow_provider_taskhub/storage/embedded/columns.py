@@ -7,10 +7,11 @@ of one type sort as the values themselves do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 from uuid import UUID
+
+from pydantic_core import from_json, to_json
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.storage.primitives import Int64, Property
@@ -68,13 +69,10 @@ def unpack_all(packed: Mapping[str, Packed]) -> dict[str, Property]:
     return {name: unpack(value) for name, value in packed.items()}
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
 def dump(packed: Mapping[str, Packed]) -> str:
-    return _ENCODER.encode(packed)
+    return to_json(packed).decode()
 
 
 def load(text: str) -> dict[str, Packed]:
-    loaded: dict[str, Packed] = json.loads(text)
+    loaded: dict[str, Packed] = from_json(text)
     return loaded
