@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,11 +27,20 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 START_LIMIT = 180.0
 """Seconds until all four are healthy; 10 to 25 are usual on two cores."""
 REQUEST_LIMIT = 20.0
+BUSY_TRIES = 10
+"""Times that a request is sent, a second apart, while Airflow answers 5xx: its SQLite file may be held for long."""
 _HEARTBEATS = {"scheduler": "scheduler", "dag_processor": "dag-processor", "triggerer": "triggerer"}
 
 
 class AirflowError(TaskHubError):
-    """Airflow did not start, or answered something else than asked for."""
+    """Airflow did not start, or answered something else than asked for.
+
+    :param status: of the HTTP response, if there was one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Airflow:
@@ -73,7 +83,7 @@ class Airflow:
         await asyncio.to_thread(self._processes.stop, self._children)
 
     async def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> None:
-        """Starts a DAG run, as soon as the DAG has been parsed."""
+        """Starts a DAG run, as soon as the DAG has been parsed. One of this id that is there already is it."""
         found: list[str] = []
 
         async def parsed() -> bool:
@@ -85,7 +95,11 @@ class Airflow:
 
         await self._until(parsed, f"the DAG {dag_id}", self._log("dag-processor"))
         body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf)}
-        await self._call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)
+        try:
+            await self._call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)
+        except AirflowError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
 
     async def run_state(self, dag_id: str, run_id: str) -> str:
         """``queued``, ``running``, ``success`` or ``failed``."""
@@ -119,7 +133,7 @@ class Airflow:
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self._home / 'airflow.db'}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self._home / 'airflow.db'}?timeout=60",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(api),
             "AIRFLOW__API__BASE_URL": self.url,
@@ -170,7 +184,15 @@ class Airflow:
             await asyncio.sleep(0.25)
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return await asyncio.to_thread(self._request, method, path, body)
+        for _ in range(BUSY_TRIES):
+            try:
+                return await asyncio.to_thread(self._request, method, path, body)
+            except AirflowError as error:
+                if error.status is None or error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise
+                failure = error
+            await asyncio.sleep(1)
+        raise failure
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -184,7 +206,7 @@ class Airflow:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             text = error.read().decode("utf-8", "replace")[:500]
-            raise AirflowError(f"Airflow answered {error.code} to {method} {path}: {text}") from error
+            raise AirflowError(f"Airflow answered {error.code} to {method} {path}: {text}", error.code) from error
         except (OSError, ValueError) as error:
             raise AirflowError(f"Airflow did not answer {method} {path}: {error}") from error
 

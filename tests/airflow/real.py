@@ -126,7 +126,7 @@ class RealAirflow:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": self.url.rsplit(":", 1)[1],
@@ -192,7 +192,12 @@ class RealAirflow:
     def trigger(self, dag_id: str, **params: Any) -> str:
         """Start a run; its id."""
         body = {"logical_date": None, "conf": params}
-        answer = self.request("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+
+        def taken() -> httpx.Response | None:
+            answer = self.request("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+            return None if answer.status_code == 500 else answer  # another component holds Airflow's SQLite file
+
+        answer = until("Airflow takes the run", taken)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["dag_run_id"])
 
