@@ -29,3 +29,9 @@ async def chain(ctx: OrchestrationContext, length: int) -> int:
     for _ in range(length):
         value = await ctx.call_activity(nothing, value + 1)
     return value
+
+
+@app.orchestrator
+async def waiting(ctx: OrchestrationContext, value: int) -> int:
+    await ctx.wait_for_external_event("go")
+    return value

@@ -1,4 +1,4 @@
-"""A fresh hub with one worker process on it, started as users start it; gone without a trace at the end."""
+"""A fresh hub with a worker process on it, or several, started as users start them; gone without a trace at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psutil
 
 from airflow_provider_taskhub.cli.azurite import Azurite
 from airflow_provider_taskhub.cli.processes import Child, Processes
-from airflow_provider_taskhub.settings import Settings, load_settings
+from airflow_provider_taskhub.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".azurite"
@@ -40,21 +40,30 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The worker's counters at one moment. :param requests: by kind, as /metrics has them. :param cpu: seconds."""
+    """Counters at one moment.
+
+    :param requests: by kind, as /metrics has them. :param cpu: seconds of a worker and its executors.
+    :param memory: bytes of a worker that are in memory. :param sessions: instances that it keeps in memory.
+    """
 
     requests: Counter[str]
     cpu: float
+    memory: int
+    sessions: int
     at: float
 
 
 class Stage:
-    """A context manager. :param store: ``embedded`` or ``azurite``.
+    """A context manager. :param store: ``embedded`` or ``azurite``. :param workers: processes.
 
     Settings are the defaults: whatever the environment says of TaskHub is left out.
     """
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, *, workers: int = 1) -> None:
         self.store = store
+        self._count = workers
+        self._workers: list[Child] = []
+        self._ports: list[int] = []
         self._stack = ExitStack()
         self._connection: str | None = None
 
@@ -66,9 +75,10 @@ class Stage:
             if self.store == EMULATOR:
                 self._connection = stack.enter_context(Azurite(AZURITE)).connection
                 os.environ[f"{PREFIX}CONNECTION"] = self._connection
+            self.settings = load_settings()
             processes = stack.enter_context(Processes(self.home / "logs"))
-            self._worker = self._start(processes)
-            self._port = self._wait_until_ready()
+            self._workers = [self._start(processes, f"worker{number or ''}") for number in range(self._count)]
+            self._ports = self._wait_until_ready()
             self._stack = stack.pop_all()
         return self
 
@@ -77,55 +87,65 @@ class Stage:
     ) -> None:
         self._stack.close()
 
-    @property
-    def settings(self) -> Settings:
-        return load_settings()
-
-    def _start(self, processes: Processes) -> Child:
+    def _start(self, processes: Processes, name: str) -> Child:
         command = [str(Path(sys.executable).with_name("taskhub")), "worker", "--app", "tests.benchmarks.app:app"]
         # port 0: the worker's log says which one it got, so that no other process can take it between
-        return processes.start("worker", [*command, "--health-port", "0", "--log-json"], env={}, cwd=ROOT)
+        return processes.start(name, [*command, "--health-port", "0", "--log-json"], env={}, cwd=ROOT)
 
-    def _wait_until_ready(self) -> int:
+    def _wait_until_ready(self) -> list[int]:
+        """The ports of the workers, once all of them serve partitions and every partition is served."""
         deadline = time.monotonic() + READY
-        port = 0
         while time.monotonic() < deadline:
             self.check()
-            port = port or next((line["port"] for line in self.log() if line.get("event") == "health_port"), 0)
-            if port and f"taskhub_partitions_owned {self.settings.partitions}\n" in _fetch(port):
-                return port
+            ports = [port for child in self._workers if (port := _port(child))]
+            owned = [_gauge(_fetch(port), "taskhub_partitions_owned") for port in ports]
+            if len(ports) == self._count and min(owned) > 0 and sum(owned) == self.settings.partitions:
+                return ports
             time.sleep(0.1)
-        raise BenchError(f"the worker was not ready within {READY:g} s\n{self._worker.tail()}")
+        raise BenchError(f"the workers were not ready within {READY:g} s\n{self.tail()}")
 
     def check(self) -> None:
-        """:raises BenchError: when the worker has ended."""
-        if not self._worker.alive:
-            raise BenchError(f"the worker ended with {self._worker.process.returncode}\n{self._worker.tail()}")
+        """:raises BenchError: when a worker has ended."""
+        for child in self._workers:
+            if not child.alive:
+                raise BenchError(f"the {child.name} ended with {child.process.returncode}\n{child.tail()}")
 
     # looking
 
     def tail(self) -> str:
-        """The last lines of the worker's log."""
-        return self._worker.tail()
-
-    def log(self) -> Iterator[Mapping[str, Any]]:
-        """The worker's log; a line that is no JSON (of a library, of Python) counts as a warning."""
-        for line in self._worker.log.read_text(errors="replace").splitlines():
-            try:
-                found = json.loads(line)
-            except ValueError:
-                found = None
-            yield found if isinstance(found, dict) else {"level": "warning", "event": line}
+        """The last lines of the workers' logs."""
+        return "\n".join(child.tail() for child in self._workers)
 
     def complaints(self) -> list[str]:
-        """Warnings and errors of the worker: a benchmark over failures measures failures."""
-        return [json.dumps(line) for line in self.log() if line.get("level") not in ("info", "debug")]
+        """Warnings and errors of the workers: a benchmark over failures measures failures."""
+        lines = (line for child in self._workers for line in _log(child))
+        return [json.dumps(line) for line in lines if line.get("level") not in ("info", "debug")]
 
     async def reading(self) -> Reading:
-        """The counters now."""
+        """The counters now, of all workers together."""
+        found = await self.readings()
+        return Reading(
+            requests=sum((each.requests for each in found), Counter()),
+            cpu=sum(each.cpu for each in found),
+            memory=sum(each.memory for each in found),
+            sessions=sum(each.sessions for each in found),
+            at=found[-1].at,
+        )
+
+    async def readings(self) -> list[Reading]:
+        """The counters now, worker by worker."""
         self.check()
-        text = await asyncio.to_thread(_fetch, self._port)
-        return Reading(requests=_requests(text), cpu=self._cpu(), at=time.monotonic())
+        texts = [await asyncio.to_thread(_fetch, port) for port in self._ports]
+        return [
+            Reading(
+                requests=_requests(text),
+                cpu=_cpu(child.pid),
+                memory=psutil.Process(child.pid).memory_info().rss,
+                sessions=int(_gauge(text, "taskhub_sessions")),
+                at=time.monotonic(),
+            )
+            for child, text in zip(self._workers, texts, strict=True)
+        ]
 
     async def settled(self) -> Reading:
         """The counters once nothing is written any more: a client sees an end before its messages are deleted."""
@@ -138,17 +158,33 @@ class Stage:
                 return after
             before = after
 
-    def _cpu(self) -> float:
-        """Seconds of the worker and its executors so far."""
-        worker = psutil.Process(self._worker.pid)
-        total = 0.0
-        for process in (worker, *worker.children(recursive=True)):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
+
+def _cpu(pid: int) -> float:
+    """Seconds of a worker and its executors so far."""
+    worker = psutil.Process(pid)
+    total = 0.0
+    for process in (worker, *worker.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def _log(child: Child) -> Iterator[Mapping[str, Any]]:
+    """A worker's log; a line that is no JSON (of a library, of Python) counts as a warning."""
+    for line in child.log.read_text(errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        yield found if isinstance(found, dict) else {"level": "warning", "event": line}
+
+
+def _port(child: Child) -> int:
+    """The port of a worker's metrics; 0 until its log says it."""
+    return next((line["port"] for line in _log(child) if line.get("event") == "health_port"), 0)
 
 
 def _writes(requests: Counter[str]) -> int:
@@ -158,6 +194,11 @@ def _writes(requests: Counter[str]) -> int:
 def _fetch(port: int) -> str:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:  # loopback, ours
         return str(response.read().decode())
+
+
+def _gauge(text: str, name: str) -> float:
+    line = next(line for line in text.splitlines() if line.startswith(f"{name} "))
+    return float(line.removeprefix(f"{name} "))
 
 
 def _requests(text: str) -> Counter[str]:
