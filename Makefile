@@ -18,7 +18,7 @@ BENCH ?=
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
 demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite)
@@ -53,6 +53,10 @@ simulate: .venv/.test ## the long form of the simulation: workers die at every s
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here, on both stores: a table, and JSON lines in .bench (BENCH="--store embedded")
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+.PHONY: bench-balance
+bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
+	@$(BIN)/python -m tests.benchmarks.balance
 
 .PHONY: constraints
 constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from airflow_provider_taskhub.errors import LeaseLost
+from airflow_provider_taskhub.errors import LeaseLost, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
@@ -193,7 +193,7 @@ class Cluster:
         """Gone without a word: nothing is released."""
         assert node.task is not None
         node.task.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, StorageError):  # or it could not even start
             await node.task
         node.held.clear()
         if node in self.nodes:

@@ -14,6 +14,8 @@ from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.hub.partitions.leases import (
     EPOCH,
+    LOAD,
+    RENEWALS,
     Lease,
     Sightings,
     decode_lease,
@@ -97,7 +99,8 @@ def ours_for(before: Lease, after: Lease) -> tuple[str, Lease]:
     now = after.last_renewal or START
     if before.owner != after.owner and after.owner is not None:
         claimed = before.claimed(after.owner, now, TAKE)
-        return "claim", replace(claimed, owned_since=after.owned_since, expires_at=after.expires_at, epoch=None)
+        same = replace(claimed, owned_since=after.owned_since, expires_at=after.expires_at)
+        return "claim", replace(same, epoch=None, renewals=None)
     if before.owner is not None and after.owner is None:
         return "release", before.given_up()
     if before.next_owner != after.next_owner:
@@ -107,7 +110,7 @@ def ours_for(before: Lease, after: Lease) -> tuple[str, Lease]:
     assert renewed.expires_at is not None
     assert after.expires_at is not None
     assert abs(renewed.expires_at - after.expires_at) < timedelta(milliseconds=1)
-    return ("drain" if after.draining else "renew"), replace(renewed, expires_at=after.expires_at)
+    return ("drain" if after.draining else "renew"), replace(renewed, expires_at=after.expires_at, renewals=None)
 
 
 @pytest.mark.rows("T10", "K13")
@@ -148,6 +151,7 @@ def test_foreign_columns_survive_and_each_take_raises_the_epoch() -> None:
         "CurrentOwner": "b",
         "IsDraining": False,
         EPOCH: Int64(5),
+        RENEWALS: Int64(1),
         "Note": "keep",
         "OwnedSince": START,
         "LastRenewal": START,
@@ -165,6 +169,29 @@ def test_an_ask_and_a_renewal_keep_the_tenure_a_new_take_does_not() -> None:
     assert not held.same_tenure(held.claimed("a", later, TAKE))
     assert not held.same_tenure(held.given_up())
     assert not held.same_tenure(held.claimed("a", START, TAKE)), "two takes in one tick"
+
+
+@pytest.mark.rows("T76", "T10")
+def test_a_renewal_publishes_the_load() -> None:
+    held = Lease(queue=NAMES.control(0)).claimed("a", START, TAKE)
+    row = encode_lease(held.renewed(START, TAKE, draining=False, load=2.5))
+    assert row.properties[LOAD] == 2.5
+    read = decode_lease(row, NAMES)
+    assert read is not None
+    assert (read.load, seen(read).load) == (2.5, 2.5)
+    assert plain(encode_lease(held)).get(LOAD) is None
+
+
+@pytest.mark.rows("T87", "E34")
+def test_an_ask_is_no_sign_of_life() -> None:
+    """Else a dead worker's partitions would be waited for all over again whenever somebody joins."""
+    held = replace(Lease(queue="h-control-00", etag="1").claimed("a", START, TAKE), etag="2")
+    assert replace(held.asked("b"), etag="3").life == held.life
+    assert held.renewed(START, TAKE, draining=False).life != held.life, "a clock that stands still changes nothing"
+    assert held.given_up().life != held.life
+    assert held.claimed("a", START, TAKE).life != held.life
+    dotnet = Lease(queue="h-control-00", owner="net", etag="4")
+    assert dotnet.life != replace(dotnet, etag="5").life
 
 
 @pytest.mark.rows("T25", "T47")

@@ -512,6 +512,8 @@ def test_whatever_happens_nobody_serves_beside_another(seed: int) -> None:
                 await asyncio.sleep(rng.uniform(0, 90))
                 await disturb(cluster, rng, number, store)
             faults.before = faults.after = Faults(cluster.store).before
+            for node in [node for node in cluster.nodes if node.task is not None and node.task.done()]:
+                await cluster.crash(node)  # it could not even start
             for node in cluster.nodes:
                 node.clock.running.set()
             await cluster.settle(TAKE * 3 + SCAN * 3)

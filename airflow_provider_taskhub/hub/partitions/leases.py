@@ -1,7 +1,7 @@
 """Partition leases as values: DurableTask's row, what each actor writes into it, and what may be done with it.
 
-Pure: no I/O, no clock. A lease lives while its ETag keeps changing, timed by each watcher on its own monotonic clock
-(:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read (DESIGN §5).
+Pure: no I/O, no clock. A lease lives while its owner keeps changing its row, timed by each watcher on its own monotonic
+clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read (DESIGN §5).
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
 EPOCH = "TaskHubEpoch"
 """Our own column; .NET drops it with its next Replace, which costs a number for display and nothing else."""
-_COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH})
+RENEWALS = "TaskHubRenewals"
+"""Counts what the owner wrote: tells its renewals from the asks of others, which prove nothing about it."""
+LOAD = "TaskHubLoad"
+_COLUMNS = frozenset(
+    {"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH, RENEWALS, LOAD}
+)
 _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 
@@ -28,6 +33,7 @@ class Lease:
 
     :param owner: who serves; None: free. :param next_owner: who asked for it.
     :param epoch: count of takes, for display only; None in a row that never had our column.
+    :param renewals: count of its owners' renewals, likewise. :param load: as its owner published it last (T76).
     :param extra: columns that are not ours to know; they survive our writes.
     """
 
@@ -39,6 +45,8 @@ class Lease:
     expires_at: Timestamp | None = None
     draining: bool = False
     epoch: int | None = None
+    renewals: int | None = None
+    load: float = 0.0
     extra: Mapping[str, Property | None] = field(default_factory=dict)
     etag: str = ""
 
@@ -47,6 +55,17 @@ class Lease:
         match = _QUEUE.fullmatch(self.queue)
         assert match is not None, self.queue  # decode_lease lets no other name in
         return int(match.group(1))
+
+    @property
+    def life(self) -> str:
+        """What changes with every sign of life of the owner, and with nothing else.
+
+        The ETag changes too when somebody asks for the partition: a dead owner that is asked for would then be waited
+        for all over again. Rows of .NET have no count of renewals, and only their ETag.
+        """
+        if self.renewals is None or self.epoch is None:
+            return self.etag
+        return f"{self.owner or ''}/{self.epoch}/{self.renewals}"
 
     # what its actors write
 
@@ -61,11 +80,19 @@ class Lease:
             expires_at=now + take,
             draining=False,
             epoch=(self.epoch or 0) + 1,
+            renewals=(self.renewals or 0) + 1,
         )
 
-    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool) -> Lease:
+    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool, load: float = 0.0) -> Lease:
         """Kept by its owner; whoever asked for it stays noted."""
-        return replace(self, last_renewal=now, expires_at=now + take, draining=draining)
+        return replace(
+            self,
+            last_renewal=now,
+            expires_at=now + take,
+            draining=draining,
+            renewals=(self.renewals or 0) + 1,
+            load=load,
+        )
 
     def asked(self, me: str) -> Lease:
         """Wanted by ``me``: a mark changes ``NextOwner`` alone."""
@@ -90,7 +117,6 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
     if entity.partition_key != "" or not is_control_queue(entity.row_key, names):
         return None
     columns = entity.properties
-    epoch = columns.get(EPOCH)
     return Lease(
         queue=entity.row_key,
         owner=_text(columns.get("CurrentOwner")),
@@ -99,7 +125,9 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         last_renewal=_time(columns.get("LastRenewal")),
         expires_at=_time(columns.get("ExpiresAt")),
         draining=columns.get("IsDraining") is True,
-        epoch=int(epoch) if isinstance(epoch, int) else None,
+        epoch=_count(columns.get(EPOCH)),
+        renewals=_count(columns.get(RENEWALS)),
+        load=load if isinstance(load := columns.get(LOAD), float) else 0.0,
         extra={name: value for name, value in columns.items() if name not in _COLUMNS},
         etag=entity.etag,
     )
@@ -118,6 +146,8 @@ def encode_lease(lease: Lease) -> Entity:
             "ExpiresAt": lease.expires_at,
             "IsDraining": lease.draining,
             EPOCH: None if lease.epoch is None else Int64(lease.epoch),
+            RENEWALS: None if lease.renewals is None else Int64(lease.renewals),
+            LOAD: lease.load or None,
             **lease.extra,
         },
         etag=lease.etag,
@@ -134,25 +164,29 @@ def _text(value: Property | None) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def _count(value: Property | None) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _time(value: Property | None) -> Timestamp | None:
     return value if isinstance(value, Timestamp) else None
 
 
 class Sightings:
-    """Since when a watcher has seen each row's ETag unchanged, by its own monotonic clock (T25, T26).
+    """Since when a watcher has seen no sign of life in each row, by its own monotonic clock (T25, T26).
 
-    Time runs from the moment an *answer* first showed the ETag: the write that made it was sent before that, so
+    Time runs from the moment an *answer* first showed the row so: the write that made it was sent before that, so
     "unchanged for take" is always later than the writer's own "older than give-up" (T16).
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float]] = {}
 
-    def note(self, key: str, etag: str, now: float) -> float:
+    def note(self, key: str, life: str, now: float) -> float:
         """Seconds for which the row has been unchanged; 0 at first sight (T27)."""
         seen = self._seen.get(key)
-        if seen is None or seen[0] != etag:
-            self._seen[key] = (etag, now)
+        if seen is None or seen[0] != life:
+            self._seen[key] = (life, now)
             return 0.0
         return now - seen[1]
 
@@ -171,14 +205,14 @@ def standing(
     ``take`` (T26), or one that names this very incarnation although it serves nothing of it: an own claim whose
     answer was lost, or a lease that it gave up by age (E23).
 
-    :param held: whether this worker serves it now. :param unchanged: seconds since its ETag changed.
+    :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
     :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
         death others may be unable to prove.
     """
     if held:
-        return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner)
+        return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)
     if lease.owner == me:
-        return Row(partition=lease.partition, next_owner=me, free=True)
+        return Row(partition=lease.partition, next_owner=me, free=True, load=lease.load)
     silent = unchanged >= take
     proven = lease.owner in dead
     free = lease.owner is None or proven or silent
@@ -189,4 +223,5 @@ def standing(
         next_owner=None if silent and lease.owner is None else lease.next_owner,
         free=free,
         overdue=free and (proven or unchanged >= grace),
+        load=lease.load,
     )

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, Storag
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, SECONDS, AppLease
-from airflow_provider_taskhub.hub.partitions.balance import plan
+from airflow_provider_taskhub.hub.partitions.balance import plan, seats
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
@@ -62,9 +62,9 @@ class PartitionOwner:
     :param app_name: AppName of the app lease. :param predecessors: full names of workers proven dead (their lock file
         could be taken), or a function that lists them, asked at each scan.
     :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
-        is listed but takes no partitions. :param loads: of partitions, for the choice of which to move.
-    :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire`
-        itself (else another thread does).
+        is listed but takes no partitions. :param loads: of the partitions held, asked at each renewal and published
+        with it. :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire` itself (else another
+        thread does).
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class PartitionOwner:
         )
         self._describe = member or (lambda: plain)
         self._member = plain
-        self._loads = loads
+        self._ask_loads = loads
+        self._loads: Mapping[int, float] = {}
         self._rng = rng or random.Random()
         self._watchdog = watchdog
         self._leases = TableLeases(store, names)
@@ -147,7 +148,7 @@ class PartitionOwner:
         sent = self._clock.monotonic()
         await self._app.acquire()
         self._app_sent = sent
-        self._ask_member()
+        self._ask_host()
         await self._members.announce(self._member)
 
     async def run(self) -> None:
@@ -235,7 +236,7 @@ class PartitionOwner:
         retry = min(self._renew_every, self._deadline / 2)
         while True:
             began = self._clock.monotonic()
-            self._ask_member()
+            self._ask_host()
             leaving = self._stopping.is_set()
             done = await asyncio.gather(
                 *(self._attempt("partition_not_renewed", partial(self._renew, held), held) for held in self._snapshot),
@@ -275,7 +276,8 @@ class PartitionOwner:
             raise Conflict(f"the lease of partition {held.tenure.partition} keeps being changed by others")
 
     def _renewed(self, tenure: LeaseTenure) -> Lease:
-        return tenure.lease.renewed(self._clock.utc_now(), self._times.take, draining=tenure.draining)
+        load = self._loads.get(tenure.partition, 0.0)
+        return tenure.lease.renewed(self._clock.utc_now(), self._times.take, draining=tenure.draining, load=load)
 
     async def _reread(self, held: _Held) -> None:
         """Somebody changed the row: an ask, an own write whose answer was lost, or the end (T13).
@@ -368,7 +370,7 @@ class PartitionOwner:
         dead = self._dead()
         self._check_held(leases)
         self._sightings.keep([lease.queue for lease in leases])
-        silence = {lease.partition: self._sightings.note(lease.queue, lease.etag, now) for lease in leases}
+        silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
         waiting = any(lease.next_owner == self._me and lease.owner not in (None, self._me) for lease in leases)
         self._waiting_since = (self._waiting_since or now) if waiting else None
         await self._bury(roster, dead)
@@ -391,7 +393,7 @@ class PartitionOwner:
             for lease in leases
         ]
         members = _participants(leases, roster, {row.partition for row in rows if row.free}, dead) | {self._me}
-        decided = plan(rows, members, self._loads(), self._me)
+        decided = plan(rows, seats(members), self._me)
         by_number = {lease.partition: lease for lease in leases}
         if self._stopping.is_set():
             return
@@ -511,10 +513,12 @@ class PartitionOwner:
         except Exception:
             log.exception("listener_failed", callback=callback.__name__)
 
-    def _ask_member(self) -> None:
+    def _ask_host(self) -> None:
+        """What the host says of itself and of its partitions' loads; the last good answer is true enough (T23)."""
         try:
             self._member = self._describe()
-        except Exception:  # the last good line is still true enough (T23)
+            self._loads = self._ask_loads()
+        except Exception:
             log.exception("member_unknown")
 
     # --- tasks ----------------------------------------------------------------------------------------------------
