@@ -51,8 +51,16 @@ simulate: .venv/.test ## the long form of the simulation: workers die at every s
 	@TASKHUB_DEATHS=all $(BIN)/python -m pytest tests/simulation --timeout 3600 $(TESTS)
 
 .PHONY: bench
-bench: .venv/.test .venv/.azurite ## how fast it is here, on both stores: a table, and JSON lines in .bench (BENCH="--store embedded")
+bench: .venv/.test .venv/.azurite ## how fast it is here beside goals and the stores' ceilings, JSON lines in .bench (BENCH="--store embedded")
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+.PHONY: bench-peers
+bench-peers: .venv/.test .bench/peers/.installed ## the same on DBOS and durabletask-python, in turn with TaskHub (BENCH="--repeat 3")
+	@$(BIN)/python -m tests.benchmarks.peers $(BENCH)
+
+.PHONY: profile
+profile: .venv/.test .venv/.azurite .bench/tools/.installed ## a flame graph of a worker at work, into .bench (BENCH="--store azurite --workloads b")
+	@$(BIN)/python -m tests.benchmarks --profile $(or $(BENCH),--store embedded --workloads a)
 
 .PHONY: bench-balance
 bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
@@ -98,6 +106,19 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 .venv/.azurite: .venv/.demo airflow_provider_taskhub/cli/azurite.py
 	@echo "installing Azurite, the emulator of Azure Storage"
 	@$(BIN)/python -m airflow_provider_taskhub.cli.azurite install .azurite
+	@touch $@
+
+# environments of their own: what other systems need must not decide what TaskHub is tested with
+.bench/peers/.installed: .venv/.uv tests/benchmarks/peers/requirements.txt
+	@echo "installing $$(paste -sd' ' tests/benchmarks/peers/requirements.txt) into .bench/peers"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .bench/peers
+	@$(BIN)/uv pip install --quiet --python .bench/peers/bin/python -r tests/benchmarks/peers/requirements.txt
+	@touch $@
+
+.bench/tools/.installed: .venv/.uv
+	@echo "installing py-spy into .bench/tools"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .bench/tools
+	@$(BIN)/uv pip install --quiet --python .bench/tools/bin/python py-spy==0.4.3
 	@touch $@
 
 .venv/.browser: .venv/.test .ci/browser.sh

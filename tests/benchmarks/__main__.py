@@ -1,4 +1,6 @@
-"""``make bench``: run workloads, print a table and JSON lines."""
+"""``make bench``: run workloads, each in turn with its ceiling; print tables and JSON lines.
+
+``make profile`` is ``--profile``: flame graphs instead."""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from rich.console import Console
 
 from airflow_provider_taskhub.cli.azurite import install
 from airflow_provider_taskhub.errors import TaskHubError
-from tests.benchmarks.figures import Figure, Summary, machine, summarise, table
+from tests.benchmarks.figures import Figure, Summary, machine, summarise, tables
+from tests.benchmarks.flames import flames
 from tests.benchmarks.stage import AZURITE, EMBEDDED, EMULATOR, ROOT, BenchError, Stage
-from tests.benchmarks.workloads import WORKLOADS, Workload, measure
+from tests.benchmarks.workloads import WORKLOADS, Workload, measure, measure_ceiling
 
 STORES = {"embedded": (EMBEDDED,), "azurite": (EMULATOR,), "both": (EMBEDDED, EMULATOR)}
 OUTPUT = ROOT / ".bench" / "figures.jsonl"
 COMPLAINTS = 10
 """Lines of a worker's log shown for one run."""
 
-WIDTH = 160
+WIDTH = 120
 """Columns of the table where there is no terminal: a log, a file."""
 
 
@@ -32,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", type=_workloads, default=tuple(WORKLOADS.values()), help="such as a0,a,b,c,d,i")
     parser.add_argument("--repeat", type=_positive(int), help="runs of each; the figure is their median")
     parser.add_argument("--scale", type=_positive(float), default=1.0, help="0.1: a tenth of every size")
+    parser.add_argument("--profile", action="store_true", help="one run of each under py-spy: flame graphs, no figures")
     parser.add_argument("--json", action="store_true", help="the JSON lines to stdout, everything else to stderr")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="file of the JSON lines, written anew")
     return parser
@@ -64,7 +68,18 @@ def _runs(screen: Console, store: str, workload: Workload, repeat: int, scale: f
         with Stage(store) as stage:
             found += asyncio.run(measure(workload, stage, size))
             complaints += stage.complaints()
+        found += asyncio.run(measure_ceiling(workload, store, size))
     return found, complaints
+
+
+def _profile(screen: Console, store: str, workload: Workload, scale: float) -> list[str]:
+    """One run under a profiler: what the workers complained of."""
+    graph = OUTPUT.with_name(f"profile-{store}-{workload.letter}.svg")
+    with Stage(store) as stage, flames(stage.hosts[0], graph):
+        asyncio.run(measure(workload, stage, workload.sized(scale)))
+        complaints = stage.complaints()
+    screen.print(f"flame graph of worker and executors: {graph}", highlight=False, soft_wrap=True)
+    return complaints
 
 
 def _show(screen: Console, complaints: Sequence[str]) -> None:
@@ -94,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             install(AZURITE)
         for store in STORES[options.store]:
             for workload in options.workloads:
+                if options.profile:
+                    _show(screen, _profile(screen, store, workload, options.scale))
+                    continue
                 found, complaints = _runs(screen, store, workload, options.repeat or workload.repeats, options.scale)
                 figures += found
                 _show(screen, complaints)
@@ -104,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 130
     summaries = summarise(figures)
     if summaries:
-        screen.print(table(summaries))
+        for table in tables(summaries):
+            screen.print(table)
         _write(options.output, summaries, here)
         screen.print(f"JSON lines: {options.output}", highlight=False)
     if options.json:

@@ -23,6 +23,7 @@ import psutil
 from airflow_provider_taskhub.cli.azurite import Azurite
 from airflow_provider_taskhub.cli.processes import Child, Processes
 from airflow_provider_taskhub.settings import load_settings
+from tests.benchmarks.cpu import CLIENT, EXECUTORS, HOST, SERVICE, Usage, usage
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".azurite"
@@ -65,7 +66,7 @@ class Stage:
         self._workers: list[Child] = []
         self._ports: list[int] = []
         self._stack = ExitStack()
-        self._connection: str | None = None
+        self._service: list[psutil.Process] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -73,8 +74,9 @@ class Stage:
             stack.callback(shutil.rmtree, self.home, ignore_errors=True)
             stack.enter_context(_without_settings({f"{PREFIX}HOME": str(self.home)}))
             if self.store == EMULATOR:
-                self._connection = stack.enter_context(Azurite(AZURITE)).connection
-                os.environ[f"{PREFIX}CONNECTION"] = self._connection
+                azurite = stack.enter_context(Azurite(AZURITE))
+                os.environ[f"{PREFIX}CONNECTION"] = azurite.connection
+                self._service = [psutil.Process(azurite.pid)]
             self.settings = load_settings()
             processes = stack.enter_context(Processes(self.home / "logs"))
             self._workers = [self._start(processes, f"worker{number or ''}") for number in range(self._count)]
@@ -120,6 +122,17 @@ class Stage:
         """Warnings and errors of the workers: a benchmark over failures measures failures."""
         lines = (line for child in self._workers for line in _log(child))
         return [json.dumps(line) for line in lines if line.get("level") not in ("info", "debug")]
+
+    @property
+    def hosts(self) -> list[int]:
+        """Process ids of the workers' hosts."""
+        return [child.pid for child in self._workers]
+
+    def usage(self) -> Usage:
+        """CPU by process, of the service and of this process too."""
+        hosts = [psutil.Process(pid) for pid in self.hosts]
+        executors = [child for host in hosts for child in host.children(recursive=True)]
+        return usage({HOST: hosts, EXECUTORS: executors, CLIENT: [psutil.Process()], SERVICE: self._service})
 
     async def reading(self) -> Reading:
         """The counters now, of all workers together."""

@@ -1,4 +1,5 @@
-"""The workloads: each drives a stage's worker through a client and yields figures.
+"""The workloads: each drives a stage's worker through a client and yields figures, and beside it the same on the bare
+store (``ceiling``).
 
 Times of an orchestration run from the moment before its start to the completion time in its row, both read from this
 machine's clock: what a client's polling adds is a figure of its own.
@@ -7,26 +8,38 @@ machine's clock: what a client's polling adds is a figure of its own.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
+import psutil
+
+from airflow_provider_taskhub.cli.azurite import Azurite
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status, TaskCompleted
 from airflow_provider_taskhub.hub.contract import InstanceState
-from tests.benchmarks.figures import REQUESTS, Figure, percentile
-from tests.benchmarks.stage import EMULATOR, BenchError, Stage
+from tests.benchmarks.ceiling import Embedded, Hub, orchestration
+from tests.benchmarks.cpu import HOST, Usage, spent, usage
+from tests.benchmarks.figures import CPU, REQUESTS, Figure, percentile
+from tests.benchmarks.requests import Requests
+from tests.benchmarks.stage import AZURITE, EMULATOR, BenchError, Stage
 
 LIMIT = timedelta(minutes=10)
 """For one orchestration; a slow workload is a figure, a stuck one an error."""
 STARTING = 32
 """Starts under way at once in workload a."""
+AT_ONCE: Mapping[str, int] = {EMULATOR: 8}
+"""Orchestrations under way at once in the ceiling of workload a: what carries most. Azurite's deletes look through all
+messages that it holds; the embedded store carries the more the more arrives together."""
 WARM = 8
 """Orchestrations before anything is measured: every executor has run something, every code path is loaded."""
 IDLE_AFTER: Mapping[str, float] = {EMULATOR: 60.0}
@@ -35,6 +48,9 @@ IDLE_AFTER_EMBEDDED = 5.0
 TIMED = ("queue.receive", "queue.update")
 """Kinds whose number depends on the moment: receives, and renewals of messages held for long."""
 BUDGETED = "operations beside receives"
+FLAT = "last / first"
+SEEN = "p50 as Client.wait sees it"
+EACH, STEP = "per orchestration", "per step"
 
 Measured = AsyncIterator[tuple[str, str, float]]
 """Name, unit, value."""
@@ -42,13 +58,19 @@ Measured = AsyncIterator[tuple[str, str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One letter of the table. :param size: at scale 1. :param repeats: runs unless told otherwise."""
+    """One letter of the table.
+
+    :param size: at scale 1. :param repeats: runs unless told otherwise. :param unit: what CPU and requests are told of.
+    :param ceiling: the same on the bare store.
+    """
 
     letter: str
     text: str
     size: int
     repeats: int
+    unit: str
     run: Callable[[Stage, Client, int], Measured]
+    ceiling: Callable[[Hub, str, int], Measured] | None = None
     least: int = 1
 
     def sized(self, scale: float) -> int:
@@ -61,10 +83,45 @@ async def measure(workload: Workload, stage: Stage, size: int) -> list[Figure]:
         for value in range(WARM):
             await _one(stage, client, "single", value)
         await stage.settled()
-        return [
-            Figure(store=stage.store, workload=workload.letter, name=name, unit=unit, value=value, size=size)
-            async for name, unit, value in workload.run(stage, client, size)
-        ]
+        before = stage.usage()
+        found = [item async for item in workload.run(stage, client, size)]
+        if workload.ceiling is not None:
+            await stage.settled()
+            found += _cpu(before, stage.usage(), size, workload.unit)
+    return [
+        Figure(store=stage.store, workload=workload.letter, name=name, unit=unit, value=value, size=size)
+        for name, unit, value in found
+    ]
+
+
+async def measure_ceiling(workload: Workload, store: str, size: int) -> list[Figure]:
+    """One run of the same writes on a fresh store; nothing where there is nothing to compare."""
+    if workload.ceiling is None:
+        return []
+    async with AsyncExitStack() as stack:
+        hub: Hub
+        if store == EMULATOR:
+            hub = await stack.enter_async_context(Requests(stack.enter_context(Azurite(AZURITE))))
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="taskhub-bench-"))
+            hub = await stack.enter_async_context(Embedded(Path(folder)))
+        for _ in range(WARM):
+            await orchestration(hub)
+        await hub.settled()
+        roles = {role: [psutil.Process(pid)] for role, pid in hub.others.items()} | {HOST: [psutil.Process()]}
+        before = usage(roles)
+        found = [item async for item in workload.ceiling(hub, store, size)]
+        await hub.settled()
+        found += _cpu(before, usage(roles), size, workload.unit)
+    return [
+        Figure(store=store, workload=workload.letter, name=name, unit=unit, value=value, size=size, ceiling=True)
+        for name, unit, value in found
+    ]
+
+
+def _cpu(before: Usage, after: Usage, size: int, unit: str) -> Iterator[tuple[str, str, float]]:
+    for role, seconds in spent(before, after).items():
+        yield f"{CPU}{role}", f"ms {unit}", seconds / size * 1000
 
 
 # one at a time
@@ -81,18 +138,28 @@ async def _in_turn(stage: Stage, client: Client, size: int) -> Measured:
         ended = await _ended(stage, client, started.instance_id)
         seen.append(time.perf_counter() - begun)
         stored.append(_seconds(sent, ended))
-    spent = (await stage.settled()).requests - before.requests + starting
+    used = (await stage.settled()).requests - before.requests + starting
     yield "p50", "ms", percentile(stored, 0.5) * 1000
     yield "p99", "ms", percentile(stored, 0.99) * 1000
-    yield "p50 as Client.wait sees it", "ms", percentile(seen, 0.5) * 1000
+    yield SEEN, "ms", percentile(seen, 0.5) * 1000
     yield "p99 as Client.wait sees it", "ms", percentile(seen, 0.99) * 1000
-    yield BUDGETED, "per orchestration", (spent.total() - sum(spent[kind] for kind in TIMED)) / size
-    for item in _requests(spent, size, "per orchestration"):
+    yield BUDGETED, EACH, (used.total() - sum(used[kind] for kind in TIMED)) / size
+    for item in _requests(used, size, EACH):
         yield item
 
 
-def _requests(spent: Counter[str], size: float, unit: str) -> list[tuple[str, str, float]]:
-    return [(f"{REQUESTS}{kind}", unit, count / size) for kind, count in sorted(spent.items())]
+def _requests(used: Counter[str], size: float, unit: str) -> list[tuple[str, str, float]]:
+    return [(f"{REQUESTS}{kind}", unit, count / size) for kind, count in sorted(used.items())]
+
+
+async def _in_turn_bare(hub: Hub, store: str, size: int) -> Measured:
+    found = []
+    for _ in range(size):
+        begun = time.perf_counter()
+        await orchestration(hub)
+        found.append(time.perf_counter() - begun)
+    yield "p50", "ms", percentile(found, 0.5) * 1000
+    yield "p99", "ms", percentile(found, 0.99) * 1000
 
 
 # many
@@ -111,6 +178,18 @@ async def _burst(stage: Stage, client: Client, size: int) -> Measured:
     ends = await _all_ended(stage, client, set(ids), last=ids[-1])
     yield "finished", "per s", size / max(_seconds(sent, ended) for ended in ends)
     yield "started", "per s", size / (started - sent).total_seconds()
+
+
+async def _burst_bare(hub: Hub, store: str, size: int) -> Measured:
+    gate = asyncio.Semaphore(AT_ONCE.get(store, size))
+
+    async def one() -> None:
+        async with gate:
+            await orchestration(hub)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(size)))
+    yield "finished", "per s", size / (time.perf_counter() - begun)
 
 
 async def _all_ended(stage: Stage, client: Client, ids: set[str], *, last: str) -> list[InstanceState]:
@@ -145,13 +224,25 @@ async def _fan(stage: Stage, client: Client, size: int) -> Measured:
         yield item
 
 
+async def _fan_bare(hub: Hub, store: str, size: int) -> Measured:
+    begun = time.perf_counter()
+    await orchestration(hub, width=size)
+    yield "whole", "s", time.perf_counter() - begun
+
+
 async def _chain(stage: Stage, client: Client, size: int) -> Measured:
     before = await stage.settled()
     sent, ended = await _one(stage, client, "chain", size)
     after = await stage.settled()
     yield "step", "ms", _seconds(sent, ended) / size * 1000
-    for item in _requests(after.requests - before.requests, size, "per step"):
+    for item in _requests(after.requests - before.requests, size, STEP):
         yield item
+
+
+async def _chain_bare(hub: Hub, store: str, size: int) -> Measured:
+    begun = time.perf_counter()
+    await orchestration(hub, steps=size)
+    yield "step", "ms", (time.perf_counter() - begun) / size * 1000
 
 
 async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
@@ -162,9 +253,9 @@ async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
     steps = [(after.timestamp - before.timestamp).total_seconds() * 1000 for before, after in pairwise(events)]
     part = max(1, size // 10)
     first, last = median(steps[:part]), median(steps[-part:])
-    yield f"median step of the first {part}", "ms", first
-    yield f"median step of the last {part}", "ms", last
-    yield "last / first (flat: 1)", "", last / first
+    yield f"step, first {part}", "ms", first
+    yield f"step, last {part}", "ms", last
+    yield FLAT, "", last / first
 
 
 async def _idle(stage: Stage, client: Client, size: int) -> Measured:
@@ -212,11 +303,39 @@ def _seconds(sent: Timestamp, ended: InstanceState) -> float:
 WORKLOADS: Mapping[str, Workload] = {
     workload.letter: workload
     for workload in (
-        Workload(letter="a0", text="orchestrations of one activity, in turn", size=100, repeats=3, run=_in_turn),
-        Workload(letter="a", text="orchestrations of one activity, at once", size=1000, repeats=3, run=_burst),
-        Workload(letter="b", text="a fan-out of activities", size=1000, repeats=3, run=_fan),
-        Workload(letter="c", text="a chain of activities", size=100, repeats=3, run=_chain),
-        Workload(letter="d", text="a long chain of activities", size=1000, repeats=3, run=_long_chain, least=10),
-        Workload(letter="i", text="an idle worker, for seconds", size=20, repeats=1, run=_idle),
+        Workload(
+            letter="a0",
+            text="orchestrations of one activity, in turn",
+            size=100,
+            repeats=3,
+            unit=EACH,
+            run=_in_turn,
+            ceiling=_in_turn_bare,
+        ),
+        Workload(
+            letter="a",
+            text="orchestrations of one activity, at once",
+            size=1000,
+            repeats=3,
+            unit=EACH,
+            run=_burst,
+            ceiling=_burst_bare,
+        ),
+        Workload(
+            letter="b",
+            text="a fan-out of activities",
+            size=1000,
+            repeats=3,
+            unit="per activity",
+            run=_fan,
+            ceiling=_fan_bare,
+        ),
+        Workload(
+            letter="c", text="a chain of activities", size=100, repeats=3, unit=STEP, run=_chain, ceiling=_chain_bare
+        ),
+        Workload(
+            letter="d", text="a long chain of activities", size=1000, repeats=3, unit=STEP, run=_long_chain, least=10
+        ),
+        Workload(letter="i", text="an idle worker, for seconds", size=20, repeats=1, unit="per min", run=_idle),
     )
 }
