@@ -76,14 +76,19 @@ class Timestamp:
     def text(self, *, trim: bool = True) -> str:
         """``2026-11-21T08:55:27.2669147Z``; trailing zeros trimmed as Newtonsoft does unless told otherwise."""
         seconds, fraction = divmod(self.ticks, 10_000_000)
-        head = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would not pad year 1
         digits = f"{fraction:07d}"
         if trim:
             digits = digits.rstrip("0")
-        return f"{head}.{digits}Z" if digits else f"{head}Z"
+        return f"{_second(seconds)}.{digits}Z" if digits else f"{_second(seconds)}Z"
 
     def __str__(self) -> str:
         return self.text()
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    """A whole second without its zone; those of a worker's messages are few."""
+    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would not pad year 1
 
 
 def ticks_of(value: timedelta) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
@@ -44,6 +46,10 @@ class Kind(Enum):
 
 OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.TAGS})
 """Kinds that a row keeps as JSON text, a missing one as ``null`` (spec §2.4)."""
+
+
+PLAIN = frozenset({Kind.TEXT, Kind.INT, Kind.BOOL})
+"""Kinds that JSON has itself."""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -125,6 +131,7 @@ _WRITERS: Mapping[Kind, Callable[[Any, bool], Any]] = {
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_CONSTANTS = ("NaN", "Infinity")
 
 
 def dumps(value: Any) -> str:
@@ -133,7 +140,13 @@ def dumps(value: Any) -> str:
     :raises InputError: for what JSON cannot express (a failure's properties may hold anything).
     """
     try:
-        return _ENCODER.encode(value)
+        text = to_json(value, ensure_ascii=True, inf_nan_mode="constants").decode()
+    except (PydanticSerializationError, ValueError):
+        text = _CONSTANTS[0]
+    if not any(constant in text for constant in _CONSTANTS):
+        return text
+    try:
+        return _ENCODER.encode(value)  # half as fast, and knows what is not JSON
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"a value cannot be written as JSON: {error}") from error
 

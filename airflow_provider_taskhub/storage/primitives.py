@@ -66,6 +66,8 @@ class Entity:
 class RowVerb(StrEnum):
     """What a table operation does to its row."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function
+
     INSERT = "insert"  # Conflict if the row exists
     UPSERT_REPLACE = "upsert_replace"
     UPSERT_MERGE = "upsert_merge"

@@ -171,7 +171,11 @@ def bound(entity: Entity) -> int:
     """More bytes than a row can have, by Azure's formula and in a batch's body; cheap, and far under every limit for
     the rows of every day, which need not be measured then."""
     characters = sum(len(value) for value in entity.properties.values() if isinstance(value, str | bytes))
-    return 13_200 + 600 * len(entity.properties) + 12 * characters
+    return _bound(len(entity.properties), characters)
+
+
+def _bound(properties: int, characters: int) -> int:
+    return 13_200 + 600 * properties + 12 * characters
 
 
 def check_property(name: str, value: Property | None) -> None:
@@ -209,14 +213,23 @@ def _check_integer(name: str, value: int) -> None:
         raise InputError(f"column {name!r}: {value} does not fit Edm.Int{bits + 1}; {way_out}")
 
 
-def check_entity(entity: Entity) -> None:
-    """Keys, columns and size of a row that is written."""
+def check_entity(entity: Entity) -> int:
+    """Keys, columns and size of a row that is written. :returns: its :func:`bound`."""
     check_key("PartitionKey", entity.partition_key)
     check_key("RowKey", entity.row_key)
     _check_columns(tuple(entity.properties))
+    characters = 0
     for name, value in entity.properties.items():
-        check_property(name, value)
-    check_size(entity)
+        if type(value) is str:
+            characters += len(value)
+            if len(value) > SHORT or not value.isascii():
+                _check_string(name, value)
+        elif value is not None and type(value) is not bool:
+            check_property(name, value)
+            characters += len(value) if isinstance(value, str | bytes) else 0
+    size = _bound(len(entity.properties), characters)
+    _check_size(entity, size)
+    return size
 
 
 @cache_names
@@ -229,7 +242,11 @@ def _check_columns(names: tuple[str, ...]) -> None:
 
 def check_size(entity: Entity) -> None:
     """At most 252 properties and 1 MiB; asked again of a merged row."""
-    if len(entity.properties) <= MAX_PROPERTIES and bound(entity) <= MAX_ENTITY_BYTES:
+    _check_size(entity, bound(entity))
+
+
+def _check_size(entity: Entity, most: int) -> None:
+    if len(entity.properties) <= MAX_PROPERTIES and most <= MAX_ENTITY_BYTES:
         return
     count = sum(value is not None for value in entity.properties.values())
     if count > MAX_PROPERTIES:
@@ -239,14 +256,15 @@ def check_size(entity: Entity) -> None:
         raise PayloadTooLarge(f"{place(entity)}: {size} bytes; Azure takes {MAX_ENTITY_BYTES}")
 
 
-def check_row(row: RowOperation) -> None:
-    """One row of a write: its entity, and an ETag exactly where the verb has a condition."""
-    check_entity(row.entity)
+def check_row(row: RowOperation) -> int:
+    """One row of a write: its entity, and an ETag exactly where the verb has a condition. :returns: as the entity's."""
+    size = check_entity(row.entity)
     if row.verb in CONDITIONAL:
         if not row.etag:
             raise InputError(f"{row.verb.value} of {place(row.entity)}: needs an etag ('*' for any)")
     elif row.etag is not None:
         raise InputError(f"{row.verb.value} of {place(row.entity)}: takes no etag")
+    return size
 
 
 def check_transaction(operation: Transact) -> None:
@@ -255,14 +273,15 @@ def check_transaction(operation: Transact) -> None:
     count = len(operation.rows)
     if not 1 <= count <= MAX_TRANSACTION_OPERATIONS:
         raise InputError(f"transaction on {operation.table!r}: {count} rows; Azure takes 1 to 100")
-    for row in operation.rows:
-        check_row(row)
+    most = sum([check_row(row) for row in operation.rows])
+    if count == 1:
+        return
     partitions = {row.entity.partition_key for row in operation.rows}
     if len(partitions) > 1:
         raise InputError(f"transaction on {operation.table!r}: more than one PartitionKey: {sorted(partitions)[:3]}")
     if len({row.entity.row_key for row in operation.rows}) < count:
         raise InputError(f"transaction on {operation.table!r}: a row stands in it twice")
-    if count == 1 or sum(bound(row.entity) for row in operation.rows) <= MAX_TRANSACTION_BYTES:
+    if most <= MAX_TRANSACTION_BYTES:
         return
     size = sum(row_request_bytes(row) for row in operation.rows)
     if size > MAX_TRANSACTION_BYTES:

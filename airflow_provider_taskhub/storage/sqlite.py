@@ -320,15 +320,15 @@ def perform(change: Change, operation: Operation, earlier: Results) -> Result:
 
     :param earlier: results of the unit's earlier steps, for :class:`EtagOf`.
     """
-    match operation:
-        case PutMessage():
-            return queues.put(change, operation)
-        case UpdateMessage():
-            return queues.update(change, operation)
-        case DeleteMessage():
-            queues.delete(change, operation)
+    match operation:  # the most frequent first
         case Transact():
             return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
+        case PutMessage():
+            return queues.put(change, operation)
+        case DeleteMessage():
+            queues.delete(change, operation)
+        case UpdateMessage():
+            return queues.update(change, operation)
         case PutBlob():
             return blobs.put(change, operation)
         case DeleteBlob():
@@ -342,8 +342,9 @@ def perform_unit(change: Change, unit: Unit) -> Results:
         unit.check()
     results: list[tuple[Result, ...]] = []
     for step in unit.steps:
+        earlier = tuple(results)
         try:
-            results.append(tuple(perform(change, operation, tuple(results)) for operation in step.operations))
+            results.append(tuple([perform(change, operation, earlier) for operation in step.operations]))
         except Exception as error:
             error.add_note(f"step: {step.name}")
             raise

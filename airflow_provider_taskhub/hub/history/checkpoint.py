@@ -7,7 +7,7 @@ the names of the crash points.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
@@ -111,21 +111,21 @@ def build(
     :param puts, blobs: the outbound messages, encoded, and the payloads that they spilled.
     :param tags: the instance's tags. :param write_instance: see :func:`visible`.
     """
-    rows, row_blobs = _history_rows(episode, names)
+    rows, payloads = _history_rows(episode, names)
     history = _history_steps(episode, stored, rows, names, processed, commit_id, now)
+    instance: list[Step] = []
+    if write_instance:
+        merge, merge_blobs = merge_row(
+            episode, names=names, now=now, container_url=container_url, history_blobs=tuple(payloads)
+        )
+        payloads.extend(merge_blobs)
+        instance.append(Step(name="instance", operations=(_instance(names, merge, stored.row_etag),)))
     steps = [
-        Step(name="payloads", operations=(*blobs, *row_blobs)),
+        Step(name="payloads", operations=(*blobs, *payloads)),
         Step(name="outbound", operations=tuple(puts)),
         *history,
+        *instance,
     ]
-    instance: int | None = None
-    merge, merge_blobs = merge_row(
-        episode, names=names, now=now, container_url=container_url, history_blobs=tuple(row_blobs)
-    )
-    if write_instance:
-        instance = len(steps)
-        steps[0] = replace(steps[0], operations=(*steps[0].operations, *merge_blobs))
-        steps.append(Step(name="instance", operations=(_instance(names, merge, stored.row_etag),)))
     steps.extend(tail(names, episode, processed, tags))
     return Plan(
         unit=Unit(steps=tuple(steps), check=check),
@@ -134,7 +134,7 @@ def build(
         consumed=_consumed(stored, episode, processed),
         outbound=1,
         history=1 + len(history),
-        instance=instance,
+        instance=2 + len(history) if instance else None,
     )
 
 
@@ -208,10 +208,17 @@ def after(
     :param completed, consumed: as the sentinel now has them. :param row_etag: None: the row was not written.
     """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
-    kept = replace(stored, sentinel_etag=sentinel_etag, rows=count, surplus=0, completed=completed, consumed=consumed)
-    if row_etag is None:
-        return kept
-    return replace(kept, row_etag=row_etag, status=episode.status, custom_status=episode.custom_status, merged=now)
+    written = row_etag is not None
+    return Stored(
+        sentinel_etag=sentinel_etag,
+        rows=count,
+        completed=completed,
+        consumed=consumed,
+        row_etag=row_etag if written else stored.row_etag,
+        status=episode.status if written else stored.status,
+        custom_status=episode.custom_status if written else stored.custom_status,
+        merged=now if written else stored.merged,
+    )
 
 
 def _history_rows(episode: Episode, names: HubNames) -> tuple[list[Entity], list[PutBlob]]:

@@ -312,7 +312,8 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
     failure = columns.object(FAILURE, Kind.FAILURE) if state.status is Status.FAILED else None
     if failure is not None and _is_current(failure, state, entity, container_url):
         state = replace(state, failure=failure)
-    return fill(state, dict.fromkeys(large_texts(entity, container_url=container_url)))
+    large = large_texts(entity, container_url=container_url)
+    return fill(state, dict.fromkeys(large)) if large else state
 
 
 def _is_current(failure: FailureDetails, state: InstanceState, entity: Entity, container_url: str) -> bool:

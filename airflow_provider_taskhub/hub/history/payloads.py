@@ -104,7 +104,11 @@ def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
 
 
 def _characters(row: Entity) -> int:
-    return sum(len(value) for value in row.properties.values() if isinstance(value, str))
+    characters = 0
+    for value in row.properties.values():
+        if isinstance(value, str):
+            characters += len(value)
+    return characters
 
 
 def _estimate(row: Entity) -> int:

@@ -6,7 +6,7 @@ Owns columns, Edm types and keys, both ways. Never reads or writes a table; spil
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,12 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
     :param ordinal: place in the generation, from 0.
     """
     properties: dict[str, Property | None] = {}
-    for member in LAYOUT_OF[type(event)].row:
-        value = _column(member, getattr(event, member.field))
-        if value is not None:
-            properties[_RENAMED.get(member.name, member.name)] = value
+    for name, field, write in _COLUMNS[type(event)]:
+        value = getattr(event, field)
+        if write is not None:
+            properties[name] = write(value)
+        elif value is not None:
+            properties[name] = value
     if isinstance(event, _KEEPING) and event.input is not None and len(event.input.encode()) > INPUT_BYTES:
         del properties["Input"]
     if isinstance(event, GenericEvent):
@@ -70,13 +72,18 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
     return Entity(partition_key=escape(instance_id), row_key=row_key(ordinal), properties=properties)
 
 
-def _column(member: Member, value: Any) -> Property | None:
+def _column(member: Member) -> Callable[[Any], str] | None:
     if member.kind in wire.OBJECTS and not member.ours:
-        return "null" if value is None else wire.dumps(wire.write(member.kind, value, typed=False))
-    if member.kind is Kind.STATUS:
-        return str(value)
-    column: Property | None = value
-    return column
+        kind = member.kind
+        return lambda value: "null" if value is None else wire.dumps(wire.write(kind, value, typed=False))
+    return str if member.kind is Kind.STATUS else None
+
+
+_COLUMNS = {
+    cls: tuple((_RENAMED.get(member.name, member.name), member.field, _column(member)) for member in layout.row)
+    for cls, layout in LAYOUT_OF.items()
+}
+"""Of each class of events, of each column: its name, the event's field, and how it is written if not as it is."""
 
 
 def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:

@@ -162,8 +162,10 @@ def _event(event: HistoryEvent) -> dict[str, Any]:
 def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[Member, ...]) -> None:
     for member in members:
         value = getattr(event, member.field)
-        if value is not None or not member.ours:
-            data[member.name] = wire.write(member.kind, value, typed=True)
+        if value is not None:
+            data[member.name] = value if member.kind in wire.PLAIN else wire.write(member.kind, value, typed=True)
+        elif not member.ours:
+            data[member.name] = None
 
 
 def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:

@@ -69,7 +69,7 @@ class Held:
         A put whose answer was lost is put again under another message id, but for the same action (DESIGN §7).
         """
         name = self.envelope.activity_id
-        return str(name) if name.version == ACTION_UUID else self.message_id
+        return str(name) if name.int >> 76 & 0xF == ACTION_UUID else self.message_id
 
     @property
     def order(self) -> tuple[Timestamp, int]:

@@ -62,7 +62,9 @@ def kind_and_value(packed: Packed) -> tuple[str, Any]:
 
 def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
     """All properties that are not None."""
-    return {name: pack(value) for name, value in properties.items() if value is not None}
+    return {
+        name: value if type(value) is str else pack(value) for name, value in properties.items() if value is not None
+    }
 
 
 def unpack_all(packed: Mapping[str, Packed]) -> dict[str, Property]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.storage.embedded import file
-from airflow_provider_taskhub.storage.embedded.journal import Journal, Work, translated
+from airflow_provider_taskhub.storage.embedded.journal import HalfDone, Journal, Work, translated
 from airflow_provider_taskhub.storage.embedded.moments import clock_ticks
 from airflow_provider_taskhub.storage.embedded.wake import Waiters
 
@@ -52,7 +52,11 @@ class Inline:
         if self.journal is None:
             raise Unavailable("the store is not open", maybe_done=False)
         self.journal.begin()
-        outcome = self.journal.run(work)
+        try:
+            outcome = self.journal.run(work)
+        except HalfDone:
+            self.journal.restart()
+            outcome = self.journal.run(work)
         self.journal.commit()
         self.waiters.signal(outcome.touched)
         return outcome.result()

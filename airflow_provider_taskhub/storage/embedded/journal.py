@@ -1,7 +1,8 @@
-"""Works in transactions: one transaction for a group, one savepoint for each work of it.
+"""Works in transactions: one transaction for a group of them.
 
-A *work* is a function over a :class:`Change`; what it raises undoes only itself. The journal owns the sequence (ETags,
-message ids, pop receipts) and the largest time given out, both kept in the file's ``anchor`` row.
+A *work* is a function over a :class:`Change`; what it raises undoes only itself. Most of those that raise have changed
+nothing yet, so savepoints, two statements a work, are made only in a group that has met another one. The journal owns
+the sequence (ETags, message ids, pop receipts) and the largest time given out, both kept in the file's ``anchor`` row.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class Outcome:
         return self.value
 
 
+class HalfDone(Exception):
+    """A work has raised behind its first change; the transaction has that change and cannot be committed."""
+
+
 class Journal:
     """Transactions on one connection, one after another.
 
@@ -78,6 +83,7 @@ class Journal:
         self._source = source
         self._change: Change | None = None
         self._before = 0
+        self._guarded = False
         self.commits = 0
         """Transactions committed, for tests and telemetry."""
 
@@ -90,28 +96,45 @@ class Journal:
             self._connection.execute("ROLLBACK")
             raise
         self._before = self._connection.total_changes
+        self._guarded = False
+
+    def restart(self) -> None:
+        """Undo the transaction and begin it anew, each work with a savepoint.
+
+        :raises sqlite3.OperationalError: busy, when another process was faster; nothing is left then.
+        """
+        self.abandon()
+        self.begin()
+        self._guarded = True
 
     def run(self, work: Work) -> Outcome:
         """Carry out one work of the transaction; its error undoes only itself.
 
+        :raises HalfDone: when it cannot be undone alone: all works of the group go again after :meth:`restart`.
         :raises Unavailable: when the whole transaction is lost (a full disk, an I/O error).
         """
         change = self._change
         assert change is not None, "run() stands between begin() and commit()"
         change.touched = {}
-        self._connection.execute("SAVEPOINT work")
+        before = self._connection.total_changes
+        if self._guarded:
+            self._connection.execute("SAVEPOINT work")
         try:
             outcome = Outcome(work(change), touched=change.touched)
         except Exception as error:
             if not self._connection.in_transaction:  # SQLite has rolled everything back by itself
                 self._change = None
                 raise Unavailable(f"transaction lost: {error}", maybe_done=False) from error
-            self._connection.execute("ROLLBACK TO work")
+            if self._guarded:
+                self._connection.execute("ROLLBACK TO work")
+            elif self._connection.total_changes != before:
+                raise HalfDone from error
             outcome = Outcome(error=translated(error))
         except BaseException:
             self.abandon()
             raise
-        self._connection.execute("RELEASE work")
+        if self._guarded:
+            self._connection.execute("RELEASE work")
         return outcome
 
     def commit(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sqlite3
 from datetime import timedelta
-from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.errors import Conflict, NotFound
@@ -54,14 +53,19 @@ def update(change: Change, operation: UpdateMessage) -> Receipt:
 
 
 def delete(change: Change, operation: DeleteMessage) -> None:
+    held = operation.message if isinstance(operation.message, Receipt) else operation.message.receipt
+    deleted = change.connection.execute(
+        "DELETE FROM messages WHERE number = ? AND receipt = ? AND queue = (SELECT id FROM queues WHERE name = ?)",
+        (_number(change.identity, held.message_id), held.pop_receipt, operation.queue),
+    )
+    if deleted.rowcount:
+        return
     try:
-        number, _ = _claimed(change, operation.queue, operation.message)
+        _claimed(change, operation.queue, operation.message)
     except (Conflict, NotFound):
-        if operation.quiet:
-            identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
-            return
-        raise
-    change.connection.execute("DELETE FROM messages WHERE number = ?", (number,))
+        identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
+        if not operation.quiet:
+            raise
 
 
 def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:
@@ -150,13 +154,14 @@ def _receipt(identity: int, number: int, receipt: int, visible: int) -> Receipt:
 
 
 def _message_id(identity: int, number: int) -> str:
-    return str(UUID(int=(identity & _LOW) << 64 | number))
+    digits = f"{(identity & _LOW) << 64 | number:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _number(identity: int, message_id: str) -> int:
     """The number in an id that this file gave out; 0, which no message has, for any other text."""
     try:
-        whole = UUID(message_id).int
+        number = int(message_id[-17:].replace("-", ""), 16)
     except ValueError:
         return 0
-    return whole & _LOW if whole >> 64 == identity & _LOW and whole & _LOW < 1 << 63 else 0
+    return number if number < 1 << 63 and message_id == _message_id(identity, number) else 0

@@ -21,7 +21,7 @@ from typing import Any
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.embedded.file import RETRY, connect, prepare, retried
-from airflow_provider_taskhub.storage.embedded.journal import Journal, Outcome, Work, is_busy, translated
+from airflow_provider_taskhub.storage.embedded.journal import HalfDone, Journal, Outcome, Work, is_busy, translated
 from airflow_provider_taskhub.storage.embedded.moments import boot_ticks
 from airflow_provider_taskhub.storage.embedded.wake import Caller
 
@@ -168,7 +168,11 @@ class Writer:
             jobs.append((job, Outcome(error=Unavailable("not begun within its deadline", maybe_done=False))))
             return
         jobs.append((job, Outcome()))  # so that a lost transaction settles this one too
-        jobs[-1] = (job, self.journal.run(job.work))
+        try:
+            jobs[-1] = (job, self.journal.run(job.work))
+        except HalfDone:
+            retried(self.journal.restart, max(0.0, job.deadline - time.monotonic()))
+            jobs[:] = [(job, outcome if outcome.error else self.journal.run(job.work)) for job, outcome in jobs]
 
     def _give_way(self) -> None:
         """Leave the lock alone for a moment if another connection has committed since our last look."""
