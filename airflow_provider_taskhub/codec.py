@@ -21,6 +21,8 @@ from airflow_provider_taskhub.errors import InputError
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps would make an encoder each time
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timestamp:
@@ -105,12 +107,12 @@ def dumps(value: Any, *, what: str = "value") -> str:
     :raises InputError: when JSON cannot express the value; NaN and infinities are refused.
     """
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _encode(value)
     except (TypeError, ValueError):
         pass
     try:
         plain = to_jsonable_python(value, inf_nan_mode="constants")
-        return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+        return _encode(plain)
     except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{what} of type {type(value).__name__} cannot be written as JSON: {error}. "

@@ -6,7 +6,7 @@ which order, how generations follow each other within one, what leaves as a mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -15,6 +15,7 @@ from airflow_provider_taskhub.engine.context import Log
 from airflow_provider_taskhub.engine.endings import response as response_of
 from airflow_provider_taskhub.engine.events import (
     EventSent,
+    EventType,
     ExecutionCompleted,
     ExecutionResumed,
     ExecutionStarted,
@@ -27,6 +28,8 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
     SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
+    TaskFailed,
     TaskScheduled,
     TimerCreated,
     TimerFired,
@@ -38,7 +41,27 @@ from airflow_provider_taskhub.errors import InputError, NonDeterminismError, Orc
 
 MAX_GENERATIONS = 10_000
 """Generations within one episode, beyond one for each new event."""
+_LIVE = 8 * 1024
+"""Bytes of a live orchestrator and its session beside its events, rounded up: coroutine, context, maps, sets."""
 _ROW = 256
+"""Bytes of an event, and of what waits for it, beside its texts."""
+_TEXTS: Mapping[EventType, tuple[str, ...]] = {
+    EventType.ExecutionStarted: ("input",),
+    EventType.ExecutionCompleted: ("result",),
+    EventType.ExecutionTerminated: ("input",),
+    EventType.ExecutionSuspended: ("reason",),
+    EventType.ExecutionResumed: ("reason",),
+    EventType.TaskScheduled: ("input",),
+    EventType.TaskCompleted: ("result",),
+    EventType.TaskFailed: ("reason", "details"),
+    EventType.SubOrchestrationInstanceCreated: ("input",),
+    EventType.SubOrchestrationInstanceCompleted: ("result",),
+    EventType.SubOrchestrationInstanceFailed: ("reason", "details"),
+    EventType.EventSent: ("input",),
+    EventType.EventRaised: ("input",),
+    EventType.GenericEvent: ("data", "reason"),
+}
+"""Members of events that are texts of any length."""
 
 
 class Execution:
@@ -72,7 +95,7 @@ class Execution:
         self._last_number = -1
         self._completed = False
         self._status = Status.PENDING
-        self._size = 0
+        self._size = _LIVE
         for event in past:
             self._account(event)
 
@@ -252,14 +275,16 @@ class Execution:
     def _account(self, event: HistoryEvent) -> None:
         """Keep an event that is, or becomes, part of the history, and count it."""
         self._history.append(event)
-        self._last_number = max(self._last_number, event.event_id)
+        if event.event_id > self._last_number:
+            self._last_number = event.event_id
         self._size += _ROW
-        for text in ("input", "result", "reason", "details"):
-            self._size += len(getattr(event, text, None) or "")
-        if isinstance(event, OrchestratorStarted):
-            self._episodes += 1
+        for text in _TEXTS.get(event.event_type, ()):
+            self._size += 2 * len(getattr(event, text) or "")  # and once more as the value that the code may hold
         if isinstance(event, OrchestratorStarted | OrchestratorCompleted):
+            self._episodes += isinstance(event, OrchestratorStarted)
             self._time = max(self._time, event.timestamp)
+        elif isinstance(event, TaskFailed | SubOrchestrationInstanceFailed):
+            self._size += _size_of(event.failure)
         elif isinstance(event, ExecutionCompleted):
             self._completed = True
             self._status = event.status
@@ -412,7 +437,7 @@ class Execution:
         self._instance = generation.instance
         if switched:
             self._history.clear()
-            self._episodes = self._size = 0
+            self._episodes, self._size = 0, _LIVE
             self._last_number = -1
         else:
             self._episodes -= 1  # its OrchestratorStarted is counted below
@@ -451,6 +476,15 @@ def run(
         return execution.advance(new, now=now, new_execution_id=new_execution_id)
     finally:
         execution.close()
+
+
+def _size_of(failure: FailureDetails | None) -> int:
+    """Characters of an error and of what it was caused by."""
+    size = 0
+    while failure is not None:
+        size += len(failure.error_message) + len(failure.stack_trace or "")
+        failure = failure.inner_failure
+    return size
 
 
 def _flushed(history: Sequence[HistoryEvent]) -> int:

@@ -158,6 +158,57 @@ async def test_idle_sessions_are_evicted_by_time_and_by_size_oldest_first() -> N
 
 
 @pytest.mark.rows("K22")
+async def test_eviction_at_the_limit_looks_at_no_more_sessions_than_it_drops() -> None:
+    """At the limit every episode evicts: a look at all sessions would make each step cost as much as there are."""
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=1000, dropped=dropped.append)
+    mine = reader()
+    waiting = [held(raised(), instance_id=f"waiting-{number}") for number in range(500)]
+    for message in waiting:
+        sessions.deliver(mine, message)
+    looked = 0
+
+    class Counted(Session[str]):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            nonlocal looked
+            looked += 1
+            return super().__getattribute__(name)
+
+    for _ in waiting:
+        session, _ = await sessions.next()
+        sessions.keep(session, session.instance_id, 10)
+        sessions.done(session, now=0.0)
+    assert (len(sessions), len(dropped)) == (100, 400)
+    for session in sessions._sessions.values():
+        session.__class__ = Counted
+    sessions.deliver(mine, held(raised(), instance_id="next"))
+    session, _ = await sessions.next()
+    sessions.keep(session, "next", 10)
+    sessions.done(session, now=1.0)
+    assert (len(sessions), dropped[400:]) == (100, ["waiting-400"])
+    assert looked < 50
+
+
+@pytest.mark.rows("K22")
+async def test_what_was_evicted_for_its_size_was_used_least_recently() -> None:
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=100, dropped=dropped.append)
+    mine = reader()
+    await _idle(sessions, mine, "a", 40, 0.0)
+    await _idle(sessions, mine, "b", 40, 1.0)
+    sessions.deliver(mine, held(raised(), instance_id="a"))
+    busy, _ = await sessions.next()  # has mail: it does not rest, however long ago it did
+    await _idle(sessions, mine, "c", 40, 2.0)
+    assert dropped == ["b1"]
+    sessions.keep(busy, "a3", 40)
+    sessions.done(busy, now=3.0)
+    await _idle(sessions, mine, "d", 40, 4.0)
+    assert dropped == ["b1", "a0", "c2"]
+
+
+@pytest.mark.rows("K22")
 async def test_an_active_session_is_never_evicted() -> None:
     sessions: Sessions[str] = Sessions(limit_bytes=10)
     sessions.deliver(reader(), held(raised()))

@@ -74,7 +74,8 @@ class Sessions(Generic[State]):
     ) -> None:
         self._dropped = dropped
         self._active: dict[str, Session[State]] = {}
-        self._sessions: OrderedDict[str, Session[State]] = OrderedDict()
+        self._sessions: dict[str, Session[State]] = {}
+        self._resting: OrderedDict[str, Session[State]] = OrderedDict()
         self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
         self._limit = limit_bytes
         self._bytes = 0
@@ -103,6 +104,7 @@ class Sessions(Generic[State]):
             return  # K24; offered again when that episode ends, even if it is one of an earlier tenure
         if session.mail and not session.queued and not session.closed:
             session.queued = True
+            self._resting.pop(session.instance_id, None)
             self._ready.put_nowait(session)
 
     async def next(self) -> tuple[Session[State], list[Held]]:
@@ -145,7 +147,7 @@ class Sessions(Generic[State]):
         if session.state is None:
             self._forget(session)
         else:
-            self._sessions.move_to_end(session.instance_id)
+            self._resting[session.instance_id] = session
 
     def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
         """Set what is kept of the instance; None drops it."""
@@ -174,25 +176,19 @@ class Sessions(Generic[State]):
 
     def evict_idle(self, *, before: float) -> int:
         """Drop live state that was last used before a monotonic second; returns how many."""
-        idle = [
-            session
-            for session in self._sessions.values()
-            if not session.active and not session.queued and session.last_used < before
-        ]
+        idle = [session for session in self._resting.values() if session.last_used < before]
         for session in idle:
             self._forget(session)
         return len(idle)
 
     def _evict_over_limit(self) -> None:
-        if self._bytes <= self._limit:
-            return
-        for session in [s for s in self._sessions.values() if not s.active and not s.queued]:
-            self._forget(session)
-            if self._bytes <= self._limit:
-                return
+        """Only what rests is looked at: at the limit every episode comes here, however many instances are in memory."""
+        while self._bytes > self._limit and self._resting:
+            self._forget(next(iter(self._resting.values())))
 
     def _forget(self, session: Session[State]) -> None:
         self.keep(session, None)
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
+            self._resting.pop(session.instance_id, None)
         self._forgotten.set()
