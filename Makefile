@@ -62,6 +62,10 @@ bench-peers: .venv/.test .bench/peers/.installed ## the same on DBOS and durable
 profile: .venv/.test .venv/.azurite .bench/tools/.installed ## a flame graph of a worker at work, into .bench (BENCH="--store azurite --workloads b")
 	@$(BIN)/python -m tests.benchmarks --profile $(or $(BENCH),--store embedded --workloads a)
 
+.PHONY: bench-growth
+bench-growth: .venv/.test .venv/.azurite ## what must not cost more when there is more of it, beside its goal (BENCH="--parts idle,size --scale 0.1")
+	@$(BIN)/python -m tests.benchmarks.growth $(BENCH)
+
 .PHONY: bench-balance
 bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
 	@$(BIN)/python -m tests.benchmarks.balance

@@ -43,12 +43,12 @@ from tests.benchmarks.stage import AZURITE, EMBEDDED, EMULATOR, BenchError, Stag
 WIDTH = 140
 STARTING = 32
 """Starts under way at once."""
-WARM = 8
+WARM = 32
 SEEDING = 256
 SIZES = (1_000, 10_000, 100_000)
 """Instances in a hub; each copy has 13 history rows."""
 WORKERS = (1, 2, 4)
-IDLE = {EMBEDDED: (5.0, 30.0), EMULATOR: (100.0, 60.0)}
+IDLE = {EMBEDDED: (5.0, 30.0), EMULATOR: (100.0, 120.0)}
 """Seconds until nothing more is expected of an idle worker (on Azure polling falls to its floor), and to watch it."""
 EVICTED = 40.0
 """Seconds after which an idle session is gone: a timeout of 30, looked at six times within it."""
@@ -122,8 +122,8 @@ async def _burst(stage: Stage, client: Client, count: int) -> Burst:
 
 
 async def _warm(stage: Stage, client: Client) -> None:
-    for _ in range(WARM):
-        await _burst(stage, client, 4)
+    """Every executor has run something, every code path is loaded."""
+    await _burst(stage, client, WARM)
 
 
 # many instances
@@ -241,8 +241,8 @@ async def _idle(extent: Extent) -> Findings:
                 queues = client.hub.info.partitions + 1
                 slowest = stage.settings.max_polling.total_seconds()
         yield Finding(part="idle", what=f"{store}: CPU of worker and executors", value=cpu, unit="% of a core", goal=1)
-        # each queue is asked once in the ceiling of the back-off, drawn from three quarters of it upwards
-        goal = queues * 60 / slowest / 0.75 if store == EMULATOR else None
+        # each queue is asked once in the ceiling of the back-off; whether its last look falls into the time is chance
+        goal = queues * (60 / slowest + 60 / seconds / 4) if store == EMULATOR else None
         yield Finding(part="idle", what=f"{store}: requests", value=requests, unit="per min", goal=goal)
 
 
@@ -304,10 +304,17 @@ PARTS: Mapping[str, Callable[[Extent], Findings]] = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.growth", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--parts", type=_parts, default=tuple(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--scale", type=float, default=1.0, help="0.1: a tenth of every size")
     parser.add_argument("--rounds", type=int, default=5, help="turns of what takes turns; figures are medians")
     return parser
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    unknown = [part for part in text.split(",") if part not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
+    return tuple(text.split(","))
 
 
 def table(findings: Sequence[Finding]) -> Table:
@@ -345,10 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.width = WIDTH
     screen.print(machine(), highlight=False)
     try:
-        parts = options.parts.split(",")
-        if "idle" in parts:
+        if "idle" in options.parts:
             install(AZURITE)
-        found = asyncio.run(_measure(screen, parts, Extent(scale=options.scale, rounds=options.rounds)))
+        found = asyncio.run(_measure(screen, options.parts, Extent(scale=options.scale, rounds=options.rounds)))
     except (BenchError, TaskHubError) as error:
         screen.print(str(error), style="red", markup=False)
         return 1
