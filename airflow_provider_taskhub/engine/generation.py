@@ -53,6 +53,7 @@ MAX_ACTIONS = 100_000
 
 Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
 Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
+_FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
 
 _QUESTION = {
     EventType.TaskCompleted: EventType.TaskScheduled,
@@ -332,7 +333,7 @@ class Generation:
     def _give(self, entry: _Open | None, event: HistoryEvent) -> None:
         if isinstance(event, EventRaised):
             self._offer(event)
-        elif isinstance(event, TaskFailed | SubOrchestrationInstanceFailed) and entry:
+        elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.refused(error_of(event, entry.action.name), recorded=recorded)
         elif entry:

@@ -45,6 +45,10 @@ _LIVE = 8 * 1024
 """Bytes of a live orchestrator and its session beside its events, rounded up: coroutine, context, maps, sets."""
 _ROW = 256
 """Bytes of an event, and of what waits for it, beside its texts."""
+_DECISIONS = (TaskScheduled, SubOrchestrationInstanceCreated, TimerCreated, EventSent)
+_MARKS = (OrchestratorStarted, OrchestratorCompleted)
+_FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
+# asked of every event that is replayed: a union written in place would be made anew each time, which costs most of it
 _TEXTS: Mapping[EventType, tuple[str, ...]] = {
     EventType.ExecutionStarted: ("input",),
     EventType.ExecutionCompleted: ("result",),
@@ -280,10 +284,10 @@ class Execution:
         self._size += _ROW
         for text in _TEXTS.get(event.event_type, ()):
             self._size += 2 * len(getattr(event, text) or "")  # and once more as the value that the code may hold
-        if isinstance(event, OrchestratorStarted | OrchestratorCompleted):
+        if isinstance(event, _MARKS):
             self._episodes += isinstance(event, OrchestratorStarted)
             self._time = max(self._time, event.timestamp)
-        elif isinstance(event, TaskFailed | SubOrchestrationInstanceFailed):
+        elif isinstance(event, _FAILURES):
             self._size += _size_of(event.failure)
         elif isinstance(event, ExecutionCompleted):
             self._completed = True
@@ -325,7 +329,7 @@ class Execution:
         try:
             for at, event in enumerate(self._history):
                 generation.recorded = at < flushed
-                if isinstance(event, TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent):
+                if isinstance(event, _DECISIONS):
                     generation.confirm(event)
                 elif isinstance(event, OrchestratorStarted):
                     generation.episode(event.timestamp)
