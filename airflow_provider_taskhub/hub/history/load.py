@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import Timestamp, decompress
@@ -55,8 +56,8 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
         return Loaded()
     current = _generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
-    gate = asyncio.Semaphore(PARALLEL)
-    kept = await asyncio.gather(*(_restored(store, names, entity, gate) for entity in current[:committed]))
+    kept = current[:committed]
+    await _restore(store, names, kept)
     return Loaded(
         past=tuple(decode_event(entity) for entity in kept), sentinel=sentinel, surplus=len(current) - committed
     )
@@ -78,14 +79,22 @@ def _generation(rows: list[Entity], execution_id: str) -> list[Entity]:
     return found
 
 
-async def _restored(store: Store, names: HubNames, entity: Entity, gate: asyncio.Semaphore) -> Entity:
-    wanted = blob_columns(entity)
-    if not wanted:
-        return entity
+async def _restore(store: Store, names: HubNames, rows: list[Entity]) -> None:
+    """Put spilled columns back, in place. Few rows have any: the others cost a look, not a task each."""
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def restored(at: int, wanted: Mapping[str, str]) -> None:
+        async with gate:
+            rows[at] = await _restored(store, names, rows[at], wanted)
+
+    spilled = [(at, wanted) for at, entity in enumerate(rows) if (wanted := blob_columns(entity))]
+    await asyncio.gather(*(restored(at, wanted) for at, wanted in spilled))
+
+
+async def _restored(store: Store, names: HubNames, entity: Entity, wanted: Mapping[str, str]) -> Entity:
     texts: dict[str, str] = {}
     for column, name in wanted.items():
-        async with gate:
-            blob = await store.get_blob(names.large_messages, name)
+        blob = await store.get_blob(names.large_messages, name)
         if blob is None:
             raise HistoryUnreadable(f"history row {entity.row_key} of {entity.partition_key!r}: blob {name!r} is gone")
         texts[column] = decompress(blob.data)

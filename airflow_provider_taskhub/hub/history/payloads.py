@@ -22,6 +22,7 @@ ROW_BYTES = 1024
 """Estimate for what a row holds beside its texts."""
 
 _BLOB_NAME = "BlobName"
+_ADDRESSES = tuple((column, f"{column}{_BLOB_NAME}") for column in COLUMNS)
 
 
 def utf16_bytes(text: str) -> int:
@@ -64,8 +65,8 @@ def blob_columns(entity: Entity) -> dict[str, str]:
     """Spilled columns of a row: column → name of its blob. Fetch these, then :func:`restore`."""
     return {
         column: name
-        for column in COLUMNS
-        if isinstance(name := entity.properties.get(column + _BLOB_NAME), str) and name
+        for column, address in _ADDRESSES
+        if isinstance(name := entity.properties.get(address), str) and name
     }
 
 

@@ -116,8 +116,8 @@ def _decode(entity: Entity) -> HistoryEvent:
 def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Entity) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for member in layout.row:
-        value = _value(member, columns.get(_RENAMED.get(member.name, member.name)))
-        if value is not None:
+        column = columns.get(_RENAMED.get(member.name, member.name))
+        if column is not None and (value := _value(member, column)) is not None:
             fields[member.field] = value
         elif member.field == "version":
             fields["version"] = None
@@ -130,9 +130,7 @@ def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Enti
     return fields
 
 
-def _value(member: Member, column: Property | None) -> Any:
-    if column is None:
-        return None
+def _value(member: Member, column: Property) -> Any:
     if member.kind in wire.OBJECTS:
         return _object(member, column)
     if member.kind is Kind.TIME and isinstance(column, Timestamp):
