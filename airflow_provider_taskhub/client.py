@@ -7,7 +7,7 @@ the instance row of a start, puts messages, and reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,14 +20,16 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     EventType,
+    ExecutionResumed,
     ExecutionStarted,
+    ExecutionSuspended,
     ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
     Status,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id
-from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound
+from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound, Throttled
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
     HubInfo,
@@ -41,6 +43,7 @@ from airflow_provider_taskhub.hub.contract import (
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.instances import created_row
 from airflow_provider_taskhub.hub.history.load import load
+from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.keys import escape, unescape
@@ -49,6 +52,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
@@ -68,6 +72,10 @@ from airflow_provider_taskhub.storage.primitives import (
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two looks of a wait: doubled from one to the other."""
+TRIES = 5
+"""Of an operation that others keep disturbing."""
+PURGED_AT_ONCE = 8
+"""Instances that a purge of many removes side by side."""
 SCAN_PAGES = 50
 """Pages of rows that one call of :meth:`Client.list` may read before it answers with what it has."""
 
@@ -78,6 +86,17 @@ class InstancePage:
 
     instances: tuple[InstanceState, ...]
     continuation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeResult:
+    """What a purge of many has done.
+
+    :param purged: instances. :param complete: False when time or limit was over before the last of them: run it again.
+    """
+
+    purged: int
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +174,24 @@ class Client:
         instance_id = uuid4().hex if instance_id is None else check_instance_id(instance_id)
         if not orchestrator:
             raise InputError("orchestrator is empty: give the name that a worker's app declares")
-        now = self.hub.clock.utc_now()
+        text = codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
+        return await self._begin(orchestrator, text, instance_id, version, tags, start_at, policy)
+
+    async def _begin(
+        self,
+        orchestrator: str,
+        text: str | None,
+        instance_id: str,
+        version: str,
+        tags: Mapping[str, str] | None,
+        start_at: datetime | None,
+        policy: StartPolicy,
+    ) -> InstanceState:
         start = ExecutionStarted(
-            timestamp=now,
+            timestamp=self.hub.clock.utc_now(),
             instance=OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex),
             name=orchestrator,
-            input=codec.dumps(input, what=f"input of orchestrator {orchestrator!r}"),
+            input=text,
             version=version,
             tags=dict(tags) if tags else None,
             scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
@@ -273,6 +304,140 @@ class Client:
         ended = await self.wait(instance_id)
         await self._quiet(instance_id)
         return ended
+
+    async def suspend(self, instance_id: str, reason: str = "") -> InstanceState:
+        """Hold an instance: what it has asked for goes on, but it decides nothing before :meth:`resume` (K46).
+
+        One that has not begun yet is held as soon as it has.
+
+        :param reason: becomes the instance's output until it ends, as in DurableTask.
+        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has ended.
+        """
+        event = ExecutionSuspended(timestamp=self.hub.clock.utc_now(), reason=reason)
+        return await self._steer(instance_id, event, "suspended")
+
+    async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
+        """Let a suspended instance go on with all that has come meanwhile; a running one stays as it is.
+
+        :param reason: becomes the instance's output until it ends, as in DurableTask.
+        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has ended.
+        """
+        event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
+        return await self._steer(instance_id, event, "resumed")
+
+    async def _steer(self, instance_id: str, event: HistoryEvent, what: str) -> InstanceState:
+        row = await self._existing(instance_id)
+        if row.status.is_final:
+            raise InputError(f"instance {instance_id!r} has ended ({row.status}): it cannot be {what}")
+        await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+        return row
+
+    async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
+        """Let a failed instance go on from before its failure: what failed, or was cut off by it, is done again.
+
+        Activities and children that completed are not; children that failed are rewound themselves. A failure that the
+        orchestrator has handled stays handled. Cut off anywhere, it can be done again.
+
+        :returns: the row: Pending until the instance ends, as in DurableTask.
+        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has not failed.
+        """
+        await rewind(self.hub, check_instance_id(instance_id), reason)
+        return await self._existing(instance_id)
+
+    async def restart(self, instance_id: str, *, new_id: bool = False) -> InstanceState:
+        """Start an instance anew with the orchestrator, version, input and tags of its last start.
+
+        :param new_id: under a new id, whatever the old one does; else in its place, once it has ended.
+        :raises InstanceNotFound: when there is no such instance.
+        :raises InstanceExists: when it has not ended, and no new id is asked for.
+        """
+        row = await self.get(check_instance_id(instance_id))
+        if row is None:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub {self.describe()}")
+        into = uuid4().hex if new_id else instance_id
+        policy = StartPolicy.REFUSE if new_id else StartPolicy.REPLACE_FINISHED
+        return await self._begin(row.name, row.input, into, row.version, row.tags, None, policy)
+
+    async def purge(self, instance_id: str) -> bool:
+        """Remove an ended instance with everything that is stored of it: history, payloads, records, logs (K30).
+
+        Its children are instances of their own, and stay.
+
+        :returns: False when there was none. :raises InputError: when it has not ended.
+        """
+        for _ in range(TRIES):
+            row = await self.get(check_instance_id(instance_id), payloads=False)
+            if row is None:
+                return False
+            if not row.status.is_final:
+                raise InputError(f"instance {instance_id!r} is {row.status}: terminate it before it can be purged")
+            try:
+                await purge(self.hub.store, self.hub.names, row)
+                return True
+            except (Conflict, NotFound) as error:  # started again, rewound, or purged by somebody else: look again
+                last = error
+        raise last
+
+    async def purge_many(
+        self,
+        *,
+        statuses: Collection[Status] = (),
+        created_from: datetime | None = None,
+        created_to: datetime | None = None,
+        prefix: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        timeout: timedelta | None = None,
+        rate: float | None = None,
+        progress: Callable[[int], None] = lambda purged: None,
+    ) -> PurgeResult:
+        """Remove the ended instances that match, page by page (K46). Cut off anywhere, run again it does the rest.
+
+        :param statuses: final ones; none: all of these. :param created_from, created_to, prefix, tags: as in
+            :meth:`list`. :param limit: instances. :param timeout: begin no instance after this time.
+        :param rate: instances a second, so that workers and their store keep their breath; None: as fast as a few at
+            a time go. :param progress: told the count so far.
+        :raises InputError: for a status that is not final.
+        """
+        wanted = tuple(statuses) or tuple(status for status in Status if status.is_final)
+        if open_ones := [str(status) for status in wanted if not status.is_final]:
+            raise InputError(f"{', '.join(open_ones)}: only instances that have ended can be purged")
+        clock, began, purged = self.hub.clock, self.hub.clock.monotonic(), 0
+        continuation: str | None = None
+        while True:
+            page = await self.list(
+                statuses=wanted,
+                created_from=created_from,
+                created_to=created_to,
+                prefix=prefix,
+                tags=tags,
+                continuation=continuation,
+            )
+            left = list(page.instances)
+            while left:
+                late = timeout is not None and clock.monotonic() - began >= timeout.total_seconds()
+                room = PURGED_AT_ONCE if limit is None else min(PURGED_AT_ONCE, limit - purged)
+                if late or room <= 0:
+                    return PurgeResult(purged=purged, complete=False)
+                some, left = left[:room], left[room:]
+                purged += sum(await asyncio.gather(*(self._purge_listed(row.instance_id) for row in some)))
+                progress(purged)
+                if rate is not None:
+                    await clock.sleep(max(0.0, began + purged / rate - clock.monotonic()))
+            continuation = page.continuation
+            if continuation is None:
+                return PurgeResult(purged=purged, complete=True)
+
+    async def _purge_listed(self, instance_id: str) -> bool:
+        """One of many: what was started again meanwhile is none of them any more; a store that pleads is waited for."""
+        for turn in range(TRIES):
+            try:
+                return await self.purge(instance_id)
+            except (InputError, Conflict, NotFound):
+                return False
+            except Throttled as error:
+                await self.hub.clock.sleep(max(error.retry_after, 2.0**turn))
+        return False
 
     async def _quiet(self, instance_id: str) -> None:
         pause = FIRST_PAUSE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
-from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.client import Client, PurgeResult
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState, StartPolicy
@@ -21,13 +22,22 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState,
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
 InstanceId = Annotated[str, typer.Argument(help="Id of the instance.")]
+Statuses = Annotated[list[Status] | None, typer.Option("--status", help="Only these; repeats.")]
+Prefix = Annotated[str | None, typer.Option(help="Only ids that start so.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only with NAME=VALUE; repeats.")]
+CreatedFrom = Annotated[str | None, typer.Option(help="Only from this time on, ISO 8601; UTC without a zone.")]
+CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
+Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
 MAX_LISTED = 1000
 
 
 @app.command("list")
 def list_(
-    status: Annotated[list[Status] | None, typer.Option(help="Only these; repeats.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only ids that start so.")] = None,
+    status: Statuses = None,
+    prefix: Prefix = None,
+    tag: Tags = None,
+    created_from: CreatedFrom = None,
+    created_to: CreatedTo = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
     continuation: Annotated[str | None, typer.Option(help="From a former page's JSON.")] = None,
     hub: HubName = None,
@@ -39,7 +49,15 @@ def list_(
     """
 
     async def work(client: Client) -> Any:
-        return await client.list(statuses=status or (), prefix=prefix, limit=limit, continuation=continuation)
+        return await client.list(
+            statuses=status or (),
+            prefix=prefix,
+            tags=_tags(tag),
+            created_from=_time(created_from, "--created-from"),
+            created_to=_time(created_to, "--created-to"),
+            limit=limit,
+            continuation=continuation,
+        )
 
     page = _with_client(hub, work)
     if json:
@@ -88,6 +106,7 @@ def start(
     input: Annotated[str | None, typer.Option("--input", help="One JSON value.")] = None,
     instance_id: Annotated[str | None, typer.Option("--id", help="Instance id; else a new one.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeats.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="Not before this time, ISO 8601; UTC without a zone.")] = None,
     policy: Annotated[StartPolicy, typer.Option(help="What to do when the id is taken.")] = StartPolicy.REFUSE,
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     hub: HubName = None,
@@ -100,7 +119,12 @@ def start(
 
     async def work(client: Client) -> InstanceState:
         state = await client.start(
-            orchestrator, _value(input, "--input"), instance_id=instance_id, tags=_tags(tag), policy=policy
+            orchestrator,
+            _value(input, "--input"),
+            instance_id=instance_id,
+            tags=_tags(tag),
+            start_at=_time(at, "--at"),
+            policy=policy,
         )
         await _warn_if_nobody(client, orchestrator)
         if not wait:
@@ -190,6 +214,133 @@ def terminate(
     console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
 
 
+@app.command()
+def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Hold an instance: activities that run go on, but it decides nothing before it is resumed.
+
+    Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await client.suspend(instance_id, reason)
+
+    _steered(_with_client(hub, work), "asked to hold", json=json)
+
+
+@app.command()
+def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Let a suspended instance go on, with everything that has come meanwhile.
+
+    Example: taskhub instances resume flights-2013
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await client.resume(instance_id, reason)
+
+    _steered(_with_client(hub, work), "asked to go on", json=json)
+
+
+@app.command()
+def rewind(
+    instance_id: InstanceId,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended again.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Let a failed instance go on from before its failure; what has completed is not done again.
+
+    Example: taskhub instances rewind flights-2013 --reason "the table is there now" --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.rewind(instance_id, reason)
+        return await _watch(client, instance_id, None, quiet=json) if wait else state
+
+    state = _with_client(hub, work)
+    if wait:
+        _finish(state, json=json, ended=True)
+    else:
+        _steered(state, "rewound", json=json)
+
+
+@app.command()
+def restart(
+    instance_id: InstanceId,
+    new_id: Annotated[bool, typer.Option("--new-id", help="Under a new id, whatever the old one does.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Start an instance anew, with the input, version and tags that it had; its id is printed.
+
+    Example: taskhub instances restart flights-2013 --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.restart(instance_id, new_id=new_id)
+        await _warn_if_nobody(client, state.name)
+        return await _watch(client, state.instance_id, None, quiet=json) if wait else state
+
+    _finish(_with_client(hub, work), json=json, ended=wait)
+
+
+@app.command()
+def purge(
+    instance_ids: Annotated[list[str] | None, typer.Argument(help="Ids; without them all that match.")] = None,
+    status: Statuses = None,
+    prefix: Prefix = None,
+    tag: Tags = None,
+    created_from: CreatedFrom = None,
+    created_to: CreatedTo = None,
+    every: Annotated[bool, typer.Option("--all", help="All that have ended, without any other option.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="At most so many a second.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when some are left.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Remove ended instances with all that is stored of them: history, payloads, records, logs.
+
+    Cut off anywhere, the same command does the rest. Children are instances of their own.
+
+    Example: taskhub instances purge flights-2013
+
+    Example: taskhub instances purge --status Completed --created-to 2026-10-01 --rate 50 --yes
+    """
+    where: dict[str, Any] = {
+        "statuses": status or (),
+        "prefix": prefix,
+        "tags": _tags(tag),
+        "created_from": _time(created_from, "--created-from"),
+        "created_to": _time(created_to, "--created-to"),
+    }
+    chosen = any(value for value in where.values())
+    if instance_ids and (chosen or every):
+        raise typer.BadParameter("give ids, or options that choose instances, not both")
+    if not instance_ids and chosen == every:
+        raise typer.BadParameter("say which: ids, or options such as --status and --created-to, or --all alone")
+    if instance_ids:
+        _purge_these(instance_ids, hub, json=json)
+        return
+    if not yes and not typer.confirm("Remove all ended instances that match, for ever?"):
+        fail("nothing was purged", Exit.FAILED)
+
+    async def work(client: Client) -> PurgeResult:
+        until = timedelta(seconds=timeout) if timeout is not None else None
+        with _counting(quiet=json) as progress:
+            return await client.purge_many(**where, limit=limit, rate=rate, timeout=until, progress=progress)
+
+    result = _with_client(hub, work)
+    if json:
+        as_json(result)
+    else:
+        console.print(f"{result.purged} purged" + ("" if result.complete else ", more are left"), soft_wrap=True)
+    if not result.complete and limit is None:
+        raise typer.Exit(int(Exit.TIMEOUT))
+
+
 @app.command("raise-event")
 def raise_event(
     instance_id: InstanceId,
@@ -214,6 +365,50 @@ def raise_event(
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
+
+
+def _steered(state: InstanceState, what: str, *, json: bool) -> None:
+    if json:
+        as_json(state)
+    else:
+        console.print(f"{state.instance_id}: {what}", soft_wrap=True)
+
+
+def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> None:
+    async def work(client: Client) -> dict[str, bool]:
+        return {instance_id: await client.purge(instance_id) for instance_id in instance_ids}
+
+    done = _with_client(hub, work)
+    if json:
+        as_json({"purged": sum(done.values()), "complete": all(done.values())})
+    missing = [instance_id for instance_id, purged in done.items() if not purged]
+    for instance_id in () if json else done:
+        if done[instance_id]:
+            console.print(f"{instance_id}: purged", soft_wrap=True)
+    if missing:
+        fail(f"no instance {', '.join(map(repr, missing))} in hub {settings_of(hub=hub).hub}", Exit.NOT_FOUND)
+
+
+@contextmanager
+def _counting(*, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A line that says how far it has come."""
+    if quiet or not errors.is_terminal:
+        yield lambda purged: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("0 purged")
+        yield lambda purged: progress.update(line, description=f"{purged} purged")
+
+
+def _time(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text!r} is not a time such as 2026-10-01 or 2026-10-01T12:00") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:

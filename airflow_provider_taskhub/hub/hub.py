@@ -78,8 +78,9 @@ class Hub:
         sender: OrchestrationInstance = NOBODY,
         episode: int | None = None,
         claim: timedelta | None = None,
+        action_id: str | None = None,
     ) -> Letter:
-        """A message to an instance."""
+        """A message to an instance. :param action_id: identity of the action that it carries out (DESIGN §7)."""
         return letter(
             event,
             target,
@@ -90,6 +91,7 @@ class Hub:
             now=self.clock.utc_now(),
             episode=episode,
             claim=claim,
+            activity_id=action_id,
         )
 
     async def send(self, made: Letter) -> None:

@@ -264,14 +264,15 @@ class Activities:
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id)
             last = found[-1] if found else None
-            if last is not None and last[0].state in (RecordState.COMPLETED, RecordState.FAILED):
+            mine = last is not None and _is_of(last[0], event)
+            if last is not None and mine and last[0].state in (RecordState.COMPLETED, RecordState.FAILED):
                 await self._again(held, event, *last)
                 return None
-            if last is not None and last[0].state in (RecordState.CANCELLING, RecordState.CANCELLED):
+            if last is not None and mine and last[0].state in (RecordState.CANCELLING, RecordState.CANCELLED):
                 await self._drop(held, "its instance was ended")
                 return None
             silent = None
-            if last is not None and last[0].state is RecordState.RUNNING:
+            if last is not None and last[0].state in (RecordState.RUNNING, RecordState.CANCELLING):
                 record, entity = last
                 now = hub.clock.monotonic()
                 if watched is None or watched[0] != entity.etag:
@@ -493,6 +494,11 @@ class Activities:
             failure=outcome.failure,
             taskhub_action_id=event.taskhub_action_id,
         )
+
+
+def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
+    """Whether an attempt is of this decision: after a rewind the same number is decided anew (K46)."""
+    return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id
 
 
 def action_of(held: Held, event: TaskScheduled) -> str:

@@ -44,6 +44,7 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge, unknown_delay
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import (
+    MAX_VISIBILITY,
     DeleteMessage,
     Entity,
     PutBlob,
@@ -194,7 +195,7 @@ class Orchestrations:
             live, facts = await self._open(session, batch)
         else:
             facts = live.facts()
-        found = await self._judge(session.instance_id, batch, facts)
+        found = await self._judge(session, batch, facts)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
         await self._set_aside(session, live, found)
@@ -270,17 +271,18 @@ class Orchestrations:
 
     # judging
 
-    async def _judge(self, instance_id: str, batch: Sequence[Held], facts: Facts) -> Sorted:
+    async def _judge(self, session: Session[Live], batch: Sequence[Held], facts: Facts) -> Sorted:
+        visibility = session.reader.visibility
         found = Sorted(facts=facts)
         taken: set[str] = set()
         for held in batch:
             if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
                 found.stale.append((held, "its double is in the same batch"))
                 continue
-            judged = _judged(held, found.facts)
+            judged = _judged(held, found.facts, visibility)
             if judged.verdict is Verdict.LOOK:
-                found.facts = await self._look(instance_id, held.message.event, found.facts)
-                judged = _judged(held, found.facts)
+                found.facts = await self._look(session.instance_id, held.message.event, found.facts)
+                judged = _judged(held, found.facts, visibility)
             match judged.verdict:
                 case Verdict.PROCESS:
                     found.process.append(held)
@@ -308,6 +310,7 @@ class Orchestrations:
             row_execution_id=row.execution_id if row else None,
             row_generation=row.generation if row else None,
             row_terminated=row is not None and row.status is Status.TERMINATED,
+            row_due=row.scheduled_start if row is not None and row.status is Status.PENDING else None,
         )
 
     async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
@@ -408,6 +411,9 @@ class Orchestrations:
         session.reader.release(messages)
 
     async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:
+        if judged.verdict is Verdict.EARLY:
+            await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY))
+            return
         if held.envelope.failures >= quarantine.MAX_FAILURES:
             await self._quarantine(session, held, judged.reason)
             return
@@ -525,7 +531,7 @@ def _recalled(live: Live) -> tuple[bool, str | None]:
         return False, None
 
 
-def _judged(held: Held, facts: Facts) -> Judged:
+def _judged(held: Held, facts: Facts, visibility: timedelta) -> Judged:
     message = held.message
     return judge(
         message.event,
@@ -533,6 +539,7 @@ def _judged(held: Held, facts: Facts) -> Judged:
         message_id=held.identity,
         inserted=held.inserted,
         facts=facts,
+        now=held.receipt.next_visible + -visibility,  # as of the receive, or the last renewal
     )
 
 

@@ -86,7 +86,7 @@ class House:
             kept
             | lease
             | {
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), kept.get("PYTHONPATH")))),
                 "TASKHUB_HOME": str(self.folder),
                 "TASKHUB_HUB": self.hub,
                 "TASKHUB_CONNECTION": self.connection,

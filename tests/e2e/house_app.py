@@ -80,3 +80,16 @@ async def failing(ctx: OrchestrationContext) -> int:
 @app.orchestrator
 async def waiting(ctx: OrchestrationContext) -> int:
     return await ctx.wait_for_external_event("go", int)
+
+
+@app.activity
+def mended(path: str) -> str:
+    if not os.path.exists(path):
+        raise ValueError(f"{path} is not there yet")
+    return path
+
+
+@app.orchestrator
+async def mending(ctx: OrchestrationContext, path: str) -> str:
+    await ctx.call_activity(hop, 1)
+    return await ctx.call_activity(mended, path)

@@ -64,9 +64,52 @@ def test_instances_from_start_to_end(embedded: House) -> None:
     assert worker.end() == OK
 
 
+@pytest.mark.rows("K30", "K41", "K45", "K46")
+def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
+    worker = house.worker("one").ready()
+    house.json("instances", "start", "waiting", "--id", "held", "--tag", "team=a")
+    held = house.command("instances", "suspend", "held", "--reason", "hold on")
+    assert (held.returncode, held.stdout) == (OK, "held: asked to hold\n"), held.stderr
+    until(lambda: house.json("instances", "show", "held")["instance"]["status"] == "Suspended", what="suspended")
+    assert house.json("instances", "raise-event", "held", "go", "--data", "5")["sent"] is True
+    refused = house.command("instances", "purge", "held")
+    assert (refused.returncode, "Suspended: terminate it" in refused.stderr) == (USAGE, True), refused.stderr
+    assert house.json("instances", "resume", "held")["instance_id"] == "held"
+    assert house.json("instances", "wait", "held")["output"] == "5"
+
+    path = tmp_path / "there"
+    house.json("instances", "start", "mending", "--id", "mends", "--input", f'"{path}"', "--wait", status=FAILED)
+    path.touch()
+    assert house.json("instances", "rewind", "mends", "--reason", "it is there", "--wait")["output"] == f'"{path}"'
+    again = house.command("instances", "rewind", "mends")
+    assert (again.returncode, "is Completed: only one that has failed" in again.stderr) == (USAGE, True)
+    assert house.effects() == ["hop 1"], "what has completed is not done again"
+
+    new = house.json("instances", "restart", "mends", "--new-id", "--wait")
+    assert (new["output"], new["instance_id"] != "mends") == (f'"{path}"', True)
+    assert house.json("instances", "restart", "mends", "--wait")["generation"] == 1
+    house.json("instances", "start", "waiting", "--id", "later", "--at", "2099-01-01")
+    assert house.command("instances", "restart", "later").returncode == EXISTS
+
+    tagged = house.json("instances", "list", "--tag", "team=a", "--created-to", "2099-01-01")["instances"]
+    assert [row["instance_id"] for row in tagged] == ["held"]
+    assert house.json("instances", "list", "--created-from", "2099-01-01")["instances"] == []
+    assert house.json("instances", "purge", "held") == {"purged": 1, "complete": True}
+    assert house.command("instances", "purge", "held").returncode == NOT_FOUND
+    assert house.json("instances", "purge", "--all", "--limit", "1", "--yes") == {"purged": 1, "complete": False}
+    assert house.json("instances", "purge", "--status", "Completed", "--yes") == {"purged": 1, "complete": True}
+    assert [row["instance_id"] for row in house.json("instances", "list")["instances"]] == ["later"]
+    assert worker.end() == OK
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["instances", "purge"], "say which"),
+        (["instances", "purge", "x", "--all"], "not both"),
+        (["instances", "purge", "--all", "--prefix", "x"], "say which"),
+        (["instances", "purge", "--status", "Running", "--yes"], "Running: only instances that have ended"),
+        (["instances", "list", "--created-from", "yesterday"], "is not a time"),
         (["instances", "start", "hello", "--input", "{"], "--input is not JSON"),
         (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),

@@ -41,7 +41,7 @@ def verdict(
     message_id: str = "m",
     inserted: Timestamp = NOW,
 ) -> Verdict:
-    judged = judge(event, execution_id=execution_id, message_id=message_id, inserted=inserted, facts=facts)
+    judged = judge(event, execution_id=execution_id, message_id=message_id, inserted=inserted, facts=facts, now=NOW)
     if judged.verdict not in (Verdict.PROCESS, Verdict.LOOK, Verdict.CANCEL_START):
         assert judged.reason, "whatever is not processed says why"
     return judged.verdict
@@ -139,7 +139,7 @@ def test_events_and_controls_go_to_the_current_generation(execution_id: str | No
     for event in (raised(), ExecutionTerminated(timestamp=NOW)):
         assert verdict(event, RUNNING, execution_id=execution_id) is Verdict.PROCESS
         assert verdict(event, DONE, execution_id=execution_id) is Verdict.STALE
-    assert verdict(raised(), Facts(), execution_id=execution_id) is Verdict.WAIT
+    assert verdict(raised(), Facts(row_read=True), execution_id=execution_id) is Verdict.WAIT
     assert verdict(ExecutionTerminated(timestamp=NOW), Facts(), execution_id=execution_id) is Verdict.CANCEL_START
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -105,7 +105,8 @@ class Machine:
         self.store = FaultyStore(world.store, self._plan, clock=self.clock, crash=self._crash, stepwise=True)
         self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
         registry = Registry.of([app or world.app])
-        runner = Attempts(registry, {}, None)
+        runner = Attempts(registry, world.activities, None)
+        registry = runner.registry
         members = Members(self.lease_store, names, times=world.settings.lease_times, clock=self.clock)
 
         async def live() -> Sequence[Member]:
@@ -222,9 +223,18 @@ class Ended:
 class World:
     """A hub and its workers. An asynchronous context manager, to be used under :func:`simulate`."""
 
-    def __init__(self, app: App, *, partitions: int = 2, **settings: Any) -> None:
-        self.app = app
-        self.settings = Settings(hub="Simulated", partitions=partitions, **settings)
+    def __init__(
+        self,
+        app: App,
+        *,
+        partitions: int = 2,
+        hub: str = "Simulated",
+        activities: Mapping[str, Callable[..., Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        """:param activities: name → function, called with all arguments, as .NET's activities may be."""
+        self.app, self.activities = app, activities or {}
+        self.settings = Settings(hub=hub, partitions=partitions, **settings)
         self.clock = JumpingClock()
         self.store = SqliteStore(None, clock=self.clock)
         self.machines: list[Machine] = []

@@ -282,6 +282,11 @@ def terminate_row(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
+def rewound_row(instance_id: str, now: Timestamp) -> Entity:
+    """What a rewind merges into the row: nothing else, so output and end of the failed run stay till the next."""
+    return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now})
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 

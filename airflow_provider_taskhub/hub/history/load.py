@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import Timestamp, decompress
@@ -40,11 +40,31 @@ class Loaded:
     surplus: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The same as rows of the table.
+
+    :param committed: of the current generation, as stored: spilled columns are not fetched.
+    """
+
+    committed: tuple[Entity, ...] = ()
+    sentinel: Sentinel | None = None
+    surplus: int = 0
+
+
 async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     """The history of an instance.
 
     :raises HistoryUnreadable: when a payload is missing. :raises StorageError: as the store says.
     """
+    rows = await load_rows(store, names, instance_id)
+    if rows.sentinel is None:
+        return Loaded()
+    return Loaded(past=await decoded(store, names, rows.committed), sentinel=rows.sentinel, surplus=rows.surplus)
+
+
+async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
+    """The rows that count of an instance's history."""
     sentinel: Sentinel | None = None
     rows: list[Entity] = []
     async for entity in store.rows(names.history, Compare("PartitionKey", "eq", escape(instance_id))):
@@ -53,14 +73,17 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
         else:
             rows.append(entity)
     if sentinel is None:
-        return Loaded()
+        return Rows()
     current = _generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
-    kept = current[:committed]
+    return Rows(committed=tuple(current[:committed]), sentinel=sentinel, surplus=len(current) - committed)
+
+
+async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:
+    """The events of rows, payloads fetched. :raises HistoryUnreadable: when one is missing."""
+    kept = list(rows)
     await _restore(store, names, kept)
-    return Loaded(
-        past=tuple(decode_event(entity) for entity in kept), sentinel=sentinel, surplus=len(current) - committed
-    )
+    return tuple(decode_event(entity) for entity in kept)
 
 
 async def checkpointed(store: Store, names: HubNames, instance_id: str) -> Timestamp | None:

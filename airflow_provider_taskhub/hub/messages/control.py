@@ -75,7 +75,7 @@ class Reader:
         self.queue = queue
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
-        self._visibility = visibility
+        self.visibility = visibility
         self._room, self._deliver = room, deliver
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
@@ -162,7 +162,7 @@ class Reader:
             return
         self.last_poll = sent = self._clock.monotonic()
         self._woken.clear()  # before the receive: a stop or a wake that comes during it must end the wait after it
-        messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self._visibility)
+        messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self.visibility)
         if not messages:
             await self._wait()
             return

@@ -35,6 +35,7 @@ class Verdict(StrEnum):
     RACE = "race"  # a checkpoint is under way: short back-off, AbandoningMessage
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
+    EARLY = "early"  # its instance is scheduled to start later: kept until then, which is no failure (K41)
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
 
@@ -49,6 +50,7 @@ class Facts:
     :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
+    :param row_due: when an instance that is Pending is scheduled to start; None: at once, or it is not Pending.
     """
 
     execution_id: str | None = None
@@ -60,12 +62,16 @@ class Facts:
     row_execution_id: str | None = None
     row_generation: int | None = None
     row_terminated: bool = False
+    row_due: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
+    """:param pause: of an early message, until it may be processed."""
+
     verdict: Verdict
     reason: str = ""
+    pause: timedelta = timedelta(0)
 
 
 PROCESS = Judged(verdict=Verdict.PROCESS)
@@ -83,23 +89,30 @@ def scheduling_id(event: HistoryEvent) -> int | None:
 
 
 def judge(
-    event: HistoryEvent, *, execution_id: str | None, message_id: str, inserted: Timestamp, facts: Facts
+    event: HistoryEvent,
+    *,
+    execution_id: str | None,
+    message_id: str,
+    inserted: Timestamp,
+    facts: Facts,
+    now: Timestamp,
 ) -> Judged:
     """What to do with a message.
 
     :param execution_id: the generation that the message is addressed to; None: whatever is current.
     :param message_id: by what a redelivery is known (``Held.identity``).
+    :param now: the storage service's time, or one shortly before.
     """
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
     if isinstance(event, ExecutionStarted):
-        return _start(event, facts)
+        return _start(event, facts, now)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, inserted, facts)
-    return _control(event, facts)
+    return _control(event, facts, now)
 
 
-def _start(event: ExecutionStarted, facts: Facts) -> Judged:
+def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
     wanted = event.instance.execution_id or ""
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
@@ -109,6 +122,8 @@ def _start(event: ExecutionStarted, facts: Facts) -> Judged:
         return PROCESS
     if not facts.row_read:
         return Judged(verdict=Verdict.LOOK)
+    if (wait := _early(event.scheduled_start_time, now)) is not None:
+        return wait
     if facts.row_execution_id is None:
         return Judged(verdict=Verdict.RACE, reason="its instance row is not there yet")
     if facts.row_execution_id != wanted:
@@ -154,10 +169,21 @@ def _other_generation(execution_id: str, facts: Facts) -> Judged:
     return Judged(verdict=Verdict.STALE, reason=f"of generation {execution_id}, now {current}")
 
 
-def _control(event: HistoryEvent, facts: Facts) -> Judged:
+def _early(due: Timestamp | None, now: Timestamp) -> Judged | None:
+    """A message hides 7 days at most, so it is put back until its start is due. Times of receipts are in seconds."""
+    if due is None or due.ticks - now.ticks < SECOND:
+        return None
+    return Judged(verdict=Verdict.EARLY, reason=f"its instance is to start at {due}", pause=due - now)
+
+
+def _control(event: HistoryEvent, facts: Facts, now: Timestamp) -> Judged:
     if facts.execution_id is None:
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
+        if not facts.row_read:
+            return Judged(verdict=Verdict.LOOK)
+        if (wait := _early(facts.row_due, now)) is not None:
+            return wait
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
     if facts.final:
         return Judged(verdict=Verdict.STALE, reason="its instance has ended")

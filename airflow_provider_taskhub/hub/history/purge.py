@@ -1,0 +1,152 @@
+"""Purging: everything that is stored of an ended instance, and nothing of any other's (K30, K46).
+
+The instance row goes last, so a purge that was cut off is finished by the next. Every row is deleted under the ETag
+that it was read with, the history's lock first: an instance that is started again meanwhile keeps what is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
+from airflow_provider_taskhub.hub.history.records import SENTINEL
+from airflow_provider_taskhub.hub.keys import blob_prefixes, escape, owns
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_TRANSACTION_OPERATIONS,
+    Compare,
+    DeleteBlob,
+    Entity,
+    RowOperation,
+    RowVerb,
+    Step,
+    Store,
+    Transact,
+    Unit,
+)
+
+PARALLEL = 8
+"""Transactions or blobs of one instance deleted side by side."""
+_OF_THE_ROW = "/instance-"
+"""Blobs named by their text: a new start with the same text has the same, so they go after the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that is stored of an instance, as it was read."""
+
+    row: InstanceState
+    history: tuple[Entity, ...]
+    records: tuple[Entity, ...]
+    hint: Entity | None
+    blobs: tuple[str, ...]
+    logs: tuple[str, ...]
+
+
+async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
+    """Delete an ended instance.
+
+    :param row: as just read. :raises Conflict: when it was started again, rewound or purged by somebody else since.
+    """
+    found = await _read(store, names, row)
+    if await _etag(store, names, row.instance_id) != row.etag:
+        raise Conflict(f"instance {row.instance_id!r} was changed while it was to be purged")
+    await _delete(store, names, found)
+
+
+async def _etag(store: Store, names: HubNames, instance_id: str) -> str | None:
+    entity = await store.get(names.instances, escape(instance_id), "")
+    return None if entity is None else entity.etag
+
+
+async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
+    """What there is to delete. A new start writes its row first: if that stays, this is all of the old one.
+
+    :raises Conflict: when the history is of another start: that of a child, whose row comes after it.
+    """
+    key = escape(row.instance_id)
+    history, records, hint, blobs, logs = await asyncio.gather(
+        _keys(store, names.history, key),
+        _keys(store, names.activities, key),
+        store.get(names.completions, "", key),
+        _blobs(store, names, row.instance_id),
+        store.list_blobs(names.logs, f"{key}/"),
+    )
+    lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
+    if lock is not None and not same_start(str(lock.properties.get("ExecutionId")), row.execution_id):
+        raise Conflict(f"instance {row.instance_id!r} is being started again")
+    return Found(row=row, history=history, records=records, hint=hint, blobs=blobs, logs=tuple(x.name for x in logs))
+
+
+async def _keys(store: Store, table: str, key: str) -> tuple[Entity, ...]:
+    rows = store.rows(table, Compare("PartitionKey", "eq", key), select=("ExecutionId",))
+    return tuple([entity async for entity in rows])
+
+
+async def _blobs(store: Store, names: HubNames, instance_id: str) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for prefix in blob_prefixes(instance_id):
+        for blob in await store.list_blobs(names.large_messages, prefix):
+            if owns(instance_id, blob.name):
+                found[blob.name] = None
+    return tuple(found)
+
+
+async def _delete(store: Store, names: HubNames, found: Found) -> None:
+    locks = [row for row in found.history if row.row_key == SENTINEL]
+    events = [row for row in found.history if row.row_key != SENTINEL]
+    room = MAX_TRANSACTION_OPERATIONS - len(locks)
+    if found.history:
+        await store.execute(_deletion(names.history, (*locks, *events[:room])))
+    later = [*_groups(names.history, events[room:]), *_groups(names.activities, found.records)]
+    if found.hint is not None:
+        later.append(_deletion(names.completions, (found.hint,)))
+    await _all(store, later)
+    await _remove(store, names.logs, found.logs)
+    await _remove(store, names.large_messages, (name for name in found.blobs if _OF_THE_ROW not in name))
+    row = Entity(partition_key=escape(found.row.instance_id), row_key="", etag=found.row.etag)
+    await store.execute(_deletion(names.instances, (row,)))
+    await _remove(store, names.large_messages, (name for name in found.blobs if _OF_THE_ROW in name))
+
+
+def _deletion(table: str, rows: Sequence[Entity]) -> Transact:
+    return Transact(
+        table=table, rows=tuple(RowOperation(verb=RowVerb.DELETE, entity=row, etag=row.etag) for row in rows)
+    )
+
+
+def _groups(table: str, rows: Sequence[Entity]) -> list[Transact]:
+    size = MAX_TRANSACTION_OPERATIONS
+    return [_deletion(table, rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+async def _all(store: Store, transactions: Sequence[Transact]) -> None:
+    """All of them, a few at a time; a row that is gone already fails its transaction, so then one by one."""
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def one(transaction: Transact) -> None:
+        async with gate:
+            try:
+                await store.execute(transaction)
+            except NotFound:
+                for row in transaction.rows:
+                    await _single(store, transaction.table, row)
+
+    await asyncio.gather(*(one(transaction) for transaction in transactions))
+
+
+async def _single(store: Store, table: str, row: RowOperation) -> None:
+    try:
+        await store.execute(Transact(table=table, rows=(row,)))
+    except NotFound:
+        return
+
+
+async def _remove(store: Store, container: str, names: Iterable[str]) -> None:
+    blobs = tuple(DeleteBlob(container=container, name=name) for name in names)
+    for start in range(0, len(blobs), MAX_TRANSACTION_OPERATIONS):
+        step = Step(name="blobs", operations=blobs[start : start + MAX_TRANSACTION_OPERATIONS])
+        await store.commit(Unit(steps=(step,)))

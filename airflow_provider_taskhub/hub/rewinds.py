@@ -1,0 +1,168 @@
+"""Carrying out a rewind: rows of the history, the children's, the instance row, the message that wakes it (spec §7.2).
+
+In this order, so that what is cut off anywhere is finished by a second rewind: the history is failed until the last of
+its rows is rewritten, and from then on the row says Failed, or Pending with nothing run since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from airflow_provider_taskhub.engine.endings import response
+from airflow_provider_taskhub.engine.events import (
+    ExecutionCompleted,
+    ExecutionStarted,
+    GenericEvent,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+    SubOrchestrationInstanceCreated,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.errors import Conflict, InputError, InstanceNotFound, NotFound
+from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.history import rewind as rules
+from airflow_provider_taskhub.hub.history.instances import rewound_row
+from airflow_provider_taskhub.hub.history.load import Rows, decoded, load, load_rows
+from airflow_provider_taskhub.hub.history.rewind import Rewinding
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
+
+TRIES = 5
+
+
+async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
+    """Take back what a failed instance failed with, and let it go on.
+
+    :raises InstanceNotFound: when there is none. :raises InputError: when it has not failed.
+    :raises Conflict: when others keep changing it.
+    """
+    last: Conflict | None = None
+    for _ in range(TRIES):
+        try:
+            await _once(hub, instance_id, reason)
+            return
+        except Conflict as error:  # a purge, a restart or another rewind came between: look again
+            last = error
+    assert last is not None
+    raise last
+
+
+async def _once(hub: Hub, instance_id: str, reason: str) -> None:
+    row = await hub.instance(instance_id)
+    if row is None:
+        raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
+    rows = await load_rows(hub.store, hub.names, instance_id)
+    past = await decoded(hub.store, hub.names, rows.committed)
+    rewinding = rules.plan(past)
+    again: set[int] = set()
+    if rewinding is not None:
+        again = {at for at in rewinding.children if not await _can_be_rewound(hub, past[at])}
+        await _rewrite(hub, rows, rewinding, again)
+        taken = rewinding.taken | again
+        past = tuple(event for at, event in enumerate(past) if at not in taken)
+    elif not rules.is_rewound(past, row.status):
+        raise InputError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
+    target = OrchestrationInstance(instance_id=instance_id, execution_id=row.execution_id)
+    waits = await _children(hub, past, target, reason)
+    await _timers(hub, past, target)
+    await _mark(hub, row)
+    if not waits or again or rewinding is None or _asks_again(rewinding):
+        event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason)
+        await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+
+
+def _asks_again(rewinding: Rewinding) -> bool:
+    """Whether more is taken back than the failures of children and the completion: then it must decide itself."""
+    return len(rewinding.taken) > 1 + len(rewinding.children)
+
+
+async def _rewrite(hub: Hub, rows: Rows, rewinding: Rewinding, again: Collection[int]) -> None:
+    sentinel = rows.sentinel
+    assert sentinel is not None
+    etag = sentinel.etag
+    for group in rules.transactions(rules.rewritten(rows.committed, rewinding, again)):
+        etags = await hub.store.execute(rules.locked(hub.names, group, sentinel.execution_id, etag))
+        assert isinstance(etags, tuple)
+        etag = etags[-1]
+
+
+async def _mark(hub: Hub, row: InstanceState) -> None:
+    """The row says Pending, unless it says by now that the instance runs or has ended again."""
+    current: InstanceState | None = row
+    for _ in range(TRIES):
+        if current is None or current.status is not Status.FAILED or current.execution_id != row.execution_id:
+            return
+        merge = rewound_row(row.instance_id, hub.clock.utc_now())
+        operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
+        try:
+            await hub.store.execute(Transact(table=hub.names.instances, rows=(operation,)))
+            return
+        except (Conflict, NotFound):
+            current = await hub.instance(row.instance_id)
+
+
+# --- what it waits for --------------------------------------------------------------------------------------------
+
+
+def _is_child(child: InstanceState | None, created: SubOrchestrationInstanceCreated) -> bool:
+    """Whether the row is of this very start; .NET's actions have no identity, their children are told by their id."""
+    if child is None:
+        return False
+    return created.taskhub_action_id is None or same_start(child.execution_id, created.taskhub_action_id)
+
+
+async def _can_be_rewound(hub: Hub, event: HistoryEvent) -> bool:
+    assert isinstance(event, SubOrchestrationInstanceCreated)
+    child = await hub.instance(event.instance_id)
+    return child is not None and _is_child(child, event) and child.status is Status.FAILED
+
+
+async def _children(hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str) -> bool:
+    """Children that failed are rewound; of those that ended while nobody listened the answer is put again.
+
+    :returns: whether one was rewound: its end wakes the parent.
+    """
+    waits = False
+    for created in rules.open_children(past):
+        child = await hub.instance(created.instance_id)
+        if child is None or not _is_child(child, created):
+            continue
+        if child.status in (Status.FAILED, Status.PENDING):
+            waits |= await _rewound(hub, child.instance_id, reason)
+        elif child.status.is_final:
+            await _answer_again(hub, child.instance_id)
+    return waits
+
+
+async def _rewound(hub: Hub, instance_id: str, reason: str) -> bool:
+    """Rewind a child, also one whose rewind was cut off between its row and its message."""
+    try:
+        await rewind(hub, instance_id, reason)
+    except InputError:  # it has only just been started, or goes on by itself
+        return False
+    return True
+
+
+async def _answer_again(hub: Hub, instance_id: str) -> None:
+    history = (await load(hub.store, hub.names, instance_id)).past
+    started = next((event for event in history if isinstance(event, ExecutionStarted)), None)
+    completed = next((event for event in history if isinstance(event, ExecutionCompleted)), None)
+    if started is None or completed is None:
+        return
+    answer = response(started, started.instance, completed)
+    if answer is not None:
+        await hub.send(hub.mail(answer.event, answer.target, sender=started.instance))
+
+
+async def _timers(hub: Hub, past: Sequence[HistoryEvent], target: OrchestrationInstance) -> None:
+    """A timer that was due while nobody listened fires again; one that is not gone is known by its action."""
+    for timer in rules.open_timers(past):
+        fired = TimerFired(
+            timestamp=timer.timestamp,
+            timer_id=timer.event_id,
+            fire_at=timer.fire_at,
+            taskhub_action_id=timer.taskhub_action_id,
+        )
+        await hub.send(hub.mail(fired, target, sender=target, action_id=timer.taskhub_action_id))

@@ -1,0 +1,350 @@
+"""Rewinding: what failed, or was cut off by the failure, is done again, and nothing else is (K46)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
+from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
+from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from tests.simulation.world import World, simulate
+
+
+class Lab:
+    """An app whose activities fail until they are told otherwise, and count what they did."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.ran: Counter[str] = Counter()
+        self.app = app = App("lab")
+
+        @app.activity
+        def good(name: str) -> str:
+            self.ran[name] += 1
+            return name
+
+        @app.activity
+        def bad(name: str) -> str:
+            self.ran[name] += 1
+            if self.broken:
+                raise ValueError(f"{name} not yet")
+            return name
+
+        @app.activity
+        def never(name: str) -> str:
+            self.ran[name] += 1
+            raise ValueError(f"{name} never")
+
+        @app.activity(record=True)
+        async def kept(name: str) -> str:
+            self.ran[name] += 1
+            await asyncio.sleep(1.0)
+            if self.broken:
+                raise ValueError(f"{name} not yet")
+            return name
+
+        @app.activity(record=True)
+        async def slow(name: str) -> str:
+            self.ran[name] += 1
+            await asyncio.sleep(60.0)
+            return name
+
+        @app.orchestrator
+        async def plain(ctx: OrchestrationContext) -> list[str]:
+            first = await ctx.call_activity("good", "a")
+            return [first, await ctx.call_activity("bad", "b"), await ctx.call_activity("good", "c")]
+
+        @app.orchestrator
+        async def recorded(ctx: OrchestrationContext) -> str:
+            return await ctx.call_activity("kept", "k")
+
+        @app.orchestrator
+        async def retried(ctx: OrchestrationContext) -> list[str]:
+            policy = RetryPolicy(max_attempts=3, first_retry_interval=timedelta(seconds=5))
+            first = await ctx.call_activity("good", "a")
+            return [first, await ctx.call_activity("bad", "b", retry_policy=policy)]
+
+        @app.orchestrator
+        async def handled(ctx: OrchestrationContext) -> list[str]:
+            try:
+                await ctx.call_activity("never", "n")
+            except Exception:
+                await ctx.call_activity("good", "instead")
+            return [await ctx.call_activity("bad", "b")]
+
+        @app.orchestrator
+        async def cleans(ctx: OrchestrationContext) -> str:
+            try:
+                return await ctx.call_activity("bad", "b")
+            except Exception:
+                await ctx.call_activity("good", "cleanup")
+                raise
+
+        @app.orchestrator
+        async def fan(ctx: OrchestrationContext) -> list[str]:
+            calls = [ctx.call_activity("good", "a"), ctx.call_activity("bad", "b"), ctx.call_activity("slow", "s")]
+            return await ctx.when_all(calls)
+
+        @app.orchestrator
+        async def both(ctx: OrchestrationContext) -> list[str]:
+            policy = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(seconds=5))
+            other = RetryPolicy(max_attempts=9, first_retry_interval=timedelta(seconds=7))
+            calls = [
+                ctx.call_activity("bad", "b", retry_policy=policy),
+                ctx.call_activity("bad", "c", retry_policy=other),
+            ]
+            return await ctx.when_all(calls)
+
+        @app.orchestrator
+        async def timed(ctx: OrchestrationContext) -> list[str]:
+            timer = ctx.create_timer(timedelta(minutes=5))
+            found = await ctx.call_activity("bad", "b")
+            await timer
+            return [found, str((ctx.current_utc_datetime.minute, ctx.current_utc_datetime.second >= 0))]
+
+        @app.orchestrator
+        async def child(ctx: OrchestrationContext, name: str) -> str:
+            await ctx.call_activity("good", f"{name}-first")
+            return await ctx.call_activity("bad", f"{name}-then")
+
+        @app.orchestrator
+        async def middle(ctx: OrchestrationContext, name: str) -> str:
+            return await ctx.call_sub_orchestrator("child", name, instance_id=f"child-of-{name}")
+
+        @app.orchestrator
+        async def parent(ctx: OrchestrationContext) -> list[str]:
+            first = await ctx.call_activity("good", "a")
+            return [first, await ctx.call_sub_orchestrator("middle", "m", instance_id="middle")]
+
+        @app.orchestrator
+        async def lasting(ctx: OrchestrationContext, name: str) -> str:
+            await ctx.create_timer(timedelta(minutes=2))
+            return name
+
+        @app.orchestrator
+        async def mixed(ctx: OrchestrationContext) -> list[str]:
+            """Fails while one child still runs; that one ends while nobody listens."""
+            calls = [
+                ctx.call_sub_orchestrator("lasting", "l", instance_id="lasting"),
+                ctx.call_sub_orchestrator("child", "x", instance_id="x"),
+            ]
+            return [*await ctx.when_all(calls), await ctx.call_activity("bad", "b")]
+
+        @app.orchestrator
+        async def wrong(ctx: OrchestrationContext) -> str:
+            found = await ctx.call_activity("good", "a")
+            if self.broken:
+                raise RuntimeError("a bug")
+            return found
+
+        @app.orchestrator
+        async def again(ctx: OrchestrationContext, generation: int) -> str:
+            if generation < 2:
+                ctx.continue_as_new(generation + 1)
+                return ""
+            return await ctx.call_activity("bad", "b")
+
+
+Drive = Callable[[World, Lab], Awaitable[Any]]
+
+
+def play(drive: Drive) -> Any:
+    async def main() -> Any:
+        lab = Lab()
+        async with World(lab.app) as world:
+            await world.join("one")
+            found = await drive(world, lab)
+            assert not world.defects(), world.defects()
+            assert not await world.client.quarantined()
+            return found
+
+    return simulate(main)
+
+
+async def failed(world: World, name: str, input: Any = None) -> InstanceState:
+    await world.client.start(name, input, instance_id="one")
+    state = await world.wait("one")
+    assert state.status is Status.FAILED, state
+    return state
+
+
+def rewound(name: str, *, wait: float = 0.0, input: Any = None) -> tuple[str | None, dict[str, int]]:
+    """Fail, mend, rewind, and wait for the end: the output, and what ran how often."""
+
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, name, input)
+        await world.clock.sleep(wait)
+        lab.broken = False
+        assert (await world.client.rewind("one", "mended")).status is Status.PENDING
+        state = await world.wait("one")
+        assert (state.status, state.failure) == (Status.COMPLETED, None)
+        await world.settle()
+        return state.output, dict(lab.ran)
+
+    found: tuple[str | None, dict[str, int]] = play(drive)
+    return found
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize(
+    ("name", "output", "ran"),
+    [
+        ("plain", '["a","b","c"]', {"a": 1, "b": 2, "c": 1}),
+        ("recorded", '"k"', {"k": 2}),
+        ("retried", '["a","b"]', {"a": 1, "b": 4}),
+        ("handled", '["b"]', {"n": 1, "instead": 1, "b": 2}),
+        ("cleans", '"b"', {"b": 2, "cleanup": 1}),
+        ("fan", '["a","b","s"]', {"a": 1, "b": 2, "s": 2}),
+        ("both", '["b","c"]', {"b": 3, "c": 2}),
+        ("parent", '["a","m-then"]', {"a": 1, "m-first": 1, "m-then": 2}),
+        ("wrong", '"a"', {"a": 1}),
+    ],
+)
+def test_only_what_failed_is_done_again(name: str, output: str, ran: dict[str, int]) -> None:
+    assert rewound(name) == (output, ran)
+
+
+@pytest.mark.rows("K46", "K47")
+def test_the_generation_that_failed_is_rewound() -> None:
+    assert rewound("again", input=0) == ('"b"', {"b": 2})
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("wait", [1.0, 3600.0], ids=["still to fire", "fired while nobody listened"])
+def test_a_timer_that_was_open_fires_again(wait: float) -> None:
+    output, ran = rewound("timed", wait=wait)
+    assert output is not None
+    assert output.startswith('["b"')
+    assert ran == {"b": 2}
+
+
+@pytest.mark.rows("K46", "K48")
+@pytest.mark.parametrize("wait", [1.0, 3600.0], ids=["still runs", "ended while nobody listened"])
+def test_children_are_rewound_and_those_that_ended_meanwhile_answer_again(wait: float) -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "mixed")
+        await world.clock.sleep(wait)
+        lab.broken = False
+        await world.client.rewind("one")
+        state = await world.wait("one")
+        return state.output, dict(lab.ran), {row.instance_id: row.status for row in await listed(world)}
+
+    output, ran, rows = play(drive)
+    assert output == '["l","x-then","b"]'
+    assert ran == {"x-first": 1, "x-then": 2, "b": 1}
+    assert set(rows.values()) == {Status.COMPLETED}
+
+
+async def listed(world: World) -> tuple[InstanceState, ...]:
+    return (await world.client.list()).instances
+
+
+@pytest.mark.rows("K46")
+def test_what_fails_again_can_be_rewound_again() -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "retried")
+        for _ in range(3):
+            await world.client.rewind("one")
+            assert (await world.wait("one")).status is Status.FAILED
+        lab.broken = False
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["a","b"]', {"a": 1, "b": 7})
+
+
+@pytest.mark.rows("K46")
+def test_a_child_that_is_gone_is_started_again() -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "parent")
+        await world.client.purge("child-of-m")
+        lab.broken = False
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["a","m-then"]', {"a": 1, "m-first": 2, "m-then": 2})
+
+
+@pytest.mark.rows("K46")
+def test_an_attempt_that_is_done_again_has_a_record_of_its_own() -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "recorded")
+        lab.broken = False
+        await world.client.rewind("one")
+        await world.wait("one")
+        return [(record.attempt, record.state) for record in await world.client.activities("one")]
+
+    assert play(drive) == [(1, RecordState.FAILED), (2, RecordState.COMPLETED)]
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("status", ["Completed", "Terminated", "Running"])
+def test_only_what_has_failed_can_be_rewound(status: str) -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        lab.broken = False
+        await world.client.start("timed", instance_id="one")
+        await world.clock.sleep(2.0)
+        if status == "Terminated":
+            await world.client.terminate("one", "enough", wait=True)
+        if status == "Completed":
+            await world.wait("one")
+        with pytest.raises(InputError, match=f"is {status}"):
+            await world.client.rewind("one")
+        with pytest.raises(InstanceNotFound):
+            await world.client.rewind("two")
+
+    play(drive)
+
+
+@pytest.mark.rows("K46", "K26")
+@pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("name", ["plain", "mixed"])
+def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(name: str, fault: Callable[[], Any]) -> None:
+    """The client dies at its n-th storage call, for every n."""
+    undisturbed = rewound(name)
+
+    def cut(number: int) -> tuple[Any, bool]:
+        async def drive(world: World, lab: Lab) -> Any:
+            await failed(world, name)
+            lab.broken = False
+            store = FaultyStore(world.store, at(number, fault()), clock=world.clock, stepwise=True)
+            hub = replace(world.client.hub, store=store)
+            disturbed = True
+            try:
+                await Client(hub, world.settings.lease_times).rewind("one", "mended")
+                disturbed = False
+            except Unavailable:
+                await world.clock.sleep(30.0)
+                try:
+                    await world.client.rewind("one", "mended")
+                except InputError:  # it goes on by itself, or has ended, as the row says
+                    state = await world.client.get("one")
+                    assert state is not None
+                    assert state.status in (Status.PENDING, Status.COMPLETED)
+            state = await world.wait("one")
+            await world.settle()
+            return (state.output, dict(lab.ran)), disturbed
+
+        found: tuple[Any, bool] = play(drive)
+        return found
+
+    number = 0
+    while True:
+        number += 1
+        found, disturbed = cut(number)
+        assert found == undisturbed, f"cut off at call {number}"
+        if not disturbed:
+            break
+    assert number > 5

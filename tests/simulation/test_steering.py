@@ -1,0 +1,467 @@
+"""Suspend, resume, restart and purge in every state, and who must not be touched by them (K30, K41, K46)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
+from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
+from airflow_provider_taskhub.hub.history.purge import purge
+from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from tests.simulation.scenarios import app_of
+from tests.simulation.world import Effects, World, simulate
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+"""When the worlds begin."""
+LARGE = "x" * 70_000
+"""Over both thresholds of a spill."""
+FINAL = ("Completed", "Failed", "Terminated")
+
+
+def play(drive: Callable[[World], Awaitable[Any]], **settings: Any) -> Any:
+    async def main() -> Any:
+        async with World(app_of(Effects()), **settings) as world:
+            await world.join("one")
+            found = await drive(world)
+            assert not world.defects(), world.defects()
+            return found
+
+    return simulate(main, limit=timedelta(days=60))
+
+
+async def status(world: World, instance_id: str = "one") -> Status | None:
+    row = await world.client.get(instance_id)
+    return None if row is None else row.status
+
+
+async def ended_as(world: World, status: str, instance_id: str = "one") -> None:
+    match status:
+        case "Completed":
+            await world.client.start("chain", 1, instance_id=instance_id)
+        case "Failed":
+            await world.client.start("raising", instance_id=instance_id)
+        case "Terminated":
+            await world.client.start("patient", instance_id=instance_id)
+            await world.client.terminate(instance_id, "enough")
+    assert str((await world.wait(instance_id)).status) == status
+
+
+# --- suspend and resume -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K46")
+def test_a_suspended_instance_keeps_what_comes_and_decides_nothing() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("counter", [], instance_id="one")
+        await world.clock.sleep(1.0)
+        await world.client.suspend("one", "hold on")
+        await world.clock.sleep(1.0)
+        held = await world.client.get("one")
+        for number in range(4):
+            await world.client.raise_event("one", "add", number)
+        await world.client.suspend("one", "twice is once")
+        await world.clock.sleep(600.0)
+        still = await status(world)
+        await world.client.resume("one", "go on")
+        state = await world.wait("one")
+        await world.ended()
+        assert held is not None
+        return held.status, held.output, still, state.status, state.output
+
+    assert play(drive) == (Status.SUSPENDED, "hold on", Status.SUSPENDED, Status.COMPLETED, "[0,1,2,3]")
+
+
+@pytest.mark.rows("K46")
+def test_a_running_instance_that_is_resumed_goes_on() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("events", 1, instance_id="one")
+        await world.clock.sleep(1.0)
+        await world.client.resume("one")
+        await world.clock.sleep(1.0)
+        running = await status(world)
+        await world.client.raise_event("one", "go", 5)
+        await world.wait("one")
+        return running, (await world.ended()).states["one"][1]
+
+    assert play(drive) == (Status.RUNNING, "[5]")
+
+
+@pytest.mark.rows("K46")
+def test_an_instance_that_is_suspended_before_it_began_begins_and_is_held() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("chain", 2, instance_id="one")
+        await world.client.suspend("one", "not yet")
+        await world.clock.sleep(60.0)
+        held = await status(world)
+        await world.client.resume("one")
+        return held, (await world.wait("one")).output
+
+    assert play(drive) == (Status.SUSPENDED, "2")
+
+
+@pytest.mark.rows("K46")
+def test_a_suspended_instance_is_terminated() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("patient", instance_id="one")
+        await world.clock.sleep(1.0)
+        await world.client.suspend("one")
+        await world.clock.sleep(1.0)
+        await world.client.terminate("one", "enough")
+        state = await world.wait("one")
+        await world.ended()
+        return state.status, state.output
+
+    assert play(drive) == (Status.TERMINATED, "enough")
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("final", FINAL)
+def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
+    async def drive(world: World) -> Any:
+        await ended_as(world, final)
+        for steer in (world.client.suspend, world.client.resume):
+            with pytest.raises(InputError, match=f"has ended .{final}"):
+                await steer("one")
+            with pytest.raises(InstanceNotFound):
+                await steer("two")
+        assert (await world.client.terminate("one")).status == final
+        return await world.queued()
+
+    assert play(drive) == 0
+
+
+# --- before its time ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K41", "K57")
+@pytest.mark.parametrize("days", [1, 30], ids=["a day", "longer than a message can hide"])
+def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
+    """Events, and a suspension with its end, are kept for as long as it takes, and are no failures."""
+
+    async def drive(world: World) -> Any:
+        due = START + timedelta(days=days)
+        await world.client.start("counter", [], instance_id="one", start_at=due)
+        await world.client.start("chain", 1, instance_id="two", start_at=due)
+        for number in range(4):
+            await world.client.raise_event("one", "add", number)
+        await world.client.suspend("two", "hold")
+        await world.clock.sleep(86_400.0 * days - 5.0)
+        before = await status(world), await status(world, "two")
+        await world.wait("one")
+        took = world.clock.monotonic() - 86_400.0 * days
+        await world.clock.sleep(10.0)
+        held = await status(world, "two")
+        await world.client.resume("two")
+        await world.wait("two")
+        return before, took, held, (await world.ended()).states
+
+    hour = timedelta(hours=1)  # nothing else happens in this month, so that it can be played
+    times = LeaseTimes(renew=hour, give_up=2 * hour, take=3 * hour, scan=hour, visibility=hour)
+    before, took, held, states = play(drive, lease=times, max_polling=hour, session_idle=hour)
+    assert before == (Status.PENDING, Status.PENDING)
+    assert 0.0 <= took < 5.0
+    assert held is Status.SUSPENDED
+    assert states["one"][:2] == ("Completed", "[0,1,2,3]")
+    assert states["two"][:2] == ("Completed", "1")
+
+
+# --- restart ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("final", FINAL)
+def test_what_has_ended_is_started_again_in_its_place(final: str) -> None:
+    async def drive(world: World) -> Any:
+        await ended_as(world, final)
+        before = await world.client.get("one")
+        again = await world.client.restart("one")
+        if final == "Terminated":
+            await world.client.terminate("one", "enough")
+        after = await world.wait("one")
+        await world.ended()
+        assert before is not None
+        assert again.execution_id == after.execution_id != before.execution_id
+        return after.generation, after.output == before.output, str(after.status), after.input == before.input
+
+    assert play(drive) == (1, True, final, True)
+
+
+@pytest.mark.rows("K46", "K30")
+def test_a_restart_takes_large_inputs_tags_and_version_with_it() -> None:
+    async def drive(world: World) -> Any:
+        first = await world.client.start("bulky", LARGE, instance_id="one", tags={"x": "y"}, version="7")
+        await world.wait("one")
+        again = await world.client.restart("one", new_id=True)
+        state = await world.wait(again.instance_id)
+        await world.ended()
+        assert again.instance_id != first.instance_id
+        return state.tags, state.version, intact(state), (await world.client.get("one")) is not None
+
+    assert play(drive) == ({"x": "y"}, "7", True, True)
+
+
+@pytest.mark.rows("K46")
+def test_what_runs_is_not_started_again_but_under_another_id() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("patient", instance_id="one")
+        with pytest.raises(InstanceExists, match="Pending"):
+            await world.client.restart("one")
+        await world.clock.sleep(1.0)
+        with pytest.raises(InstanceExists, match="Running"):
+            await world.client.restart("one")
+        with pytest.raises(InstanceNotFound):
+            await world.client.restart("two")
+        other = await world.client.restart("one", new_id=True)
+        await world.clock.sleep(1.0)
+        return await status(world), await status(world, other.instance_id)
+
+    assert play(drive) == (Status.RUNNING, Status.RUNNING)
+
+
+@pytest.mark.rows("K46", "K44")
+def test_ten_restarts_with_ten_events_each() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("events", 10, instance_id="one")
+        found = []
+        for _ in range(10):
+            await asyncio.gather(*(world.client.raise_event("one", "go", number) for number in range(10)))
+            state = await world.wait("one")
+            found.append(sorted(json.loads(state.output or "[]")))
+            await world.client.restart("one")
+        await world.client.terminate("one")
+        await world.wait("one")
+        await world.settle()
+        return found
+
+    assert play(drive) == [list(range(10))] * 10
+
+
+# --- purge --------------------------------------------------------------------------------------------------------
+
+
+async def stored(world: World, prefix: str = "") -> list[tuple[str, str]]:
+    """Everything that the hub holds, by (table or container, key)."""
+    names = world.client.hub.names
+    found = []
+    for table in (names.instances, names.history, names.activities, names.completions, names.quarantine):
+        found += [
+            (table, f"{row.partition_key}/{row.row_key}")
+            async for row in world.store.rows(table)
+            if (row.partition_key or row.row_key).startswith(prefix)
+        ]
+    for container in (names.large_messages, names.logs):
+        found += [(container, blob.name) for blob in await world.store.list_blobs(container, prefix)]
+    return sorted(found)
+
+
+def intact(state: InstanceState | None) -> bool:
+    """A bulky instance that ended as it should."""
+    return state is not None and json.loads(state.output or "null") == LARGE[:-2]
+
+
+async def bulky(world: World, *instance_ids: str) -> None:
+    """Instances with everything that can be stored of one."""
+    for instance_id in instance_ids:
+        await world.client.start("bulky", LARGE, instance_id=instance_id, tags={"taskhub.watch": "1"})
+    for instance_id in instance_ids:
+        await world.wait(instance_id)
+        log = f"{escape(instance_id)}/x/000000-001.log"
+        await world.store.append_blob(world.client.hub.names.logs, log, b"log")
+    await world.settle()
+
+
+@pytest.mark.rows("K30", "K46")
+@pytest.mark.parametrize("instance_id", ["job1", "a/b", "it's 'x'"])
+def test_a_purge_leaves_nothing_of_it_and_everything_of_others(instance_id: str) -> None:
+    neighbours = (f"{instance_id}0", f"{instance_id}/part", "a", "a^0b", "other")
+
+    async def drive(world: World) -> Any:
+        await bulky(world, *neighbours)
+        before = await stored(world)
+        await bulky(world, instance_id)
+        assert len(await stored(world)) >= len(before) + 20
+        assert await world.client.purge(instance_id)
+        assert await stored(world) == before
+        assert not await world.client.purge(instance_id)
+        return [intact(await world.client.get(name)) for name in neighbours]
+
+    assert play(drive) == [True] * len(neighbours)
+
+
+@pytest.mark.rows("K46")
+def test_records_and_histories_of_many_transactions_go_too() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("fan", 150, instance_id="one")
+        await world.client.start("recorded", 3, instance_id="two")
+        await world.wait("one")
+        await world.wait("two")
+        await world.settle()
+        assert len(await stored(world)) > 300
+        assert (await world.client.purge_many()).purged == 2
+        return await stored(world)
+
+    assert play(drive) == []
+
+
+@pytest.mark.rows("K46")
+def test_only_what_has_ended_is_purged() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("patient", instance_id="one")
+        with pytest.raises(InputError, match="Pending: terminate it"):
+            await world.client.purge("one")
+        await world.clock.sleep(1.0)
+        with pytest.raises(InputError, match="Running: terminate it"):
+            await world.client.purge("one")
+        await world.client.suspend("one")
+        await world.clock.sleep(1.0)
+        with pytest.raises(InputError, match="Suspended: terminate it"):
+            await world.client.purge("one")
+        with pytest.raises(InputError, match="Running: only instances that have ended"):
+            await world.client.purge_many(statuses=[Status.RUNNING, Status.FAILED])
+        assert (await world.client.purge_many()).purged == 0
+        await world.client.resume("one")
+        await world.clock.sleep(1.0)
+        return await status(world)
+
+    assert play(drive) is Status.RUNNING
+
+
+@pytest.mark.rows("K46", "K30")
+@pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
+def test_a_purge_that_is_cut_off_anywhere_is_finished_by_the_next(fault: Callable[[], Any]) -> None:
+    async def drive(world: World) -> Any:
+        number = 0
+        while True:
+            number += 1
+            await bulky(world, "one")
+            store = FaultyStore(world.store, at(number, fault()), clock=world.clock, stepwise=True)
+            client = Client(replace(world.client.hub, store=store), world.settings.lease_times)
+            try:
+                await client.purge("one")
+                return number
+            except Unavailable:
+                await world.client.purge("one")
+            left = [item for item in await stored(world) if "/instance-" not in item[1]]
+            assert left == [], f"cut off at call {number}"
+
+    assert play(drive) > 10
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("ends", [False, True], ids=["is started", "has run"])
+def test_a_purge_and_a_new_start_of_the_same_id_do_each_other_no_harm(ends: bool) -> None:
+    """The new start comes before each storage call of the purge in turn."""
+
+    async def drive(world: World) -> Any:
+        number = 0
+        while True:
+            number += 1
+            await bulky(world, "one")
+
+            async def restarted() -> None:
+                await world.client.start("bulky", LARGE, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+                if ends:
+                    await world.wait("one")
+
+            store = Interrupting(world.store, number, restarted, clock=world.clock)
+            row = await world.client.get("one", payloads=False)
+            assert row is not None
+            try:
+                await purge(store, world.client.hub.names, row)
+                happened = store.happened
+            except Conflict:
+                happened = True
+            if not happened:
+                return number
+            assert intact(await world.wait("one")), number
+            assert len(await world.client.history("one")) > 5, number
+            await world.client.purge("one")
+            await world.settle()
+
+    assert play(drive) > 8
+
+
+@pytest.mark.rows("K46", "K48")
+def test_a_child_that_is_started_again_has_its_history_before_its_row_and_keeps_it() -> None:
+    async def drive(world: World) -> Any:
+        await ended_as(world, "Completed")
+        row = await world.client.get("one")
+        assert row is not None
+        merge = Entity(partition_key="one", row_key="sentinel", properties={"ExecutionId": "b" * 32})
+        lock = RowOperation(verb=RowVerb.UPSERT_MERGE, entity=merge)
+        await world.store.execute(Transact(table=world.client.hub.names.history, rows=(lock,)))
+        before = await stored(world)
+        with pytest.raises(Conflict, match="started again"):
+            await purge(world.store, world.client.hub.names, row)
+        return await stored(world) == before
+
+    assert play(drive)
+
+
+class Interrupting(FaultyStore):
+    """Something else happens before its n-th call."""
+
+    def __init__(self, store: Any, number: int, what: Callable[[], Awaitable[None]], *, clock: Any) -> None:
+        super().__init__(store, lambda call: None, stepwise=True, clock=clock)
+        self.happened = False
+        self._left, self._meanwhile = number, what
+
+    async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[Any]]) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self.happened = True
+            await self._meanwhile()
+        return await super()._through(kind, what, do)
+
+
+@pytest.mark.rows("K46", "K45")
+def test_many_are_purged_by_what_they_are_in_pages_with_a_limit_a_rate_and_a_time() -> None:
+    async def drive(world: World) -> Any:
+        client = world.client
+        for number in range(260):
+            await client.start(
+                "chain", 0, instance_id=f"a-{number:03d}", tags={"kind": "even" if number % 2 else "odd"}
+            )
+        for number in range(260):
+            await world.wait(f"a-{number:03d}")
+        await ended_as(world, "Failed", "b-failed")
+        await ended_as(world, "Terminated", "b-terminated")
+        await world.clock.sleep(3600.0)
+        await ended_as(world, "Completed", "c-later")
+        await client.start("patient", instance_id="a-runs")
+
+        seen: list[int] = []
+        some = await client.purge_many(prefix="a-", limit=50, progress=seen.append)
+        assert (some.purged, some.complete) == (50, False)
+        assert seen[-1] == 50
+        assert (await client.purge_many(tags={"kind": "even"}, prefix="a-")).purged == 105
+        before = world.clock.monotonic()
+        slow = await client.purge_many(prefix="a-", rate=10.0, timeout=timedelta(seconds=5))
+        assert not slow.complete
+        assert 40 <= slow.purged <= 60
+        assert 4.0 <= world.clock.monotonic() - before <= 7.0
+        rest = await client.purge_many(created_to=START + timedelta(minutes=30), statuses=[Status.COMPLETED])
+        assert rest.complete
+        assert some.purged + 105 + slow.purged + rest.purged == 260
+        left = {row.instance_id for row in (await client.list()).instances}
+        assert left == {"b-failed", "b-terminated", "c-later", "a-runs"}
+        assert (await client.purge_many(statuses=[Status.FAILED])).purged == 1
+        assert (await client.purge_many(created_from=START + timedelta(minutes=30))).purged == 1
+        await ended_as(world, "Completed", "b-other")
+        one = await client.purge_many(limit=1)
+        assert (one.purged, one.complete) == (1, False), "one is left"
+        return {row.instance_id for row in (await client.list()).instances}
+
+    assert play(drive) == {"b-terminated", "a-runs"}
