@@ -94,7 +94,7 @@ ACTIVITIES: dict[str, Callable[..., Any]] = {
 
 def play(recording: Recording, drive: Callable[[World], Awaitable[Any]], *, moment: str) -> Any:
     async def main() -> Any:
-        async with World(app, hub=recording.hub, partitions=4, activities=ACTIVITIES) as world:
+        async with World(app, hub=recording.hub, partitions=4, functions=ACTIVITIES) as world:
             await load_moment(world.client.hub, recording, moment)
             found = await drive(world)
             assert not world.defects(), world.defects()

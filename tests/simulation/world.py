@@ -105,7 +105,7 @@ class Machine:
         self.store = FaultyStore(world.store, self._plan, clock=self.clock, crash=self._crash, stepwise=True)
         self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
         registry = Registry.of([app or world.app])
-        runner = Attempts(registry, world.activities, None)
+        runner = Attempts(registry, world.functions, None)
         registry = runner.registry
         members = Members(self.lease_store, names, times=world.settings.lease_times, clock=self.clock)
 
@@ -229,11 +229,11 @@ class World:
         *,
         partitions: int = 2,
         hub: str = "Simulated",
-        activities: Mapping[str, Callable[..., Any]] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
-        """:param activities: name → function, called with all arguments, as .NET's activities may be."""
-        self.app, self.activities = app, activities or {}
+        """:param functions: activities by name, called with all arguments, as .NET's activities may be."""
+        self.app, self.functions = app, functions or {}
         self.settings = Settings(hub=hub, partitions=partitions, **settings)
         self.clock = JumpingClock()
         self.store = SqliteStore(None, clock=self.clock)
