@@ -212,7 +212,7 @@ class Embedded:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", _CHILD, str(theirs.fileno())]
         self._child = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
-        self.others = {EXECUTORS: self._child.pid}
+        self.others: Mapping[str, int] = {EXECUTORS: self._child.pid}
         theirs.close()
         reader, self._link = await asyncio.open_connection(sock=ours, limit=1 << 20)
         self._reading = asyncio.create_task(self._read(reader))

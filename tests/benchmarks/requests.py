@@ -8,7 +8,7 @@ renewals, no executor. Nothing waits for a delete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -39,7 +39,7 @@ class Requests:
     """A :class:`~tests.benchmarks.ceiling.Hub` over a fresh emulator. An asynchronous context manager."""
 
     def __init__(self, azurite: Azurite) -> None:
-        self.others = {SERVICE: azurite.pid}
+        self.others: Mapping[str, int] = {SERVICE: azurite.pid}
         self._store = AzureStore(azurite.connection, timeout=timedelta(seconds=60))
         self._slots = asyncio.Semaphore(SLOTS)
         self._behind: set[asyncio.Task[Any]] = set()

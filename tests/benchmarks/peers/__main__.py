@@ -64,7 +64,7 @@ def _ours(letter: str, size: int) -> dict[str, float]:
 
 
 def _theirs(program: str, letter: str, size: int) -> dict[str, float]:
-    command = [PYTHON, HERE / f"{program}.py", letter, str(size)]
+    command = [str(PYTHON), str(HERE / f"{program}.py"), letter, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=PYTHON.parent)
     if done.returncode:
         raise BenchError(f"{program} {letter} ended with {done.returncode}:\n{done.stderr[-2000:]}")
