@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from airflow_provider_taskhub.errors import InputError
@@ -145,13 +145,7 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
     if annotation is None or annotation is Any:
         return value
     try:
-        adapter = _adapter(annotation)
-    except TypeError:  # an unhashable annotation
-        adapter = TypeAdapter(annotation)
-    except PydanticSchemaGenerationError as error:
-        raise InputError(f"{what}: annotation {annotation!r} is not one that values can be decoded to") from error
-    try:
-        return adapter.validate_python(value)
+        return _adapter_of(annotation, what).validate_python(value)
     except ValidationError as error:
         found = "; ".join(
             f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}"
@@ -159,6 +153,30 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
         )
         name = annotation.__name__ if type(annotation) is type else str(annotation)
         raise InputError(f"{what} does not fit {name}: {found}; it is {_shown(value)}") from error
+
+
+def check_annotation(annotation: Any, *, what: str) -> None:
+    """:raises InputError: naming the annotation, when no value could ever be decoded to it."""
+    if annotation is not None and annotation is not Any:
+        _adapter_of(annotation, what)
+
+
+def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
+    try:
+        try:
+            adapter = _adapter(annotation)
+        except TypeError:  # an unhashable annotation
+            adapter = TypeAdapter(annotation)
+        if not adapter.pydantic_complete:
+            adapter.rebuild()
+    except PydanticSchemaGenerationError as error:
+        raise InputError(f"{what}: annotation {annotation!r} is not one that values can be decoded to") from error
+    except PydanticUndefinedAnnotation as error:
+        raise InputError(
+            f"{what}: annotation {annotation!r} cannot be resolved (name {error.name!r} is not defined): "
+            "import it where the class is defined"
+        ) from error
+    return adapter
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_taskhub.codec import check_annotation
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
 
@@ -182,7 +183,7 @@ def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: 
                 "rename one of them, or run the apps on hubs of their own"
             )
         try:
-            _ = definition.input_annotation
+            check_annotation(definition.input_annotation, what="its input")
         except InputError as error:
             raise ConfigurationError(f"app {definition.app!r}: {kind} {name!r}: {error}") from error
         into[name] = definition

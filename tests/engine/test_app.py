@@ -104,6 +104,33 @@ def test_an_annotation_that_cannot_be_resolved_is_named_when_the_app_is_loaded(k
         Registry.of([app])
 
 
+@dataclass
+class Unfinished:
+    part: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+class Foreign:
+    """Nothing that a value could be decoded to."""
+
+
+@pytest.mark.parametrize(
+    ("annotation", "says"),
+    [(Unfinished, "name 'Missing' is not defined"), (Foreign, "is not one that values can be decoded to")],
+)
+def test_an_input_that_nothing_can_be_decoded_to_is_named_when_the_app_is_loaded(annotation: type, says: str) -> None:
+    app = App("typed")
+
+    def work(job: Any) -> None: ...
+
+    work.__annotations__["job"] = annotation
+    app.activity(work)
+
+    with pytest.raises(
+        ConfigurationError, match=rf"app 'typed': activity 'work': its input: .*{annotation.__name__}.*{says}"
+    ):
+        Registry.of([app])
+
+
 def test_only_the_annotation_of_the_input_must_resolve() -> None:
     app = App("typed")
 
@@ -117,6 +144,7 @@ def test_only_the_annotation_of_the_input_must_resolve() -> None:
     assert (registry.orchestrator("flow").input_annotation, registry.activity("load").input_annotation) == (Late, Late)
 
 
+@dataclass
 class Late:
     """Declared after what names it."""
 
