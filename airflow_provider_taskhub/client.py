@@ -60,6 +60,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Compare,
     Entity,
     Filter,
+    Or,
     Property,
     PutBlob,
     RowOperation,
@@ -76,6 +77,8 @@ TRIES = 5
 """Of an operation that others keep disturbing."""
 PURGED_AT_ONCE = 8
 """Instances that a purge of many removes side by side."""
+MAX_DEPTH = 10
+"""Generations of children among which the failed attempt of an orchestration is looked for."""
 SCAN_PAGES = 50
 """Pages of rows that one call of :meth:`Client.list` may read before it answers with what it has."""
 
@@ -536,32 +539,52 @@ class Client:
     async def failed_attempt(self, instance_id: str) -> FailedAttempt | None:
         """The newest attempt of the activity that failed last, recorded or not; None where none has, or kept no log.
 
-        Of the history it reads a column of the current generation's failures, never their payloads.
+        Where a child failed last, it is the child's. Of a history this reads a column of the current generation's
+        failures, never their payloads.
         """
-        state = await self.get(instance_id, payloads=False)
-        if state is None:
-            return None
-        task_id = await self._newest(state, EventType.TaskFailed, "TaskScheduledId")
-        if not isinstance(task_id, int):
-            return None
+        for _ in range(MAX_DEPTH):
+            state = await self.get(instance_id, payloads=False)
+            if state is None:
+                return None
+            kinds = (EventType.TaskFailed, EventType.SubOrchestrationInstanceFailed)
+            failed = await self._newest(state, "TaskScheduledId", *kinds)
+            if failed is None or not isinstance(task_id := failed[1], int):
+                return None
+            if failed[0] == EventType.TaskFailed.name:
+                return await self._logged(state, task_id)
+            made = Compare("EventId", "eq", task_id)
+            child = await self._newest(state, "InstanceId", EventType.SubOrchestrationInstanceCreated, where=made)
+            instance_id = str(child[1]) if child is not None else ""
+        return None
+
+    async def _logged(self, state: InstanceState, task_id: int) -> FailedAttempt | None:
+        instance_id = state.instance_id
         folder = f"{escape(instance_id)}/{state.execution_id or ''}/{task_id:06d}-"  # as a worker names its log
         logs = await self.hub.store.list_blobs(self.hub.names.logs, folder)
         attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
         if not attempts:
             return None
-        name = await self._newest(state, EventType.TaskScheduled, "Name", Compare("EventId", "eq", task_id))
+        made = Compare("EventId", "eq", task_id)
+        scheduled = await self._newest(state, "Name", EventType.TaskScheduled, where=made)
+        name = str(scheduled[1] or "") if scheduled is not None else ""
         newest = max(attempts)
-        return FailedAttempt(name=str(name or ""), task_id=task_id, attempt=newest, log=attempts[newest])
+        return FailedAttempt(name=name, task_id=task_id, attempt=newest, log=attempts[newest])
 
-    async def _newest(self, state: InstanceState, kind: EventType, column: str, *more: Filter) -> Property | None:
-        """A column of the newest event of a kind in the instance's current generation."""
-        key = Compare("PartitionKey", "eq", escape(state.instance_id))
-        generation = Compare("ExecutionId", "eq", state.execution_id or "")
-        where = And((key, generation, Compare("EventType", "eq", kind.name), *more))
-        value = None
-        async for row in self.hub.store.rows(self.hub.names.history, where, select=(column,)):
-            value = row.properties.get(column)
-        return value
+    async def _newest(
+        self, state: InstanceState, column: str, *kinds: EventType, where: Filter | None = None
+    ) -> tuple[str, Property | None] | None:
+        """Kind and a column of the newest event of some kinds in the instance's current generation."""
+        parts: list[Filter] = [
+            Compare("PartitionKey", "eq", escape(state.instance_id)),
+            Compare("ExecutionId", "eq", state.execution_id or ""),
+            Or(tuple(Compare("EventType", "eq", kind.name) for kind in kinds)),
+        ]
+        if where is not None:
+            parts.append(where)
+        found = None
+        async for row in self.hub.store.rows(self.hub.names.history, And(tuple(parts)), select=("EventType", column)):
+            found = str(row.properties.get("EventType")), row.properties.get(column)
+        return found
 
     async def quarantined(self) -> tuple[Quarantined, ...]:
         """Messages that could not be processed, with their bytes and causes."""

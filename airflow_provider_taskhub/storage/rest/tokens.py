@@ -86,7 +86,12 @@ class Tokens:
         try:
             return await self._credential.get_token(*scopes, **more)
         except ClientAuthenticationError as error:
-            raise ConfigurationError(f"no identity for Azure Storage was found here: {error.message}") from None
+            tried = next(iter(str(error.message).splitlines()), "")
+            raise ConfigurationError(
+                "no identity for Azure Storage was found here: sign in with `az login`, set AZURE_CLIENT_ID, "
+                "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, give the machine a managed identity, or use a connection "
+                f"string with a key ({tried})"
+            ) from None
 
 
 def _default_credential() -> AsyncTokenCredential:

@@ -1,0 +1,64 @@
+"""Which attempt's log a failed orchestration is explained by."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.storage.primitives import PutBlob
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.hub.house import house
+
+app = App("families", version="1")
+
+
+@app.activity
+def load(path: str) -> None:
+    if path:
+        raise OSError(f"no {path}")
+
+
+@app.orchestrator
+async def child(ctx: OrchestrationContext, path: str) -> None:
+    await ctx.call_activity(load, "")
+    await ctx.call_activity(load, path)
+
+
+@app.orchestrator
+async def parent(ctx: OrchestrationContext, path: str) -> None:
+    try:
+        await ctx.call_activity(load, "the first")
+    except Exception:
+        ctx.set_custom_status("the first is not needed")
+    await ctx.call_sub_orchestrator(child, path)
+
+
+@app.orchestrator
+async def grandparent(ctx: OrchestrationContext, path: str) -> None:
+    await ctx.call_sub_orchestrator(parent, path)
+
+
+@pytest.mark.parametrize("orchestrator", ["child", "parent", "grandparent"])
+def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: str) -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            top = await client.start(orchestrator, "flights", instance_id="top")
+            ended = await client.wait(top.instance_id, timeout=timedelta(minutes=1))
+            assert ended.status is Status.FAILED
+            listed = (await client.list()).instances
+            failing = next(state for state in listed if state.name == "child")
+            log = f"{escape(failing.instance_id)}/{failing.execution_id}/000001-001.log"
+            await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
+            attempt = await client.failed_attempt("top")
+            assert attempt is not None
+            assert (attempt.name, attempt.task_id, attempt.log) == ("load", 1, log)
+
+    run(play(), limit=timedelta(minutes=5))
