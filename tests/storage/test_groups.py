@@ -21,6 +21,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Entity,
     Filter,
     Or,
+    Property,
     PutMessage,
     Receipt,
     RowOperation,
@@ -198,6 +199,49 @@ async def test_a_long_scan_is_cut_into_pages(store: SqliteStore, monkeypatch: py
     assert [entity.row_key async for entity in store.rows("Rows", Compare("A", "eq", 33))] == ["33"]
 
 
+@pytest.mark.parametrize("spread", [False, True], ids=["one partition", "many"])
+async def test_a_search_for_a_text_is_cut_into_pages(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, spread: bool
+) -> None:
+    """SQLite passes over what is not wanted; the page ends where it has looked at enough, and the next one goes on."""
+    monkeypatch.setattr(rows, "MAX_SIFTED", 10)
+    for n in range(40):
+        entity = Entity(partition_key=f"p{n:02}" if spread else "p", row_key=f"{n:02}", properties={"A": f"a{n}"})
+        await store.execute(Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
+    wanted: Filter = Compare("A", "eq", "a33")
+    if not spread:
+        wanted = And((Compare("PartitionKey", "eq", "p"), wanted))
+    pages, continuation = [], None
+    while True:
+        page = await store.query("Rows", wanted, continuation=continuation)
+        pages.append([entity.row_key for entity in page.entities])
+        if (continuation := page.continuation) is None:
+            break
+    assert pages == [[], [], [], ["33"], []]
+    either = Or((Compare("A", "eq", "a1"), Compare("A", "eq", "a12")))
+    assert [entity.row_key async for entity in store.rows("Rows", either)] == ["01", "12"]
+    page = await store.query("Rows", Or((Compare("A", "eq", "a3"), Compare("A", "eq", "a4"))), limit=1)
+    assert [entity.row_key for entity in page.entities] == ["03"]
+    assert page.continuation is not None
+
+
+@pytest.mark.parametrize("text", ["", "plain", 'quo"ted', "back\\slash", "é", "tab\t", "</&'>", "\x7f"])
+async def test_a_text_is_found_however_it_is_written(store: SqliteStore, text: str) -> None:
+    others: dict[str, dict[str, Property]] = {
+        "none": {},
+        "number": {"A": 1},
+        "longer": {"A": f"{text}x"},
+        "within": {"B": f'"A":"{text}"', "A": "-"},
+    }
+    others["it"] = {"A": text}
+    for key, values in others.items():
+        entity = Entity(partition_key="p", row_key=key, properties=values)
+        await store.execute(Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
+    assert [entity.row_key async for entity in store.rows("Rows", Compare("A", "eq", text))] == ["it"]
+    other = And((Compare("A", "ne", text), Compare("PartitionKey", "eq", "p")))
+    assert [entity.row_key async for entity in store.rows("Rows", other)] == ["longer", "within"]
+
+
 async def test_a_page_has_a_bound_of_bytes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MAX_PAGE_CHARACTERS", 50_000)
     for number in range(6):
@@ -212,28 +256,38 @@ PARTITION, ROW = "PartitionKey", "RowKey"
 
 
 @pytest.mark.parametrize(
-    ("filter", "after", "constraint"),
+    ("filter", "after", "end", "constraint"),
     [
-        (Compare(PARTITION, "eq", "p"), None, "(tbl=? AND pk=?)"),
-        (And((Compare(PARTITION, "eq", "p"), Compare(ROW, "ge", "5"))), None, "(tbl=? AND pk=? AND rk>?)"),
-        (Compare(PARTITION, "eq", "p"), ("p", "7"), "(tbl=? AND pk=? AND rk>?)"),
+        (Compare(PARTITION, "eq", "p"), None, None, "(tbl=? AND pk=?)"),
+        (And((Compare(PARTITION, "eq", "p"), Compare(ROW, "ge", "5"))), None, None, "(tbl=? AND pk=? AND rk>?)"),
+        (Compare(PARTITION, "eq", "p"), ("p", "7"), None, "(tbl=? AND pk=? AND rk>?)"),
+        (Compare(PARTITION, "eq", "p"), ("p", "7"), ("p", "9"), "(tbl=? AND pk=? AND rk>? AND rk<?)"),
         (
             And((Compare(PARTITION, "ge", "p"), Compare(PARTITION, "lt", "q"))),
+            None,
             None,
             "(tbl=? AND pk>? AND pk<?)",
         ),
         (
             Or((Compare(PARTITION, "eq", "p"), And((Compare(PARTITION, "eq", "q"), Compare("A", "eq", 1))))),
             None,
+            None,
             "(tbl=? AND pk>? AND pk<?)",
         ),
-        (None, ("p", "7"), "(tbl=? AND (pk,rk)>(?,?))"),
+        (None, ("p", "7"), None, "(tbl=? AND (pk,rk)>(?,?))"),
+        (Compare("A", "eq", "x"), None, ("p", "9"), "(tbl=? AND (pk,rk)<(?,?))"),
+        (Compare("A", "eq", "x"), ("p", "7"), ("p", "9"), "(tbl=? AND (pk,rk)>(?,?) AND (pk,rk)<(?,?))"),
     ],
 )
 async def test_queries_by_key_walk_only_their_range(
-    store: SqliteStore, path: Path, filter: Filter | None, after: tuple[str, str] | None, constraint: str
+    store: SqliteStore,
+    path: Path,
+    filter: Filter | None,
+    after: tuple[str, str] | None,
+    end: tuple[str, str] | None,
+    constraint: str,
 ) -> None:
-    sql, values = rows._select(1, filter, after)
+    sql, values = rows._select(1, filter, after, end)
     connection = sqlite3.connect(path)
     plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
     connection.close()

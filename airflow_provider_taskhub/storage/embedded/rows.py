@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from typing import TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.embedded import columns
-from airflow_provider_taskhub.storage.embedded.filters import Range, Test, range_of, sql_of, test_of
+from airflow_provider_taskhub.storage.embedded.filters import Range, Test, range_of, sifts, sql_of, test_of
 from airflow_provider_taskhub.storage.embedded.journal import Change, identifier
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -27,7 +28,12 @@ from airflow_provider_taskhub.storage.primitives import (
 
 MAX_SCANNED = 5_000
 """Rows looked at for one page; then the page ends early and goes on, so that no read holds a thread for long."""
+MAX_SIFTED = 25_000
+"""Rows that SQLite itself looks through for one page, for a text that the filter asks for; the same bound for it."""
 MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
+
+Position: TypeAlias = tuple[str, str]
+"""Partition key and row key."""
 
 _MUST_EXIST = frozenset({RowVerb.REPLACE, RowVerb.MERGE, RowVerb.DELETE})
 _MERGES = frozenset({RowVerb.MERGE, RowVerb.UPSERT_MERGE})
@@ -176,7 +182,9 @@ def query(
 ) -> Page:
     """One page. It ends after ``limit`` rows, or where it has looked at enough of them."""
     number = identifier(connection, "tables", table)
-    sql, values = _select(number, filter, None if continuation is None else _position(continuation))
+    after = None if continuation is None else _position(continuation)
+    end = _end(connection, number, filter, after)
+    sql, values = _select(number, filter, after, end)
     test = None if filter is None else test_of(filter)
     wanted = None if select is None else frozenset(select)
     entities: list[Entity] = []
@@ -189,8 +197,9 @@ def query(
         if len(entities) == limit or scanned == MAX_SCANNED or characters >= MAX_PAGE_CHARACTERS:
             more = next(rows, None) is not None
             rows.close()
-            return Page(entities=tuple(entities), continuation=_token(row) if more else None)
-    return Page(entities=tuple(entities))
+            position = (row.partition_key, row.row_key) if more else end
+            return Page(entities=tuple(entities), continuation=_token(position))
+    return Page(entities=tuple(entities), continuation=_token(end))
 
 
 def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> Generator[_Row, None, None]:
@@ -203,26 +212,46 @@ def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> 
         cursor.close()
 
 
-def _select(table: int, filter: Filter | None, after: tuple[str, str] | None) -> tuple[str, list[str | int]]:
-    """The rows that a filter may admit, behind a position, in order, by one range of the index."""
-    clauses: list[str] = ["tbl = ?"]
-    values: list[str | int] = [table]
-    for clause, bound in _bounds(range_of(filter, "PartitionKey"), range_of(filter, "RowKey"), after):
-        clauses.append(clause)
-        values.extend(bound)
+def _select(
+    table: int, filter: Filter | None, after: Position | None, end: Position | None
+) -> tuple[str, list[str | int]]:
+    """The rows that a filter may admit, behind a position and up to another, in order, by one range of the index."""
+    where, values = _range(table, filter, after, end)
     if filter is not None:
         clause, bound = sql_of(filter)
-        clauses.append(clause)
+        where = f"{where} AND {clause}"
         values.extend(bound)
-    where = " AND ".join(clauses)
     return f"SELECT pk, rk, etag, ts, data FROM rows WHERE {where} ORDER BY pk, rk", values
 
 
-def _bounds(partitions: Range, keys: Range, after: tuple[str, str] | None) -> Iterator[tuple[str, Sequence[str | int]]]:
+def _end(connection: sqlite3.Connection, table: int, filter: Filter | None, after: Position | None) -> Position | None:
+    """Where a page ends at the latest: SQLite would else look for a text as far as the table goes. None: nowhere."""
+    if filter is None or not sifts(filter):
+        return None
+    where, values = _range(table, filter, after, None)
+    sql = f"SELECT pk, rk FROM rows WHERE {where} ORDER BY pk, rk LIMIT 1 OFFSET ?"
+    found: Position | None = connection.execute(sql, (*values, MAX_SIFTED - 1)).fetchone()
+    return found
+
+
+def _range(
+    table: int, filter: Filter | None, after: Position | None, end: Position | None
+) -> tuple[str, list[str | int]]:
+    clauses: list[str] = ["tbl = ?"]
+    values: list[str | int] = [table]
+    for clause, bound in _bounds(range_of(filter, "PartitionKey"), range_of(filter, "RowKey"), after, end):
+        clauses.append(clause)
+        values.extend(bound)
+    return " AND ".join(clauses), values
+
+
+def _bounds(
+    partitions: Range, keys: Range, after: Position | None, end: Position | None
+) -> Iterator[tuple[str, Sequence[str | int]]]:
     """Conditions that SQLite answers by the index (tbl, pk, rk).
 
-    Only one lower bound may stand there: with two of them SQLite takes either, and would walk from the beginning of
-    the partition to the position at every page.
+    Only one lower and one upper bound may stand there: with two of them SQLite takes either, and would walk from the
+    beginning of the partition to the position at every page. ``end`` lies within the range, so it is the upper one.
     """
     if partitions.single:
         yield "pk = ?", (str(partitions.low),)
@@ -230,18 +259,21 @@ def _bounds(partitions: Range, keys: Range, after: tuple[str, str] | None) -> It
             yield "rk > ?", (after[1],)
         elif keys.low is not None:
             yield "rk >= ?", (keys.low,)
-        if keys.high is not None:
-            yield "rk <= ?", (keys.high,)
+        high = keys.high if end is None else end[1]
+        if high is not None:
+            yield "rk <= ?", (high,)
         return
     if after is not None:
         yield "(pk, rk) > (?, ?)", after
     elif partitions.low is not None:
         yield "pk >= ?", (partitions.low,)
-    if partitions.high is not None:
+    if end is not None:
+        yield "(pk, rk) <= (?, ?)", end
+    elif partitions.high is not None:
         yield "pk <= ?", (partitions.high,)
 
 
-def _position(continuation: str) -> tuple[str, str]:
+def _position(continuation: str) -> Position:
     try:
         partition_key, row_key = json.loads(continuation)
     except ValueError:
@@ -249,5 +281,5 @@ def _position(continuation: str) -> tuple[str, str]:
     return str(partition_key), str(row_key)
 
 
-def _token(row: _Row) -> str:
-    return json.dumps([row.partition_key, row.row_key])
+def _token(position: Position | None) -> str | None:
+    return None if position is None else json.dumps(position)
