@@ -7,7 +7,7 @@ the instance row of a start, puts messages, and reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -586,9 +586,36 @@ class Client:
             found = str(row.properties.get("EventType")), row.properties.get(column)
         return found
 
-    async def quarantined(self) -> tuple[Quarantined, ...]:
-        """Messages that could not be processed, with their bytes and causes."""
-        return tuple(await quarantine.listing(self.hub.store, self.hub.names))
+    # quarantine
+
+    async def quarantined(self, *, bodies: bool = True, limit: int | None = None) -> tuple[Quarantined, ...]:
+        """Messages that could not be processed, with their causes. :param bodies: with their texts."""
+        return tuple(await quarantine.listing(self.hub.store, self.hub.names, bodies=bodies, limit=limit))
+
+    async def find_quarantined(self, message_id: str) -> Quarantined | None:
+        """A message in quarantine, with its text."""
+        return await quarantine.find(self.hub.store, self.hub.names, message_id)
+
+    async def put_back(self, message_id: str) -> bool:
+        """Put a message out of quarantine into its queue again, once what was wrong is mended (K35, K42).
+
+        :returns: False when it is not there, or somebody else is just putting it back or dropping it.
+        """
+        return await self._out_of_quarantine(message_id, quarantine.put_back)
+
+    async def drop_quarantined(self, message_id: str) -> bool:
+        """Remove a message from quarantine for ever. :returns: as :meth:`put_back`."""
+        return await self._out_of_quarantine(message_id, quarantine.drop)
+
+    async def _out_of_quarantine(self, message_id: str, how: Callable[..., Awaitable[None]]) -> bool:
+        item = await self.find_quarantined(message_id)
+        if item is None:
+            return False
+        try:
+            await how(self.hub.store, self.hub.names, item)
+        except (Conflict, NotFound):
+            return False
+        return True
 
     # the hub
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from airflow_provider_taskhub import __version__
-from airflow_provider_taskhub.cli import hub, instances, partitions
+from airflow_provider_taskhub.cli import hub, instances, partitions, quarantine
 from airflow_provider_taskhub.cli.demo import demo
 from airflow_provider_taskhub.cli.worker import worker
 
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.add_typer(hub.app, name="hub")
 app.add_typer(instances.app, name="instances")
 app.add_typer(partitions.app, name="partitions")
+app.add_typer(quarantine.app, name="quarantine")
 app.command()(worker)
 app.command()(demo)
 

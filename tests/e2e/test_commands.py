@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_taskhub.storage.primitives import PutMessage
 from tests.e2e.house import House, until
 
 OK, FAILED, USAGE, NOT_FOUND, EXISTS, UNAVAILABLE, TIMEOUT = range(7)
@@ -100,6 +101,31 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     assert house.json("instances", "purge", "--status", "Completed", "--yes") == {"purged": 1, "complete": True}
     assert [row["instance_id"] for row in house.json("instances", "list")["instances"]] == ["later"]
     assert worker.end() == OK
+
+
+@pytest.mark.rows("K42")
+async def test_what_is_in_quarantine_is_shown_put_back_and_dropped(embedded: House) -> None:
+    house = embedded
+    house.worker("one").ready()
+    async with house.client() as client:
+        for text in ("nonsense", "[/more]"):
+            put = PutMessage(queue=client.hub.names.work_items, text=text)
+            await client.hub.store.execute(put)
+    listed = until(lambda: len(found := house.json("quarantine", "list")) == 2 and found, what="both")
+    assert all("neither JSON nor Base64" in item["cause"] and "text" not in item for item in listed)
+    table = house.command("quarantine", "list", "--limit", "1")
+    assert ("more than 1" in table.stdout, table.returncode) == (True, OK)
+    ids = [item["message_id"] for item in listed]
+    texts = {house.json("quarantine", "show", message_id)["text"] for message_id in ids}
+    assert texts == {"nonsense", "[/more]"}
+    assert house.command("quarantine", "show", "nobody").returncode == NOT_FOUND
+    assert house.json("quarantine", "drop", ids[0]) == {"done": 1, "missing": []}
+    assert house.command("quarantine", "drop", ids[0]).returncode == NOT_FOUND
+    assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": []}
+    (again,) = until(lambda: house.json("quarantine", "list"), what="the one that was put back")
+    assert again["message_id"] not in ids, "it is a new message"
+    assert house.json("quarantine", "drop", "--all", "--yes")["done"] == 1
+    assert house.command("quarantine", "put-back").returncode == USAGE
 
 
 @pytest.mark.parametrize(

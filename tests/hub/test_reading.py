@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -297,7 +298,7 @@ def test_bytes_too_large_for_a_row_are_kept_in_a_blob() -> None:
         )
         await desk.store.commit(quarantine.unit(NAMES, item, held(raised()).receipt))
         (kept,) = await quarantine.listing(desk.store, NAMES)
-        assert kept == item
+        assert replace(kept, since=None, etag="") == item
 
     play(work)
 

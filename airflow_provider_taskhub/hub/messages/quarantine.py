@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from uuid import uuid5
 
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress
+from airflow_provider_taskhub.engine.identity import NAMESPACE
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.messages.envelope import encode
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.envelope import MessageError, decode, encode
+from airflow_provider_taskhub.hub.messages.held import ACTION_UUID, Held
 from airflow_provider_taskhub.storage.primitives import (
+    Compare,
+    DeleteBlob,
     DeleteMessage,
     Entity,
     Message,
     PutBlob,
+    PutMessage,
     Receipt,
     ReceiptHolder,
     RowOperation,
@@ -24,6 +29,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 INLINE_BYTES = 60_000
+_SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount")
 MAX_FAILURES = 20
 """Failed processings of one message before it is quarantined."""
 MAX_DELIVERIES = 100
@@ -32,7 +38,11 @@ MAX_DELIVERIES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A row of ``{Hub}Quarantine``."""
+    """A row of ``{Hub}Quarantine``.
+
+    :param text: the message as it was in the queue; "" when it was not asked for.
+    :param since: the storage service's time of the row; None in writes. :param etag: of the row.
+    """
 
     queue: str
     message_id: str
@@ -41,13 +51,15 @@ class Quarantined:
     dequeue_count: int
     inserted: Timestamp
     instance_id: str = ""
+    since: Timestamp | None = None
+    etag: str = ""
 
 
 def unit(names: HubNames, item: Quarantined, message: Receipt | ReceiptHolder) -> Unit:
     """Keep, then delete: in that order, so that nothing is lost between."""
     data = compress(item.text)
     inline = len(data) <= INLINE_BYTES
-    blob = f"quarantine/{item.queue}/{item.message_id}.json.gz"
+    blob = _blob_name(item)
     entity = Entity(
         partition_key=item.queue,
         row_key=item.message_id,
@@ -96,25 +108,81 @@ def of_held(held: Held, cause: str) -> Quarantined:
     )
 
 
-async def listing(store: Store, names: HubNames) -> list[Quarantined]:
-    """Everything in quarantine, texts included."""
-    found = []
-    async for entity in store.rows(names.quarantine):
-        columns = entity.properties
-        body = columns.get("Body")
-        if not isinstance(body, bytes):
-            blob = await store.get_blob(names.large_messages, str(columns.get("BodyBlobName", "")))
-            body = blob.data if blob else b""
-        inserted, count = columns.get("Inserted"), columns.get("DequeueCount")
-        found.append(
-            Quarantined(
-                queue=entity.partition_key,
-                message_id=entity.row_key,
-                cause=str(columns.get("Cause", "")),
-                text=decompress(body) if body else "",
-                dequeue_count=count if isinstance(count, int) else 0,
-                inserted=inserted if isinstance(inserted, Timestamp) else Timestamp(0),
-                instance_id=str(columns.get("InstanceId", "")),
-            )
-        )
+async def listing(store: Store, names: HubNames, *, bodies: bool = True, limit: int | None = None) -> list[Quarantined]:
+    """What is in quarantine, in the order of queues. :param bodies: with texts. :param limit: at most so many."""
+    found: list[Quarantined] = []
+    async for entity in store.rows(names.quarantine, select=None if bodies else _SHOWN):
+        if limit is not None and len(found) >= limit:
+            break
+        found.append(await _read(store, names, entity, bodies=bodies))
     return found
+
+
+async def find(store: Store, names: HubNames, message_id: str) -> Quarantined | None:
+    """A message in quarantine."""
+    async for entity in store.rows(names.quarantine, Compare("RowKey", "eq", message_id)):
+        return await _read(store, names, entity, bodies=True)
+    return None
+
+
+async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
+    """Into its queue again, as if it were new: its failures are forgotten.
+
+    :param item: as just found. :raises Conflict: when somebody else has put it back or dropped it since.
+    :raises NotFound: as well.
+    """
+    row = Entity(partition_key=item.queue, row_key=item.message_id, properties={"PutBack": True})
+    mark = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.MERGE, entity=row, etag=item.etag),))
+    etags = await store.execute(mark)  # of two at a time one goes on
+    assert isinstance(etags, tuple)
+    again = PutMessage(queue=item.queue, text=_afresh(item))
+    await store.commit(Unit(steps=(Step(name="again", operations=(again,)), *_removal(names, item, etags[0]))))
+
+
+async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
+    """For ever. Parameters and errors as in :func:`put_back`."""
+    await store.commit(Unit(steps=_removal(names, item, item.etag)))
+
+
+def _removal(names: HubNames, item: Quarantined, etag: str) -> tuple[Step, ...]:
+    row = Entity(partition_key=item.queue, row_key=item.message_id)
+    gone = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.DELETE, entity=row, etag=etag),))
+    blob = DeleteBlob(container=names.large_messages, name=_blob_name(item))
+    inline = len(compress(item.text)) <= INLINE_BYTES
+    return Step(name="row", operations=(gone,)), Step(name="body", operations=() if inline else (blob,))
+
+
+def _afresh(item: Quarantined) -> str:
+    """The message without its counts, known by what it was if it is put back twice; nonsense goes back as it is."""
+    try:
+        envelope = decode(item.text)
+    except MessageError:
+        return item.text
+    name = envelope.activity_id
+    if name.version != ACTION_UUID:
+        name = uuid5(NAMESPACE, f"quarantine {item.message_id}")
+    return encode(replace(envelope, activity_id=name, failures=0, deliveries=0))
+
+
+def _blob_name(item: Quarantined) -> str:
+    return f"quarantine/{item.queue}/{item.message_id}.json.gz"
+
+
+async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) -> Quarantined:
+    columns = entity.properties
+    body = columns.get("Body")
+    if bodies and not isinstance(body, bytes):
+        blob = await store.get_blob(names.large_messages, str(columns.get("BodyBlobName", "")))
+        body = blob.data if blob else b""
+    inserted, count = columns.get("Inserted"), columns.get("DequeueCount")
+    return Quarantined(
+        queue=entity.partition_key,
+        message_id=entity.row_key,
+        cause=str(columns.get("Cause", "")),
+        text=decompress(body) if isinstance(body, bytes) and body else "",
+        dequeue_count=count if isinstance(count, int) else 0,
+        inserted=inserted if isinstance(inserted, Timestamp) else Timestamp(0),
+        instance_id=str(columns.get("InstanceId", "")),
+        since=entity.timestamp,
+        etag=entity.etag,
+    )

@@ -1,0 +1,151 @@
+"""``taskhub quarantine``: messages that nobody could process, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any
+
+import typer
+
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+
+app = typer.Typer(no_args_is_help=True, help="Look at messages that nobody could process; put them back or drop them.")
+
+MessageIds = Annotated[list[str] | None, typer.Argument(help="Ids of messages, as `list` shows them.")]
+Everything = Annotated[bool, typer.Option("--all", help="Everything that is in quarantine.")]
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option(min=1)] = 100,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """List what is in quarantine, with its cause.
+
+    Example: taskhub quarantine list --json
+    """
+
+    async def work(client: Client) -> tuple[Quarantined, ...]:
+        return await client.quarantined(bodies=False, limit=limit + 1)
+
+    found = _with_client(hub, work)
+    if json:
+        as_json([_shown(item, text=False) for item in found[:limit]])
+        return
+    table(
+        "in quarantine",
+        ("id", "queue", "instance", "since", "deliveries", "cause"),
+        [(i.message_id, i.queue, i.instance_id, i.since, i.dequeue_count, _first(i.cause)) for i in found[:limit]],
+    )
+    if len(found) > limit:
+        console.print(f"more than {limit}: --limit", soft_wrap=True)
+
+
+@app.command()
+def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json: AsJson = False) -> None:
+    """Print one message: its cause in full, and its text as it was in the queue.
+
+    Example: taskhub quarantine show 0f8fad5b-d9cb-469f-a165-70867728950e
+    """
+
+    async def work(client: Client) -> Quarantined | None:
+        return await client.find_quarantined(message_id)
+
+    item = _with_client(hub, work)
+    if item is None:
+        fail(f"no message {message_id!r} is in quarantine", Exit.NOT_FOUND)
+    if json:
+        as_json(_shown(item, text=True))
+        return
+    rows = [(name, value) for name, value in _shown(item, text=False).items() if value not in (None, "")]
+    table(f"message {item.message_id}", ("", ""), rows)
+    typer.echo(item.text)
+
+
+@app.command("put-back")
+def put_back(
+    message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
+) -> None:
+    """Put messages into their queues again, once what was wrong is mended.
+
+    Example: taskhub quarantine put-back --all
+    """
+    _each(message_ids, every, hub, Client.put_back, "put back", json=json)
+
+
+@app.command()
+def drop(
+    message_ids: MessageIds = None,
+    every: Everything = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Remove messages for ever. Nobody will see them, nor what they were to bring.
+
+    Example: taskhub quarantine drop 0f8fad5b-d9cb-469f-a165-70867728950e
+    """
+    if every and not yes and not typer.confirm("Drop everything that is in quarantine, for ever?"):
+        fail("nothing was dropped", Exit.FAILED)
+    _each(message_ids, every, hub, Client.drop_quarantined, "dropped", json=json)
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+def _each(
+    message_ids: list[str] | None,
+    every: bool,
+    hub: str | None,
+    do: Callable[[Client, str], Awaitable[bool]],
+    what: str,
+    *,
+    json: bool,
+) -> None:
+    if bool(message_ids) == every:
+        raise typer.BadParameter("give ids, or --all")
+
+    async def work(client: Client) -> dict[str, bool]:
+        ids = message_ids or [item.message_id for item in await client.quarantined(bodies=False)]
+        return {message_id: await do(client, message_id) for message_id in ids}
+
+    done = _with_client(hub, work)
+    missing = [message_id for message_id, found in done.items() if not found]
+    if json:
+        as_json({"done": sum(done.values()), "missing": missing})
+    else:
+        console.print(f"{sum(done.values())} {what}", soft_wrap=True)
+    if missing and not every:
+        fail(f"not in quarantine: {', '.join(missing)}", Exit.NOT_FOUND)
+
+
+def _with_client(hub: str | None, work: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
+    settings = settings_of(hub=hub)
+
+    async def opened() -> Any:
+        async with Client.open(settings) as client:
+            return await work(client)
+
+    return run(opened())
+
+
+def _shown(item: Quarantined, *, text: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "message_id": item.message_id,
+        "queue": item.queue,
+        "instance_id": item.instance_id,
+        "since": item.since,
+        "inserted": item.inserted,
+        "dequeue_count": item.dequeue_count,
+        "cause": item.cause,
+    }
+    return shown | {"text": item.text} if text else shown
+
+
+def _first(cause: str, limit: int = 200) -> str:
+    line = cause.splitlines()[0] if cause else ""
+    return line if len(line) <= limit else f"{line[:limit]}…"

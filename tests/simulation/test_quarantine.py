@@ -1,0 +1,188 @@
+"""What is kept in quarantine can be looked at, put back and dropped, by anybody at any time (K35, K42)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, TaskCompleted
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.workers import orchestrations
+from tests.simulation.scenarios import app_of
+from tests.simulation.world import Effects, World, simulate
+
+
+def play(drive: Callable[[World], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with World(app_of(Effects())) as world:
+            await world.join("one")
+            return await drive(world)
+
+    return simulate(main)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Every episode with an event named ``add`` fails, until it is mended."""
+    real, state = orchestrations.judge, {"broken": True}
+
+    def judge(event: Any, **facts: Any) -> Any:
+        if state["broken"] and isinstance(event, EventRaised) and event.name == "add":
+            raise RuntimeError("a defect of ours")
+        return real(event, **facts)
+
+    monkeypatch.setattr(orchestrations, "judge", judge)
+    monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
+    return state
+
+
+async def poisoned(world: World) -> tuple[Quarantined, ...]:
+    """An instance whose four events all end in quarantine."""
+    await world.client.start("counter", [], instance_id="one")
+    await world.clock.sleep(1.0)
+    for number in range(4):
+        await world.client.raise_event("one", "add", number)
+    while len(kept := await world.client.quarantined()) < 4:
+        await world.clock.sleep(1.0)
+    return kept
+
+
+@pytest.mark.rows("K35", "K42")
+def test_what_is_put_back_is_processed_as_if_it_were_new(broken: dict[str, bool]) -> None:
+    async def drive(world: World) -> Any:
+        kept = await poisoned(world)
+        assert {item.instance_id for item in kept} == {"one"}
+        assert all("a defect of ours" in item.cause and item.since is not None for item in kept)
+        assert [item.text for item in await world.client.quarantined(bodies=False)] == [""] * 4
+        assert len(await world.client.quarantined(limit=2)) == 2
+        found = await world.client.find_quarantined(kept[0].message_id)
+        assert found == kept[0]
+        broken["broken"] = False
+        assert [await world.client.put_back(item.message_id) for item in kept] == [True] * 4
+        assert not await world.client.put_back(kept[0].message_id)
+        state = await world.wait("one")
+        await world.settle()
+        return state.output, await world.client.quarantined()
+
+    assert play(drive) == ("[0,1,2,3]", ())
+
+
+@pytest.mark.rows("K35", "K42")
+def test_what_is_still_wrong_comes_back_with_its_bytes() -> None:
+    async def drive(world: World) -> Any:
+        queue = world.client.hub.names.control(0)
+        await world.store.execute(PutMessage(queue=queue, text="nonsense \u00ff"))
+        found = []
+        for _ in range(2):
+            while not (kept := await world.client.quarantined()):
+                await world.clock.sleep(1.0)
+            found.append((kept[0].text, kept[0].queue == queue))
+            await world.client.put_back(kept[0].message_id)
+        return found
+
+    assert play(drive) == [("nonsense \u00ff", True)] * 2
+
+
+@pytest.mark.rows("K42", "K30")
+def test_what_is_dropped_is_gone_with_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "INLINE_BYTES", 10)
+
+    async def drive(world: World) -> Any:
+        names = world.client.hub.names
+        for text in ("nonsense " * 30, "more of it " * 30):
+            await world.store.execute(PutMessage(queue=names.work_items, text=text))
+        await world.settle()
+        kept = await world.client.quarantined()
+        assert sorted(item.text[:4] for item in kept) == ["more", "nons"]
+        assert len(await world.store.list_blobs(names.large_messages)) == 2
+        assert await world.client.drop_quarantined(kept[0].message_id)
+        assert not await world.client.drop_quarantined(kept[0].message_id)
+        (blob,) = await world.store.list_blobs(names.large_messages)
+        return kept[1].message_id in blob.name, len(await world.client.quarantined())
+
+    assert play(drive) == (True, 1)
+
+
+@pytest.mark.rows("K35")
+def test_of_two_who_put_back_at_once_one_does(broken: dict[str, bool]) -> None:
+    async def drive(world: World) -> Any:
+        kept = await poisoned(world)
+        broken["broken"] = False
+        did = await asyncio.gather(*(world.client.put_back(item.message_id) for item in kept for _ in range(5)))
+        state = await world.wait("one")
+        return sum(did), state.output
+
+    assert play(drive) == (4, "[0,1,2,3]")
+
+
+@pytest.mark.rows("K35", "K26")
+@pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
+def test_a_put_back_that_is_cut_off_anywhere_loses_and_doubles_nothing(
+    broken: dict[str, bool], fault: Callable[[], Any]
+) -> None:
+    def cut(number: int) -> tuple[bool, str | None]:
+        async def drive(world: World) -> Any:
+            kept = await poisoned(world)
+            broken["broken"] = False
+            store = FaultyStore(world.store, at(number, fault()), clock=world.clock, stepwise=True)
+            client = Client(replace(world.client.hub, store=store), world.settings.lease_times)
+            whole = True
+            for item in kept:
+                try:
+                    await client.put_back(item.message_id)
+                except Unavailable:
+                    whole = False
+            for item in await world.client.quarantined():
+                await world.client.put_back(item.message_id)
+            return whole, (await world.wait("one", timedelta(minutes=5))).output
+
+        broken["broken"] = True
+        found: tuple[bool, str | None] = play(drive)
+        return found
+
+    for number in range(1, 40):
+        whole, output = cut(number)
+        assert output == "[0,1,2,3]", number
+        if whole:
+            return
+    raise AssertionError("never whole")
+
+
+@pytest.mark.rows("K35", "K42", "K43")
+def test_nothing_else_is_slowed_down_by_what_cannot_be_processed(broken: dict[str, bool]) -> None:
+    """Poison, nonsense, strays and an unknown name among a hundred chains: those take as long as without."""
+
+    def took(bad: bool) -> float:
+        async def drive(world: World) -> Any:
+            names = world.client.hub.names
+            began = world.clock.monotonic()
+            if bad:
+                await world.client.start("counter", [], instance_id="one")
+                await world.client.start("nobody has it", instance_id="two")
+                for number in range(20):
+                    await world.client.raise_event("one", "add", number)
+                    to = OrchestrationInstance(instance_id="one")
+                    stray = TaskCompleted(timestamp=world.clock.utc_now(), task_scheduled_id=77, result="1")
+                    await world.client.hub.send(world.client.hub.mail(stray, to))
+                    for queue in (names.control(0), names.control(1), names.work_items):
+                        await world.store.execute(PutMessage(queue=queue, text="nonsense"))
+            for number in range(100):
+                await world.client.start("plod", 3, instance_id=f"chain-{number}")
+            for number in range(100):
+                await world.wait(f"chain-{number}")
+            return world.clock.monotonic() - began
+
+        spent: float = play(drive)
+        return spent
+
+    assert took(True) <= took(False) + 1.0
