@@ -158,6 +158,7 @@ async def _sizes(extent: Extent) -> Findings:
     sizes = [extent.of(size) for size in SIZES]
     bursts: dict[int, list[Burst]] = defaultdict(list)
     pages: dict[tuple[str, int], list[float]] = defaultdict(list)
+    searches: dict[int, list[float]] = defaultdict(list)
     async with AsyncExitStack() as stack:
         hubs = []
         for size in sizes:
@@ -173,6 +174,7 @@ async def _sizes(extent: Extent) -> Findings:
             for size, _, client in hubs:
                 pages["the first page", size].append(await _page(client, ""))
                 pages["a page in the middle", size].append(await _page(client, "8"))
+                searches[size].append(await _page(client, "", Status.FAILED))
     for size in sizes:
         yield Finding(part="size", what=f"{size} instances", value=_rate(bursts[size]), unit="per s")
         cpu = median(burst.cpu for burst in bursts[size])
@@ -185,15 +187,18 @@ async def _sizes(extent: Extent) -> Findings:
             yield Finding(part="page", what=f"{what} of {size}", value=median(pages[what, size]) * 1000, unit="ms")
         ratio = median(pages[what, sizes[-1]]) / median(pages[what, sizes[0]])
         yield Finding(part="page", what=f"{what}, {sizes[-1]} to {sizes[0]}", value=ratio, unit="", goal=1.5)
+    for size in sizes:  # no index of statuses: it would cost every step something
+        searched = median(searches[size]) * 1000
+        yield Finding(part="page", what=f"a search of {size} for a status that none has", value=searched, unit="ms")
 
 
 def _rate(bursts: Sequence[Burst]) -> float:
     return median(burst.rate for burst in bursts)
 
 
-async def _page(client: Client, prefix: str) -> float:
+async def _page(client: Client, prefix: str, *statuses: Status) -> float:
     begun = time.perf_counter()
-    await client.list(prefix=prefix, limit=PAGE)
+    await client.list(prefix=prefix, statuses=statuses, limit=PAGE)
     return time.perf_counter() - begun
 
 
