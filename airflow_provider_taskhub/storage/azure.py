@@ -17,6 +17,7 @@ from typing import Any
 
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.bell import Listener, bell_of
+from airflow_provider_taskhub.storage.neighbours import Neighbours
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
     Blob,
@@ -83,11 +84,13 @@ class AzureStore:
         self._blob_service = BlobService(self._clients)
         self._bell = bell_of(self._account.describe())
         self._listener = Listener(self._bell)
+        self._neighbours = Neighbours(self._account.describe(), self._bell)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
         await self._stack.enter_async_context(self._wire)
         await self._stack.enter_async_context(self._clients)
+        self._stack.callback(self._neighbours.close)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -139,7 +142,10 @@ class AzureStore:
 
     def _ring(self, queue: str, visibility: timedelta) -> None:
         now = asyncio.get_running_loop().time()
-        self._bell.ring(queue, now=now, delay=float(rules.whole_seconds(visibility)))
+        delay = rules.whole_seconds(visibility)
+        self._bell.ring(queue, now=now, delay=float(delay))
+        if not delay:
+            self._neighbours.tell(queue)
 
     # queues
 
@@ -168,6 +174,7 @@ class AzureStore:
         return await self._queue_service.count(queue)
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+        self._neighbours.listen(queues)
         return await self._listener.arrival(queues, timeout)
 
     # tables
