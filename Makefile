@@ -15,10 +15,13 @@ N ?= 20
 TESTS ?=
 # arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
 BENCH ?=
+# make simulate HOURS=1000 SEED=7: of virtual time, and the first seed
+HOURS ?= 100
+SEED ?= 1
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
 demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite)
@@ -47,7 +50,11 @@ rows: .venv/.test ## which rows of the specification have tests, and which have 
 	@$(BIN)/python -m tests.rows
 
 .PHONY: simulate
-simulate: .venv/.test ## the long form of the simulation: workers die at every storage call of every scenario
+simulate: .venv/.test ## the partition service under all that can go wrong: HOURS virtual hours, seeds from SEED on
+	@$(BIN)/python -m tests.simulation.partitions --hours $(HOURS) --seed $(SEED) --jobs $$(nproc)
+
+.PHONY: simulate-deaths
+simulate-deaths: .venv/.test ## the long form of the simulation: workers die at every storage call of every scenario
 	@TASKHUB_DEATHS=all $(BIN)/python -m pytest tests/simulation --timeout 3600 $(TESTS)
 
 .PHONY: bench

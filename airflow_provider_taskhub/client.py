@@ -52,6 +52,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
@@ -626,6 +627,11 @@ class Client:
             seen them so far (all of them, when it looks for the first time).
         """
         return await self._members.prove() if prove else await self._members.live()
+
+    @property
+    def steering(self) -> Steering:
+        """Orders to the partitions, and looks at them: kick, prohibit, offline, cap, drain, check."""
+        return Steering(self.hub.store, self.hub.names, clock=self.hub.clock)
 
     async def partitions(self) -> tuple[PartitionState, ...]:
         """Who owns what, and how much waits."""

@@ -114,6 +114,8 @@ class Settings(BaseSettings):
     """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5)."""
     app_name: str = ""
     """AppName of DurableTask's app lease (spec §2.7)."""
+    weight: int = Field(default=1, ge=1, le=100)
+    """This worker's share of the partitions: one of weight 2 gets twice as many as one of weight 1."""
     activities: int = Field(default=4, ge=1, le=1000)
     """Activities at once in a worker."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)

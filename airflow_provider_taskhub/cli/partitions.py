@@ -1,27 +1,80 @@
-"""``taskhub partitions``: who serves what."""
+"""``taskhub partitions``: who serves what, and what administrators have to say about it."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeVar
+
 import typer
 
+from airflow_provider_taskhub.cli import hub as hubs
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import as_json, run, table
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import PartitionState
+from airflow_provider_taskhub.hub.contract import Control, PartitionState
+from airflow_provider_taskhub.hub.partitions.controls import names
+from airflow_provider_taskhub.hub.partitions.steering import Steering
 
-app = typer.Typer(no_args_is_help=True, help="Look at partitions.")
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Look at partitions, and order who may serve them.")
+
+Partitions = Annotated[list[int], typer.Argument(help="Numbers of partitions.", metavar="PARTITION...")]
+NODE = "A worker: name@host, name, @host for all on a host, or name@host/incarnation. Case does not count."
+Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for several.")]
+Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
 
 
-@app.callback()
-def partitions() -> None:
-    """Look at partitions."""
+def _steer(hub: str | None, order: Callable[[Steering], Awaitable[T]]) -> T:
+    settings = settings_of(hub=hub)
+
+    async def work() -> T:
+        async with Client.open(settings) as client:
+            return await order(client.steering)
+
+    return run(work())
+
+
+def _done(json: bool, told: str, **facts: object) -> None:
+    if json:
+        as_json(facts)
+    else:
+        console.print(told, soft_wrap=True)
+
+
+def _listed(partitions: Sequence[int]) -> str:
+    return f"partition{'s' if len(partitions) > 1 else ''} {', '.join(map(str, partitions))}"
 
 
 @app.command()
-def show(hub: HubName = None, json: AsJson = False) -> None:
-    """Print every partition: owner, epoch, state of a handover, messages waiting.
+def create(
+    hub: HubName = None,
+    partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
+    cap: Annotated[int | None, typer.Option(min=0, help="Partitions that a worker may hold.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Make the hub with its partitions, or complete it: queues and lease rows that are missing are made again.
 
-    Example: taskhub partitions show --json
+    Example: taskhub partitions create --partitions 16 --cap 8
+    """
+    if cap is not None and cap > (settings_of(hub=hub, partitions=partitions).partitions):
+        fail(f"a cap of {cap} is above the number of partitions and caps nothing", Exit.USAGE)
+    hubs.create(hub=hub, partitions=partitions, json=json)
+    if cap is not None:
+        _steer(hub, lambda steering: steering.cap(cap))
+
+
+@app.command()
+def show(
+    partition: Annotated[int | None, typer.Argument(help="Only this one.")] = None,
+    node: Annotated[str | None, typer.Option(help=f"Only those of a worker. {NODE}")] = None,
+    by_node: Annotated[bool, typer.Option("--by-node", help="One line a worker.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Print every partition: owner, epoch, state of a handover, load, messages waiting. Exit status 3: no such one.
+
+    Example: taskhub partitions show --by-node
     """
     settings = settings_of(hub=hub)
 
@@ -29,13 +82,37 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
         async with Client.open(settings) as client:
             return await client.partitions()
 
-    states = run(work())
-    if json:
+    states = [
+        state
+        for state in run(work())
+        if (partition is None or state.partition == partition)
+        and (node is None or (state.owner is not None and names(node, state.owner)))
+    ]
+    if partition is not None and not states:
+        fail(f"hub {settings.hub} has no partition {partition}", Exit.NOT_FOUND)
+    if by_node:
+        _show_nodes(states, json)
+    elif json:
         as_json(states)
-        return
+    else:
+        _show_partitions(f"partitions of {settings.hub}", states)
+
+
+def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
     table(
-        f"partitions of {settings.hub}",
-        ("partition", "owner", "next owner", "draining", "epoch", "owned since", "messages"),
+        title,
+        (
+            "partition",
+            "owner",
+            "next owner",
+            "draining",
+            "epoch",
+            "owned since",
+            "last poll",
+            "load",
+            "messages",
+            "last kick",
+        ),
         [
             (
                 state.partition,
@@ -44,8 +121,211 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
                 "yes" if state.draining else "",
                 state.epoch,
                 state.owned_since,
+                state.polled,
+                f"{state.load:g}",
                 state.messages,
+                state.kicked,
             )
             for state in states
         ],
     )
+
+
+def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
+    owned: dict[str, list[PartitionState]] = {}
+    for state in states:
+        owned.setdefault(state.owner or "nobody", []).append(state)
+    rows = [
+        (owner, len(mine), " ".join(str(state.partition) for state in mine), round(sum(s.load for s in mine), 3))
+        for owner, mine in sorted(owned.items())
+    ]
+    if json:
+        as_json([{"owner": row[0], "partitions": [s.partition for s in owned[row[0]]], "load": row[3]} for row in rows])
+    else:
+        table("partitions by worker", ("worker", "count", "partitions", "load"), rows)
+
+
+@app.command()
+def kick(
+    partition: Annotated[int, typer.Argument(help="Number of the partition.")],
+    prohibit: Annotated[list[str] | None, typer.Option(help=f"Bar a worker from it, too. {NODE}")] = None,
+    reason: Reason = "",
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Make the owner hand a partition over: it drains, then whoever may serve it takes it, the same worker included.
+
+    Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
+    """
+    owner = _steer(hub, lambda steering: steering.kick(partition, prohibit=prohibit or (), reason=reason))
+    told = f"partition {partition}: {owner} hands it over" if owner else f"partition {partition} has no owner"
+    _done(json, told, partition=partition, kicked=owner)
+
+
+@app.command()
+def prohibit(
+    partitions: Partitions, node: Nodes, reason: Reason = "", hub: HubName = None, json: AsJson = False
+) -> None:
+    """Bar workers from partitions until `allow`: they hand them over within one scan and never take them.
+
+    Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
+    """
+    _steer(hub, lambda steering: steering.prohibit(partitions, node, reason))
+    _done(json, f"{_listed(partitions)}: prohibited to {', '.join(node)}", partitions=partitions, prohibited=node)
+
+
+@app.command()
+def allow(
+    partitions: Partitions,
+    node: Annotated[list[str] | None, typer.Option(help="As it was prohibited; else all bars are lifted.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Lift what `prohibit` ordered.
+
+    Example: taskhub partitions allow 3 4 --node etl@node7
+    """
+    lifted = _steer(hub, lambda steering: steering.allow(partitions, node or ()))
+    _done(json, f"{_listed(partitions)}: {lifted} bars lifted", partitions=partitions, lifted=lifted)
+
+
+@app.command()
+def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Let nobody serve partitions until `online`. Their messages wait.
+
+    Example: taskhub partitions offline 3 --reason "history repair"
+    """
+    _steer(hub, lambda steering: steering.offline(partitions, reason))
+    _done(json, f"{_listed(partitions)}: offline", partitions=partitions, offline=True)
+
+
+@app.command()
+def online(partitions: Partitions, hub: HubName = None, json: AsJson = False) -> None:
+    """Lift what `offline` ordered.
+
+    Example: taskhub partitions online 3
+    """
+    lifted = _steer(hub, lambda steering: steering.online(partitions))
+    _done(json, f"{_listed(partitions)}: online", partitions=partitions, lifted=lifted)
+
+
+@app.command()
+def cap(
+    value: Annotated[int | None, typer.Argument(help="Partitions; shares are fair without a cap.")] = None,
+    node: Annotated[str | None, typer.Option(help=f"For these workers only. {NODE}")] = None,
+    per_turn: Annotated[
+        int | None, typer.Option("--per-turn", min=0, help="Partitions that a worker takes or asks for in one scan.")
+    ] = None,
+    lift: Annotated[bool, typer.Option("--lift", help="Lift the caps instead.")] = False,
+    reason: Reason = "",
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Let no worker hold more partitions than this, or take more than so many at a time.
+
+    Example: taskhub partitions cap 8 --node etl@node7, or cap --per-turn 1, or cap --lift
+    """
+    if not lift and value is None and per_turn is None:
+        fail("give a number, --per-turn or --lift", Exit.USAGE)
+
+    async def order(steering: Steering) -> None:
+        if lift or value is not None:
+            await steering.cap(None if lift else value, node=node, reason=reason)
+        if (lift and node is None) or per_turn is not None:
+            await steering.turn(None if lift else per_turn, reason=reason)
+
+    _steer(hub, order)
+    told = "lifted" if lift else f"{value if value is not None else f'{per_turn} a turn'}"
+    _done(json, f"cap of {node or 'every worker'}: {told}", node=node, cap=value, per_turn=per_turn, lifted=lift)
+
+
+@app.command()
+def drain_node(
+    node: Annotated[str, typer.Argument(help=NODE)], reason: Reason = "", hub: HubName = None, json: AsJson = False
+) -> None:
+    """Take a worker, or all on a host, out of service: it hands everything over and takes nothing until `undrain-node`.
+
+    Example: taskhub partitions drain-node @node7 --reason "kernel update"
+    """
+    _steer(hub, lambda steering: steering.drain_node(node, reason))
+    _done(json, f"{node}: drained within one scan and the episodes that run", node=node, drained=True)
+
+
+@app.command()
+def undrain_node(node: Annotated[str, typer.Argument(help=NODE)], hub: HubName = None, json: AsJson = False) -> None:
+    """Lift what `drain-node` ordered.
+
+    Example: taskhub partitions undrain-node @node7
+    """
+    lifted = _steer(hub, lambda steering: steering.undrain_node(node))
+    _done(json, f"{node}: {'back in service' if lifted else 'was not drained'}", node=node, lifted=lifted)
+
+
+@app.command()
+def controls(hub: HubName = None, json: AsJson = False) -> None:
+    """List every order in force, with who gave it, when and why.
+
+    Example: taskhub partitions controls --json
+    """
+    found = _steer(hub, lambda steering: steering.controls())
+    if json:
+        as_json(found)
+    else:
+        _show_controls(found)
+
+
+def _show_controls(found: Sequence[Control]) -> None:
+    table(
+        "orders in force" if found else "no orders in force",
+        ("order", "partition", "worker", "value", "by", "at", "reason"),
+        [(item.kind, item.partition, item.node or "", item.value, item.by, item.at, item.reason) for item in found],
+    )
+
+
+@app.command()
+def detect_stale(
+    seconds: Annotated[float, typer.Argument(min=0.0, help="Longer than the renewal interval.")] = 15.0,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Look twice: exit status 1 when a partition shows no sign of life in between, or its lease row is deleted.
+
+    Example: taskhub partitions detect-stale 30 || page-somebody
+    """
+    found = _steer(hub, lambda steering: steering.stale(seconds))
+    if json:
+        as_json(found)
+    elif found:
+        table(
+            f"no sign of life for {seconds:g} s",
+            ("partition", "owner", "row"),
+            [(item.partition, item.owner or "nobody", "deleted" if item.deleted else "unchanged") for item in found],
+        )
+    else:
+        console.print(f"every partition was renewed within {seconds:g} s")
+    if found:
+        raise typer.Exit(int(Exit.FAILED))
+
+
+@app.command()
+def check(
+    min_nodes: Annotated[int, typer.Option(min=0, help="Live workers that there should be; drained ones are not.")] = 1,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Exit status 1 when a partition has no lease row or no owner, or too few workers live; lists orders in force.
+
+    Example: taskhub partitions check --min-nodes 3 --json
+    """
+    findings = _steer(hub, lambda steering: steering.check(floor=min_nodes))
+    if json:
+        as_json({"problems": findings.problems, "live": findings.live, "controls": findings.controls})
+    else:
+        for problem in findings.problems:
+            console.print(problem, soft_wrap=True)
+        if not findings.problems:
+            console.print(f"all is well: {len(findings.live)} live workers")
+        if findings.controls:
+            _show_controls(findings.controls)
+    if findings.problems:
+        raise typer.Exit(int(Exit.FAILED))

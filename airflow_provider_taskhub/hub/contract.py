@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -154,7 +153,7 @@ class TenureListener(Protocol):
 class Member:
     """A live worker as it lists itself in ``{Hub}Members``.
 
-    :param roles: of ``orchestrator``, ``activity``.
+    :param roles: of ``orchestrator``, ``activity``. :param weight: its share of partitions against that of others.
     :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
     """
 
@@ -166,6 +165,7 @@ class Member:
     orchestrators: tuple[str, ...]
     activities: tuple[str, ...]
     running: int = 0
+    weight: int = 1
     alive: bool = True
 
 
@@ -259,7 +259,8 @@ class HubInfo:
 class PartitionState:
     """A row of ``{Hub}Partitions`` for people.
 
-    :param unchanged: how long the reader has seen the row's ETag unchanged, None at first sight.
+    :param load: as its owner published it. :param polled: when its owner last asked its queue for messages, by the
+        owner's own clock. :param kicked: who made an owner hand it over last, and when.
     """
 
     partition: int
@@ -271,4 +272,45 @@ class PartitionState:
     owned_since: Timestamp | None
     last_renewal: Timestamp | None
     messages: int | None = None
-    unchanged: timedelta | None = None
+    load: float = 0.0
+    polled: Timestamp | None = None
+    kicked: str | None = None
+
+
+class ControlKind(StrEnum):
+    """What an administrator can order."""
+
+    OFFLINE = "offline"  # a partition: nobody serves it
+    PROHIBIT = "prohibit"  # a partition and a node: that node never serves it
+    CAP = "cap"  # of partitions, for a node or for every worker
+    TURN = "turn"  # of partitions that a worker takes or asks for in one scan
+    DRAIN = "drain"  # a node: it hands everything over and takes nothing
+    UNKNOWN = "unknown"  # of a newer version of this package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """An order in force: a row of ``{Hub}Controls``.
+
+    :param node: ``name@host/incarnation``, ``name@host``, ``name`` or ``@host``; None: every worker.
+    :param by, at: who gave it, and when by that machine's clock; for people.
+    """
+
+    kind: ControlKind
+    partition: int | None = None
+    node: str | None = None
+    value: int | None = None
+    by: str = ""
+    at: Timestamp
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a host says of a partition that it serves.
+
+    :param load: messages a second, smoothed. :param unpolled: seconds since it made progress with the queue.
+    """
+
+    load: float = 0.0
+    unpolled: float = 0.0

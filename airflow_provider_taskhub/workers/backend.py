@@ -7,7 +7,7 @@ out through a :class:`Runner`. So the simulation and ``testing.run`` run the ver
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ import structlog
 
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import Member, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.held import Held
@@ -35,6 +35,8 @@ POLLS_WHILE_BUSY = 80
 """Receives a second, over all partitions, that traffic in one of them may cost (50 ms a partition at four)."""
 SETTLING = 256
 """Activities that have ended, and whose responses are on their way to the store."""
+POLLS_MISSED = 3
+"""Longest polling intervals without a poll after which a partition counts as stuck (K12)."""
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
 
@@ -157,6 +159,14 @@ class Backend:
         """Seconds since the least recently polled partition was polled (K12); 0 without partitions."""
         now = self.hub.clock.monotonic()
         return max((now - reader.last_poll for reader in self._readers.values()), default=0.0)
+
+    def services(self) -> Mapping[int, Service]:
+        """Load and progress of each partition served; from any thread, in turns of the same caller."""
+        now = self.hub.clock.monotonic()
+        return {
+            reader.tenure.partition: Service(load=reader.load(now), unpolled=now - reader.progressed)
+            for reader in tuple(self._readers.values())
+        }
 
     # lifetimes
 

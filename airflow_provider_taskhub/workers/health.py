@@ -11,6 +11,7 @@ import structlog
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.workers.backend import Backend
 
@@ -43,6 +44,7 @@ class Health:
         tenures: Sequence[Tenure] = self.owner.tenures
         lines = [
             _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
+            *_leases(self.owner.figures),
             _metric("taskhub_activities_running", backend.work.slots.busy, "Activities under way."),
             _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),
             _metric("taskhub_sessions", len(backend.sessions), "Instances in memory."),
@@ -59,8 +61,28 @@ class Health:
         return "\n".join(lines) + "\n"
 
 
-def _metric(name: str, value: float, text: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value:g}"
+def _leases(figures: Figures) -> list[str]:
+    takes = [
+        "# HELP taskhub_partitions_taken_total Partitions taken, by what had become of them.",
+        "# TYPE taskhub_partitions_taken_total counter",
+        *(
+            f'taskhub_partitions_taken_total{{change="{change}"}} {count}'
+            for change, count in sorted(figures.takes.items())
+        ),
+    ]
+    return [
+        *takes,
+        _metric("taskhub_partitions_lost_total", figures.lost, "Partitions given up or lost.", "counter"),
+        _metric("taskhub_partitions_stuck_total", figures.stuck, "Given up, for their queues stood still.", "counter"),
+        _metric("taskhub_lease_renewals_total", figures.renewals, "Renewals confirmed.", "counter"),
+        _metric("taskhub_lease_renewal_seconds_total", figures.renewing, "Seconds that they took.", "counter"),
+        _metric("taskhub_lease_renewal_seconds_max", figures.slowest_renewal, "The slowest of them."),
+        _metric("taskhub_partition_free_seconds_max", figures.longest_free, "Longest time without a live owner."),
+    ]
+
+
+def _metric(name: str, value: float, text: str, kind: str = "gauge") -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value:g}"
 
 
 async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:

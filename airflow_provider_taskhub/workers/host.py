@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, serve
@@ -141,6 +141,7 @@ class Host:
                 orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
                 activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
                 running=backend.work.slots.busy,
+                weight=settings.weight,
             )
 
         owner = OwnerThread(
@@ -152,6 +153,8 @@ class Host:
             app_name=settings.app_name,
             predecessors=incarnation.predecessors,
             member=member,
+            services=backend.services,
+            stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
         )
         backend.start()
         stack.push_async_callback(backend.stop)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from airflow_provider_taskhub.errors import LeaseLost, StorageError
-from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
@@ -171,6 +171,9 @@ class Cluster:
         skew: timedelta = timedelta(0),
         rate: float = 1.0,
         store: Store | None = None,
+        weight: int = 1,
+        services: Callable[[], Mapping[int, Service]] = dict,
+        stuck: timedelta = timedelta.max,
     ) -> Node:
         clock = Pausable(skew=skew, rate=rate)
         node = Node(name, clock, episode)
@@ -183,6 +186,17 @@ class Cluster:
             listener=node,
             app_name="",
             predecessors=predecessors,
+            member=lambda: Member(
+                worker=str(node.me),
+                started=START,
+                roles=("orchestrator",),
+                apps={},
+                orchestrators=(),
+                activities=(),
+                weight=weight,
+            ),
+            services=services,
+            stuck=stuck,
             rng=random.Random(f"{self.seed}/{name}"),
         )
         self.nodes.append(node)

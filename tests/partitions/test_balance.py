@@ -239,6 +239,15 @@ def test_what_its_heir_does_not_take_is_anybodys() -> None:
     assert plan(rows, seats("ab"), "a") == Plan(take=(0,))
 
 
+@pytest.mark.rows("T27", "T87")
+def test_an_orphan_goes_to_who_has_proof_of_it_not_to_a_newcomer_who_must_watch_it_first() -> None:
+    rows = [Row(partition=number, free=True, silent=True) for number in range(2)] + rows_of(["x", "x", "b", "b"])[2:]
+    sitting = {"b": Seat(), "c": Seat(newcomer=True)}
+    assert plan(rows, sitting, "b") == Plan(take=(0, 1))
+    assert plan(rows, sitting, "c") == Plan(ask=(2, 3)), "its share comes by handover"
+    assert plan(rows, {"b": Seat(), "c": Seat()}, "c") == Plan(take=(0, 1))
+
+
 def test_an_heir_that_is_gone_inherits_nothing() -> None:
     rows = [Row(partition=0, owner="a", next_owner="dead"), Row(partition=1, next_owner="dead", free=True)]
     assert plan(rows, seats("a"), "a") == Plan(take=(1,))

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.contract import HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.hub.partitions.leases import (
     EPOCH,
     LOAD,
+    PREVIOUS,
     RENEWALS,
     Lease,
     Sightings,
@@ -100,9 +101,9 @@ def ours_for(before: Lease, after: Lease) -> tuple[str, Lease]:
     if before.owner != after.owner and after.owner is not None:
         claimed = before.claimed(after.owner, now, TAKE)
         same = replace(claimed, owned_since=after.owned_since, expires_at=after.expires_at)
-        return "claim", replace(same, epoch=None, renewals=None)
+        return "claim", replace(same, epoch=None, renewals=None, previous=None)
     if before.owner is not None and after.owner is None:
-        return "release", before.given_up()
+        return "release", replace(before.given_up(), previous=None)
     if before.next_owner != after.next_owner:
         assert after.next_owner is not None
         return "ask", before.asked(after.next_owner)
@@ -110,7 +111,9 @@ def ours_for(before: Lease, after: Lease) -> tuple[str, Lease]:
     assert renewed.expires_at is not None
     assert after.expires_at is not None
     assert abs(renewed.expires_at - after.expires_at) < timedelta(milliseconds=1)
-    return ("drain" if after.draining else "renew"), replace(renewed, expires_at=after.expires_at, renewals=None)
+    return ("drain" if after.draining else "renew"), replace(
+        renewed, expires_at=after.expires_at, renewals=None, polled=None
+    )
 
 
 @pytest.mark.rows("T10", "K13")
@@ -152,6 +155,7 @@ def test_foreign_columns_survive_and_each_take_raises_the_epoch() -> None:
         "IsDraining": False,
         EPOCH: Int64(5),
         RENEWALS: Int64(1),
+        PREVIOUS: "a",
         "Note": "keep",
         "OwnedSince": START,
         "LastRenewal": START,
@@ -174,11 +178,12 @@ def test_an_ask_and_a_renewal_keep_the_tenure_a_new_take_does_not() -> None:
 @pytest.mark.rows("T76", "T10")
 def test_a_renewal_publishes_the_load() -> None:
     held = Lease(queue=NAMES.control(0)).claimed("a", START, TAKE)
-    row = encode_lease(held.renewed(START, TAKE, draining=False, load=2.5))
+    row = encode_lease(held.renewed(START, TAKE, draining=False, service=Service(load=2.5, unpolled=3.0)))
     assert row.properties[LOAD] == 2.5
     read = decode_lease(row, NAMES)
     assert read is not None
     assert (read.load, seen(read).load) == (2.5, 2.5)
+    assert read.polled == START + timedelta(seconds=-3)
     assert plain(encode_lease(held)).get(LOAD) is None
 
 
@@ -215,7 +220,7 @@ def test_what_is_free() -> None:
     old = Lease(queue="h-control-00", owner="a", expires_at=Timestamp(0))  # long expired by its wall clock: not read
     assert seen(old) == Row(partition=0, owner="a")
     assert seen(old, unchanged=29.9).free is False
-    assert seen(old, unchanged=30.0) == Row(partition=0, free=True)
+    assert seen(old, unchanged=30.0) == Row(partition=0, free=True, silent=True)
     assert seen(old, dead=("a",)) == Row(partition=0, free=True, overdue=True)
     assert seen(Lease(queue="h-control-00")) == Row(partition=0, free=True)
     assert seen(replace(old, owner="me")) == Row(partition=0, next_owner="me", free=True), "own claim, answer lost"

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back
-from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
+from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, Message, Store
 
 log = structlog.get_logger(__name__)
@@ -248,11 +248,19 @@ class ControlReader(Reader):
             deliver=self._buffer,
         )
         self.tenure = tenure
+        self.load = Load(clock.monotonic())
+        self._moved = clock.monotonic()
         self.buffered = 0
         self.buffered_bytes = 0
         self._forward = deliver
 
+    @property
+    def progressed(self) -> float:
+        """When it last asked for messages; with a full buffer, when room was last made in it."""
+        return max(self.last_poll, self._moved)
+
     def _buffer(self, held: Held) -> None:
+        self.load.count += 1
         self.buffered += 1
         self.buffered_bytes += held.size
         self._forward(self, held)
@@ -262,4 +270,5 @@ class ControlReader(Reader):
         for held in messages:
             self.buffered -= 1
             self.buffered_bytes -= held.size
+        self._moved = self._clock.monotonic()
         self.freed()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
+LOAD_SPAN = 60.0
+"""Seconds over which the load of a partition is smoothed."""
 FIRST_POLL = 0.05
 """Seconds after the first empty receive (spec §5.1)."""
 
@@ -20,6 +22,24 @@ def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -
     """
     room = limit - buffered
     return room if buffered_bytes < limit_bytes and room >= max(1, min(MAX_RECEIVE, limit) // 2) else 0
+
+
+@dataclass(slots=True)
+class Load:
+    """Messages a second, smoothed over about a minute. :param since: when it was last asked for."""
+
+    since: float
+    count: int = 0
+    rate: float = 0.0
+
+    def __call__(self, now: float) -> float:
+        """The rate by now; a new minute counts as much as all those before it."""
+        passed = now - self.since
+        if passed > 0:
+            fading = math.exp(-passed / LOAD_SPAN)
+            self.rate = self.rate * fading + self.count / passed * (1 - fading)
+            self.since, self.count = now, 0
+        return round(self.rate, 3)
 
 
 @dataclass(slots=True)

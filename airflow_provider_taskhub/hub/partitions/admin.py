@@ -148,6 +148,9 @@ async def partition_states(store: Store, names: HubNames, *, counts: bool = True
             owned_since=lease.owned_since,
             last_renewal=lease.last_renewal,
             messages=messages,
+            load=lease.load,
+            polled=lease.polled,
+            kicked=lease.kicked_by,
         )
 
     return tuple(await asyncio.gather(*(state(lease) for lease in leases)))

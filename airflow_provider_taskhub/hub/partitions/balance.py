@@ -27,6 +27,7 @@ class Row:
     :param owner: who serves it; None when it is free. :param next_owner: who has asked for it.
     :param free: nobody serves it: it may be taken at once.
     :param overdue: free for longer than its heir needs to take it: anybody's.
+    :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on (T27).
     :param load: as its owner has published it with its last renewal.
     """
 
@@ -35,15 +36,21 @@ class Row:
     next_owner: str | None = None
     free: bool = False
     overdue: bool = False
+    silent: bool = False
     load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What a member may hold. :param weight: its share against that of others. :param cap: never more than these."""
+    """What a member may hold.
+
+    :param weight: its share against that of others. :param cap: never more than these.
+    :param newcomer: not there for long enough to have proof of anybody's silence.
+    """
 
     weight: int = 1
     cap: int | None = None
+    newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +196,7 @@ class _Seating:
             if heir is not None and row.owner != heir and self.room(heir) >= 0:
                 continue  # on its way already
             for member in needy:
-                if self._rules.allow(row.partition, member):
+                if self._may(row.partition, member):
                     self._move(row.partition, member)
                     if self._counts[member] >= targets[member]:
                         needy.remove(member)
@@ -198,9 +205,14 @@ class _Seating:
                 if heir is None or self.room(heir) < 0:
                     self._move(row.partition, self._anybody(row.partition))
 
+    def _may(self, partition: int, member: str) -> bool:
+        """Whether it may serve it, and can take it now: an orphan must not wait for who cannot (T87)."""
+        barred = self._rows[partition].silent and self._members[member].newcomer
+        return not barred and self._rules.allow(partition, member)
+
     def _anybody(self, partition: int) -> str | None:
         """The emptiest member that may serve it and has room: those below their shares may not."""
-        fit = [member for member in self._members if self._rules.allow(partition, member) and self.room(member) > 0]
+        fit = [member for member in self._members if self._may(partition, member) and self.room(member) > 0]
         return min(fit, key=lambda member: (self._fill(member), member), default=None)
 
     def _fill(self, member: str, more: int = 0) -> float:

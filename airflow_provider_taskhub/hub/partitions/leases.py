@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.contract import HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
@@ -21,9 +21,15 @@ EPOCH = "TaskHubEpoch"
 RENEWALS = "TaskHubRenewals"
 """Counts what the owner wrote: tells its renewals from the asks of others, which prove nothing about it."""
 LOAD = "TaskHubLoad"
-_COLUMNS = frozenset(
-    {"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining", EPOCH, RENEWALS, LOAD}
-)
+POLLED = "TaskHubPolled"
+PREVIOUS = "TaskHubPrevious"
+RELEASED = "TaskHubReleased"
+KICKED = "TaskHubKicked"
+_COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining"})
+_OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED})
+NOBODY = "kicked"
+"""Asks for a partition that was kicked: no worker, so whoever is allowed may take it (T58)."""
+NO_SERVICE = Service()
 _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 
@@ -34,6 +40,9 @@ class Lease:
     :param owner: who serves; None: free. :param next_owner: who asked for it.
     :param epoch: count of takes, for display only; None in a row that never had our column.
     :param renewals: count of its owners' renewals, likewise. :param load: as its owner published it last (T76).
+    :param polled: when its owner last asked the queue for messages, by the owner's clock, for people (E70).
+    :param previous: who had it before; with ``released`` why it was given up, until somebody takes it (E77).
+    :param kicked: who made an owner hand it over last, when and why (T57).
     :param extra: columns that are not ours to know; they survive our writes.
     """
 
@@ -47,6 +56,10 @@ class Lease:
     epoch: int | None = None
     renewals: int | None = None
     load: float = 0.0
+    polled: Timestamp | None = None
+    previous: str | None = None
+    released: str | None = None
+    kicked_by: str | None = None
     extra: Mapping[str, Property | None] = field(default_factory=dict)
     etag: str = ""
 
@@ -81,9 +94,12 @@ class Lease:
             draining=False,
             epoch=(self.epoch or 0) + 1,
             renewals=(self.renewals or 0) + 1,
+            polled=None,
+            previous=self.owner or self.previous,
+            released=None,
         )
 
-    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool, load: float = 0.0) -> Lease:
+    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool, service: Service = NO_SERVICE) -> Lease:
         """Kept by its owner; whoever asked for it stays noted."""
         return replace(
             self,
@@ -91,16 +107,21 @@ class Lease:
             expires_at=now + take,
             draining=draining,
             renewals=(self.renewals or 0) + 1,
-            load=load,
+            load=service.load,
+            polled=now + timedelta(seconds=-service.unpolled),
         )
 
     def asked(self, me: str) -> Lease:
         """Wanted by ``me``: a mark changes ``NextOwner`` alone."""
         return replace(self, next_owner=me)
 
-    def given_up(self) -> Lease:
+    def kicked(self, by: str, now: Timestamp, reason: str = "") -> Lease:
+        """Wanted by an administrator, for anybody."""
+        return replace(self, next_owner=NOBODY, kicked_by=f"by {by} at {now.text()}{reason and f': {reason}'}")
+
+    def given_up(self, reason: str = "") -> Lease:
         """Released by its owner; the times stay, and so does whoever asked for it (spec §2.6)."""
-        return replace(self, owner=None, draining=False)
+        return replace(self, owner=None, draining=False, previous=self.owner, released=reason or None)
 
     def same_tenure(self, other: Lease) -> bool:
         """Whether both are of one stay with one owner: asks and renewals change none of these columns.
@@ -128,7 +149,11 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         epoch=_count(columns.get(EPOCH)),
         renewals=_count(columns.get(RENEWALS)),
         load=load if isinstance(load := columns.get(LOAD), float) else 0.0,
-        extra={name: value for name, value in columns.items() if name not in _COLUMNS},
+        polled=_time(columns.get(POLLED)),
+        previous=_text(columns.get(PREVIOUS)),
+        released=_text(columns.get(RELEASED)),
+        kicked_by=_text(columns.get(KICKED)),
+        extra={name: value for name, value in columns.items() if name not in _COLUMNS and name not in _OURS},
         etag=entity.etag,
     )
 
@@ -148,6 +173,10 @@ def encode_lease(lease: Lease) -> Entity:
             EPOCH: None if lease.epoch is None else Int64(lease.epoch),
             RENEWALS: None if lease.renewals is None else Int64(lease.renewals),
             LOAD: lease.load or None,
+            POLLED: lease.polled,
+            PREVIOUS: lease.previous,
+            RELEASED: lease.released,
+            KICKED: lease.kicked_by,
             **lease.extra,
         },
         etag=lease.etag,
@@ -222,6 +251,7 @@ def standing(
         owner=None if free else lease.owner,
         next_owner=None if silent and lease.owner is None else lease.next_owner,
         free=free,
+        silent=silent and lease.owner is not None,
         overdue=free and (proven or unchanged >= grace),
         load=lease.load,
     )

@@ -19,11 +19,13 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, SECONDS, AppLease
-from airflow_provider_taskhub.hub.partitions.balance import plan, seats
-from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
+from airflow_provider_taskhub.hub.partitions.balance import Seat, plan
+from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
+from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.leases import NO_SERVICE, NOBODY, Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
@@ -62,9 +64,10 @@ class PartitionOwner:
     :param app_name: AppName of the app lease. :param predecessors: full names of workers proven dead (their lock file
         could be taken), or a function that lists them, asked at each scan.
     :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
-        is listed but takes no partitions. :param loads: of the partitions held, asked at each renewal and published
-        with it. :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire` itself (else another
-        thread does).
+        is listed but takes no partitions. :param services: what the host says of the partitions that it serves, asked
+        at each renewal and published with it. :param stuck: a partition that has not been polled for so long is given
+        up, to be served anew (K12). :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire`
+        itself (else another thread does).
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class PartitionOwner:
         app_name: str,
         predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
         member: Callable[[], Member] | None = None,
-        loads: Callable[[], Mapping[int, float]] = dict,
+        services: Callable[[], Mapping[int, Service]] = dict,
+        stuck: timedelta = timedelta.max,
         rng: random.Random | None = None,
         watchdog: bool = True,
     ) -> None:
@@ -100,18 +104,23 @@ class PartitionOwner:
         )
         self._describe = member or (lambda: plain)
         self._member = plain
-        self._ask_loads = loads
-        self._loads: Mapping[int, float] = {}
+        self._ask_services = services
+        self._services: Mapping[int, Service] = {}
+        self._stuck = stuck.total_seconds()
         self._rng = rng or random.Random()
         self._watchdog = watchdog
         self._leases = TableLeases(store, names)
         self._members = Members(store, names, times=times, clock=clock)
+        self._controls = Controls(store, names)
         self._app = AppLease(store, names, app_name)
         self._app_sent: float | None = None
         self._sightings = Sightings()
+        self.figures = Figures()
         self._held: dict[int, _Held] = {}
         self._snapshot: tuple[_Held, ...] = ()
         self._waiting_since: float | None = None
+        self._runs_out = float("inf")
+        """Seconds after the last scan at which somebody's silence would make a lease free."""
         self._slowness = 1.0
         self._partitions = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -237,6 +246,7 @@ class PartitionOwner:
         while True:
             began = self._clock.monotonic()
             self._ask_host()
+            self._look_for_stuck()
             leaving = self._stopping.is_set()
             done = await asyncio.gather(
                 *(self._attempt("partition_not_renewed", partial(self._renew, held), held) for held in self._snapshot),
@@ -267,6 +277,7 @@ class PartitionOwner:
                 lease, sent = self._renewed(held.tenure), self._clock.monotonic()
                 try:
                     held.tenure.renewed(await self._leases.write(lease), sent)
+                    self.figures.renewed(self._clock.monotonic() - sent)
                 except Conflict:
                     await self._reread(held)
                 except NotFound:
@@ -276,8 +287,17 @@ class PartitionOwner:
             raise Conflict(f"the lease of partition {held.tenure.partition} keeps being changed by others")
 
     def _renewed(self, tenure: LeaseTenure) -> Lease:
-        load = self._loads.get(tenure.partition, 0.0)
-        return tenure.lease.renewed(self._clock.utc_now(), self._times.take, draining=tenure.draining, load=load)
+        service = self._services.get(tenure.partition, NO_SERVICE)
+        return tenure.lease.renewed(self._clock.utc_now(), self._times.take, draining=tenure.draining, service=service)
+
+    def _look_for_stuck(self) -> None:
+        """What is renewed and not served is worse than lost: nobody else may take it (K12, E70)."""
+        for held in self._snapshot:
+            unpolled = self._services.get(held.tenure.partition, NO_SERVICE).unpolled
+            if unpolled > self._stuck and not held.tenure.draining:
+                log.error("partition_not_polled", partition=held.tenure.partition, seconds=round(unpolled, 1))
+                self.figures.stuck += 1
+                self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
 
     async def _reread(self, held: _Held) -> None:
         """Somebody changed the row: an ask, an own write whose answer was lost, or the end (T13).
@@ -297,7 +317,9 @@ class PartitionOwner:
     # --- handover ---------------------------------------------------------------------------------------------------
 
     def _heed(self, held: _Held, lease: Lease) -> None:
-        if lease.next_owner not in (None, self._me):
+        if lease.next_owner == NOBODY:
+            self._begin_drain(held, f"kicked {lease.kicked_by or ''}".rstrip(), DRAIN)
+        elif lease.next_owner not in (None, self._me):
             self._begin_drain(held, f"handed over to {lease.next_owner}", DRAIN)
 
     def _begin_drain(self, held: _Held, reason: str, limit: timedelta) -> None:
@@ -312,14 +334,14 @@ class PartitionOwner:
         if not await self._within(held.over, limit):
             log.warning("partition_not_drained", partition=held.tenure.partition, seconds=limit)
         self._lose(held, reason)
-        await self._release(held)  # also after a loss by age: if the row is still ours, others need not wait
+        await self._release(held, reason)  # also after a loss by age: if the row is still ours, others need not wait
         self._forget(held)
 
-    async def _release(self, held: _Held) -> None:
+    async def _release(self, held: _Held, reason: str) -> None:
         """Give the row up. A failure makes others wait for the take time, nothing else (T44)."""
         tenure = held.tenure
         for _ in range(_WRITES):
-            if await self._attempt("partition_not_released", partial(self._write_release, held), held):
+            if await self._attempt("partition_not_released", partial(self._write_release, held, reason), held):
                 return
             with suppress(StorageError, TimeoutError):
                 async with asyncio.timeout(self._deadline):
@@ -328,57 +350,71 @@ class PartitionOwner:
                     return
                 tenure.lease = current
 
-    async def _write_release(self, held: _Held) -> None:
+    async def _write_release(self, held: _Held, reason: str) -> None:
         async with held.lock:
-            await self._leases.write(held.tenure.lease.given_up())
+            await self._leases.write(held.tenure.lease.given_up(reason))
 
     # --- scans ------------------------------------------------------------------------------------------------------
 
     async def _scanning(self) -> None:
         while not self._stopping.is_set():
-            began = self._clock.monotonic()
-            pause = self._scan_every
+            began, least = self._clock.monotonic(), 0.0
             try:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
                     await self._scan()
                 self._slowness = 1.0
                 pause = self._pace()
             except Throttled as error:  # scans slow down, renewals do not (T81)
-                self._slowness = min(_SLOWEST, self._slowness * 2)
+                least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
                 pause = max(self._scan_every * self._slowness, error.retry_after)
                 log.warning("scan_throttled", next_in=round(pause, 1))
             except (StorageError, TimeoutError) as error:
-                pause = max(1.0, self._scan_every)  # E14
+                least, pause = 1.0, self._scan_every  # E14
                 log.warning("scan_failed", error=str(error) or type(error).__name__)
             except Exception:
-                pause = max(1.0, self._scan_every)
+                least, pause = 1.0, self._scan_every
                 log.exception("scan_failed")
             pause *= self._rng.uniform(0.9, 1.1)
-            await self._within(self._stopping, began + pause - self._clock.monotonic())
+            await self._within(self._stopping, max(least, began + pause - self._clock.monotonic()))
 
     def _pace(self) -> float:
-        """Faster while a partition is on its way here, so that nobody serves it for a moment only; not for ever."""
+        """The next scan: sooner when a lease runs out before it, faster while a partition is on its way here.
+
+        Else an orphan would wait for the take time and up to two scans (T87), and a partition that is handed over for
+        up to one. Faster only for a while: whoever should hand over may be stuck.
+        """
+        pause = min(self._scan_every, self._runs_out + self._scan_every / 20)
         since = self._waiting_since
         if since is None or self._clock.monotonic() - since > self._times.take.total_seconds():
-            return self._scan_every
-        return min(self._scan_every, max(0.1, self._scan_every / 10))
+            return pause
+        return min(pause, max(0.1, self._scan_every / 10))
 
     async def _scan(self) -> None:
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         roster = await self._members.watch()
+        controls = await self._controls.read()
         now = self._clock.monotonic()
         dead = self._dead()
         self._check_held(leases)
         self._sightings.keep([lease.queue for lease in leases])
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
+        left = (self._times.take.total_seconds() - silence[lease.partition] for lease in leases if lease.owner)
+        self._runs_out = min((seconds for seconds in left if seconds > 0), default=float("inf"))
         waiting = any(lease.next_owner == self._me and lease.owner not in (None, self._me) for lease in leases)
         self._waiting_since = (self._waiting_since or now) if waiting else None
         await self._bury(roster, dead)
         if "orchestrator" in self._member.roles and await self._app_held():
-            await self._act(leases, silence, roster, dead)
+            workers = {member.worker: member for member in roster.live}
+            wanted = orders(controls, {*workers, self._me, *(lease.owner for lease in leases if lease.owner)})
+            await self._act(leases, silence, roster, dead, wanted)
 
     async def _act(
-        self, leases: Sequence[Lease], silence: Mapping[int, float], roster: Roster, dead: Collection[str]
+        self,
+        leases: Sequence[Lease],
+        silence: Mapping[int, float],
+        roster: Roster,
+        dead: Collection[str],
+        ordered: Orders,
     ) -> None:
         rows = [
             standing(
@@ -393,14 +429,35 @@ class PartitionOwner:
             for lease in leases
         ]
         members = _participants(leases, roster, {row.partition for row in rows if row.free}, dead) | {self._me}
-        decided = plan(rows, seats(members), self._me)
+        weights = {member.worker: member.weight for member in (*roster.live, self._member)}
+        seats = {
+            worker: Seat(
+                weight=weights.get(worker, 1),
+                cap=ordered.caps.get(worker),
+                newcomer=worker in roster.newcomers and worker != self._me,
+            )
+            for worker in members - ordered.drained
+        }
+        decided = plan(rows, seats, self._me, ordered.rules)
+        self.figures.seen(max((silence[row.partition] for row in rows if row.free), default=0.0))
         by_number = {lease.partition: lease for lease in leases}
         if self._stopping.is_set():
             return
+        for number in decided.shed:
+            if number in self._held:
+                self._begin_drain(self._held[number], self._why(number, ordered), DRAIN)
         await asyncio.gather(
             *(self._take(by_number[number], silence[number]) for number in decided.take),
             *(self._ask(by_number[number]) for number in decided.ask),
         )
+
+    def _why(self, partition: int, ordered: Orders) -> str:
+        """Why a partition is given up although nobody has asked for it."""
+        if partition in ordered.rules.offline:
+            return "it was taken offline"
+        if self._me in ordered.drained:
+            return "this worker is drained"
+        return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
 
     def _check_held(self, leases: Iterable[Lease]) -> None:
         """What the scan says of own partitions: asked for, taken, or gone from the table (T40, T47)."""
@@ -433,16 +490,29 @@ class PartitionOwner:
         )
         if tenure.left() <= 0:
             return  # the answer came too late to act on
+        change = self._change(lease)
+        self.figures.taken(change)
         log.info(
-            "partition_taken",
+            "partition_owner_changed",
             partition=lease.partition,
-            previous=lease.owner,
+            previous=claimed.previous,
+            owner=self._me,
+            change=change,
+            reason=lease.released,
             silent=round(unchanged, 1),
             epoch=tenure.epoch,
         )
         self._tell(self._listener.taken, tenure)
         self._held[lease.partition] = _Held(tenure, over)
         self._snapshot = tuple(self._held.values())
+
+    def _change(self, lease: Lease) -> str:
+        """In a word, why the partition was free to take (E77)."""
+        if lease.owner is None:
+            return "new" if lease.previous is None else "handed over" if lease.next_owner == self._me else "released"
+        if lease.owner == self._me:
+            return "resumed"
+        return "taken over" if lease.owner in self._dead() else "expired"
 
     async def _ask(self, lease: Lease) -> None:
         try:
@@ -494,6 +564,7 @@ class PartitionOwner:
         """End a tenure and report it, once; from any thread. Whether this call did."""
         if not held.tenure.end(reason):
             return False
+        self.figures.lost += 1
         log.info("partition_lost", partition=held.tenure.partition, reason=reason, epoch=held.tenure.epoch)
         self._tell(self._listener.lost, held.tenure, reason)
         self._post(held.over.set)
@@ -517,7 +588,7 @@ class PartitionOwner:
         """What the host says of itself and of its partitions' loads; the last good answer is true enough (T23)."""
         try:
             self._member = self._describe()
-            self._loads = self._ask_loads()
+            self._services = self._ask_services()
         except Exception:
             log.exception("member_unknown")
 

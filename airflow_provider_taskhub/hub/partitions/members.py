@@ -38,12 +38,13 @@ class Roster:
     """The members as one watcher sees them.
 
     :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
-    :param silent: the rest.
+    :param silent: the rest. :param newcomers: those that this watcher has seen for less than their take time.
     """
 
     live: tuple[Member, ...] = ()
     leaving: frozenset[str] = frozenset()
     silent: tuple[Member, ...] = ()
+    newcomers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class Members:
         self._times = times
         self._clock = clock
         self._sightings = Sightings()
+        self._known: dict[str, float] = {}
 
     # a worker's own row
 
@@ -83,6 +85,7 @@ class Members:
             "Worker": member.worker,
             "Started": member.started,
             "Roles": ",".join(member.roles),
+            "Weight": member.weight,
             "Running": member.running,
             "Leaving": False,
             "Renewed": self._clock.utc_now(),  # for people; every renewal changes the ETag by changing anything
@@ -120,11 +123,13 @@ class Members:
         for item in listings:
             if silence[item.key] > FORGET * item.take:
                 await self._delete(item.key, item.etag)
+        self._known = {item.key: self._known.get(item.key, now) for item in listings}
         fresh = [item for item in listings if silence[item.key] < item.take]
         return Roster(
             live=tuple(item.member for item in fresh if not item.leaving),
             leaving=frozenset(item.member.worker for item in fresh if item.leaving),
             silent=tuple(replace(item.member, alive=False) for item in listings if item not in fresh),
+            newcomers=frozenset(item.member.worker for item in fresh if now - self._known[item.key] < item.take),
         )
 
     async def live(self) -> tuple[Member, ...]:
@@ -204,6 +209,7 @@ def _decode(entity: Entity) -> _Listing | None:
         orchestrators=tuple(names.get("orchestrators", ())),
         activities=tuple(names.get("activities", ())),
         running=int(_number(columns.get("Running"), 0)),
+        weight=max(1, int(_number(columns.get("Weight"), 1))),
     )
     return _Listing(
         member=member,

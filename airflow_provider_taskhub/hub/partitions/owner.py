@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -16,7 +16,8 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
@@ -46,6 +47,8 @@ class OwnerThread:
         app_name: str,
         predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
         member: Callable[[], Member] | None = None,
+        services: Callable[[], Mapping[int, Service]] = dict,
+        stuck: timedelta = timedelta.max,
     ) -> None:
         self._open_store = open_store
 
@@ -60,6 +63,8 @@ class OwnerThread:
                 app_name=app_name,
                 predecessors=predecessors,
                 member=member,
+                services=services,
+                stuck=stuck,
                 watchdog=False,
             )
 
@@ -76,6 +81,11 @@ class OwnerThread:
     def tenures(self) -> tuple[Tenure, ...]:
         """What is held now."""
         return () if self._owner is None else self._owner.tenures
+
+    @property
+    def figures(self) -> Figures:
+        """What has happened to its partitions so far."""
+        return Figures() if self._owner is None else self._owner.figures
 
     async def start(self) -> None:
         """Start; returns when this worker is listed and may take partitions (E06).

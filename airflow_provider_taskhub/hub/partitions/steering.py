@@ -1,0 +1,251 @@
+"""What people may do with partitions: order, move, and find what is wrong. For the CLI, the client and monitors.
+
+Nothing here takes or gives up a lease: it writes controls and marks, and the workers that own the partitions act on
+them within one cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from getpass import getuser
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import Conflict, HubError, InputError
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames
+from airflow_provider_taskhub.hub.partitions.admin import read_hub
+from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
+from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.storage.primitives import Store
+
+_WRITES = 5
+"""Tries of a mark against renewals by the owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale:
+    """A partition that nobody keeps. :param owner: as its row says. :param deleted: its row vanished meanwhile."""
+
+    partition: int
+    owner: str | None
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a check found, and the controls in force, which are no fault but are forgotten easily.
+
+    :param missing: partitions without a row. :param foreign: rows beyond the hub's partitions.
+    :param unserved: rows without an owner, offline ones aside. :param nowhere: partitions that nobody alive may serve.
+    :param live: workers that count. :param floor: how many of them were asked for.
+    """
+
+    missing: tuple[int, ...]
+    foreign: tuple[int, ...]
+    unserved: tuple[int, ...]
+    nowhere: tuple[int, ...]
+    live: tuple[str, ...]
+    floor: int
+    controls: tuple[Control, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line each; none: all is well."""
+        told = {
+            "no lease row: run `taskhub partitions create`": self.missing,
+            "a lease row beyond the hub's partitions": self.foreign,
+            "without an owner": self.unserved,
+            "barred from every live worker": self.nowhere,
+        }
+        lines = [f"partition {number}: {text}" for text, numbers in told.items() for number in numbers]
+        if len(self.live) < self.floor:
+            lines.append(f"{len(self.live)} live workers that may serve partitions, fewer than {self.floor}")
+        return tuple(lines)
+
+
+class Steering:
+    """Orders and looks at the partitions of one hub.
+
+    :param by: who orders; None: the user of this process.
+    """
+
+    def __init__(self, store: Store, names: HubNames, *, by: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store = store
+        self._names = names
+        self._clock = clock
+        self._by = by or _user()
+        self._leases = TableLeases(store, names)
+        self._controls = Controls(store, names)
+
+    # orders
+
+    async def controls(self) -> tuple[Control, ...]:
+        """Everything in force, with who and when."""
+        return await self._controls.read()
+
+    async def offline(self, partitions: Iterable[int], reason: str = "") -> None:
+        """Nobody serves them until :meth:`online`."""
+        await self._order(ControlKind.OFFLINE, await self._checked(partitions), (None,), reason)
+
+    async def online(self, partitions: Iterable[int]) -> int:
+        """Lift :meth:`offline`. How many were offline."""
+        return await self._lift(ControlKind.OFFLINE, await self._checked(partitions), (None,))
+
+    async def prohibit(self, partitions: Iterable[int], nodes: Sequence[str], reason: str = "") -> None:
+        """These workers never serve these partitions until :meth:`allow`."""
+        await self._order(ControlKind.PROHIBIT, await self._checked(partitions), _nodes(nodes), reason)
+
+    async def allow(self, partitions: Iterable[int], nodes: Sequence[str] = ()) -> int:
+        """Lift :meth:`prohibit` for these workers, or for all that it names. How many bars were lifted."""
+        numbers = await self._checked(partitions)
+        if nodes:
+            return await self._lift(ControlKind.PROHIBIT, numbers, _nodes(nodes))
+        bars = [control for control in await self.controls() if control.kind is ControlKind.PROHIBIT]
+        return sum([await self._controls.lift(bar) for bar in bars if bar.partition in numbers])
+
+    async def cap(self, value: int | None, *, node: str | None = None, reason: str = "") -> None:
+        """No worker, or none that ``node`` names, holds more. None: lifted.
+
+        :raises InputError: for a cap above the number of partitions, which would cap nothing (T04).
+        """
+        await self._limit(ControlKind.CAP, value, node, reason)
+
+    async def turn(self, value: int | None, *, reason: str = "") -> None:
+        """A worker takes or asks for no more in one scan; 0: nothing moves. None: lifted."""
+        await self._limit(ControlKind.TURN, value, None, reason)
+
+    async def drain_node(self, node: str, reason: str = "") -> None:
+        """Workers that ``node`` names hand everything over, and take nothing until :meth:`undrain_node`."""
+        await self._order(ControlKind.DRAIN, (None,), _nodes([node]), reason)
+
+    async def undrain_node(self, node: str) -> bool:
+        """Lift :meth:`drain_node`. Whether it was in force."""
+        return bool(await self._lift(ControlKind.DRAIN, (None,), _nodes([node])))
+
+    async def _limit(self, kind: ControlKind, value: int | None, node: str | None, reason: str) -> None:
+        partitions = (await read_hub(self._store, self._names)).partitions
+        if value is None:
+            await self._lift(kind, (None,), (node,))
+            return
+        if not 0 <= value <= partitions:
+            raise InputError(
+                f"hub {self._names.hub!r} has {partitions} partitions: give 0 to {partitions}, not {value}"
+            )
+        await self._controls.put(replace(self._control(kind, None, node, reason), value=value))
+
+    async def _order(
+        self, kind: ControlKind, partitions: Sequence[int | None], nodes: Sequence[str | None], reason: str
+    ) -> None:
+        for partition in partitions:
+            for node in nodes:
+                await self._controls.put(self._control(kind, partition, node, reason))
+
+    async def _lift(self, kind: ControlKind, partitions: Sequence[int | None], nodes: Sequence[str | None]) -> int:
+        meant = [self._control(kind, partition, node, "") for partition in partitions for node in nodes]
+        return sum([await self._controls.lift(control) for control in meant])
+
+    def _control(self, kind: ControlKind, partition: int | None, node: str | None, reason: str) -> Control:
+        return Control(kind=kind, partition=partition, node=node, by=self._by, at=self._clock.utc_now(), reason=reason)
+
+    async def _checked(self, partitions: Iterable[int]) -> tuple[int, ...]:
+        """:raises InputError: for a partition that the hub does not have."""
+        count = (await read_hub(self._store, self._names)).partitions
+        numbers = tuple(dict.fromkeys(partitions))
+        for number in numbers:
+            if not 0 <= number < count:
+                raise InputError(f"hub {self._names.hub!r} has partitions 0 to {count - 1}, not {number}")
+        return numbers
+
+    # marks
+
+    async def kick(self, partition: int, *, prohibit: Sequence[str] = (), reason: str = "") -> str | None:
+        """Make its owner hand a partition over; then any worker that is allowed may take it, at once.
+
+        The owner itself too, unless it is in ``prohibit``. The row keeps who kicked, and when.
+
+        :returns: who owned it; None: nobody, and nothing was done.
+        """
+        await self._checked([partition])
+        if prohibit:
+            await self.prohibit([partition], prohibit, reason)
+        for _ in range(_WRITES):
+            lease = await self._leases.read(self._names.control(partition))
+            if lease is None or lease.owner is None:
+                return None
+            try:
+                await self._leases.write(lease.kicked(self._by, self._clock.utc_now(), reason))
+            except Conflict:
+                continue
+            return lease.owner
+        raise HubError(f"the lease row of partition {partition} kept changing: try again")
+
+    # looks
+
+    async def owner(self, partition: int) -> str | None:
+        """Who serves a partition, as its row says; see :meth:`stale` for whether it is alive."""
+        await self._checked([partition])
+        lease = await self._leases.read(self._names.control(partition))
+        return None if lease is None else lease.owner
+
+    async def stale(self, seconds: float) -> tuple[Stale, ...]:
+        """Partitions whose rows show no sign of life for ``seconds``, or vanish: by looking twice.
+
+        What is offline is not meant to live.
+        """
+        before = await self._by_number()
+        await self._clock.sleep(seconds)
+        after = await self._by_number()
+        offline = orders(await self.controls(), ()).rules.offline
+        found = []
+        for number, lease in before.items():
+            now = after.get(number)
+            if now is None:
+                found.append(Stale(partition=number, owner=lease.owner, deleted=True))
+            elif now.life == lease.life and number not in offline:
+                found.append(Stale(partition=number, owner=now.owner))
+        return tuple(found)
+
+    async def check(self, *, floor: int = 1) -> Findings:
+        """Everything that a monitor should know. :param floor: live workers that there should be; drained ones are not.
+
+        Takes some seconds: whether a worker lives is proven by its row changing.
+        """
+        info = await read_hub(self._store, self._names)
+        leases, controls = await self._by_number(), await self.controls()
+        listed = await Members(self._store, self._names, clock=self._clock).prove()
+        able = [member.worker for member in listed if member.alive and "orchestrator" in member.roles]
+        meant = orders(controls, able)
+        live = tuple(worker for worker in able if worker not in meant.drained and meant.caps.get(worker, 1) > 0)
+        expected = range(info.partitions)
+        wanted = [number for number in expected if number not in meant.rules.offline]
+        return Findings(
+            missing=tuple(number for number in expected if number not in leases),
+            foreign=tuple(sorted(leases.keys() - set(expected))),
+            unserved=tuple(number for number in wanted if number in leases and leases[number].owner is None),
+            nowhere=tuple(
+                number for number in wanted if live and not any(meant.rules.allow(number, worker) for worker in live)
+            ),
+            live=live,
+            floor=floor,
+            controls=controls,
+        )
+
+    async def _by_number(self) -> Mapping[int, Lease]:
+        return {lease.partition: lease for lease in await self._leases.scan()}
+
+
+def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
+    """:raises InputError: for a name that no worker can have."""
+    for node in nodes:
+        if not node.strip() or node == "@":
+            raise InputError("name a worker: name@host, name, @host, or name@host/incarnation")
+    return tuple(nodes)
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a process of a user without a name
+        return "somebody"

@@ -1,0 +1,122 @@
+"""``taskhub partitions …`` on an embedded hub: what is printed, what is JSON, and the exit codes for monitors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from airflow_provider_taskhub.cli.main import app
+from airflow_provider_taskhub.cli.partitions import app as partitions
+
+COMMANDS = sorted(
+    command.name or command.callback.__name__.replace("_", "-") for command in partitions.registered_commands
+)  # type: ignore[union-attr]
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
+    monkeypatch.setenv("TASKHUB_CONNECTION", f"sqlite:///{tmp_path}/hub.db")
+
+
+def taskhub(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["partitions", *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return str(result.output)
+
+
+def as_json(*arguments: str, code: int = 0) -> Any:
+    return json.loads(taskhub(*arguments, "--json", code=code))
+
+
+def test_all_commands_are_there() -> None:
+    assert COMMANDS == [
+        "allow",
+        "cap",
+        "check",
+        "controls",
+        "create",
+        "detect-stale",
+        "drain-node",
+        "kick",
+        "offline",
+        "online",
+        "prohibit",
+        "show",
+        "undrain-node",
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example_and_has_json(command: str) -> None:
+    text = taskhub(command, "--help")
+    assert f"Example: taskhub partitions {command}" in " ".join(text.split())
+    assert "--json" in text
+
+
+@pytest.mark.rows("T02", "T04", "T05", "T70")
+def test_create_and_show() -> None:
+    assert as_json("create", "--partitions", "4", "--cap", "3")["partitions"] == 4
+    taskhub("create", "--partitions", "4")
+    taskhub("create", "--partitions", "8", code=2)
+    taskhub("create", "--partitions", "4", "--cap", "5", code=2)
+    states = as_json("show")
+    assert [(state["partition"], state["owner"]) for state in states] == [(number, None) for number in range(4)]
+    assert as_json("show", "2")[0]["partition"] == 2
+    taskhub("show", "9", code=3)
+    assert as_json("show", "--by-node") == [{"owner": "nobody", "partitions": [0, 1, 2, 3], "load": 0}]
+    assert as_json("show", "--node", "etl") == []
+    assert "nobody" in taskhub("show")
+    assert "0 1 2 3" in taskhub("show", "--by-node")
+
+
+@pytest.mark.rows("T59", "T61", "T64", "T65", "T66", "T75", "T07")
+def test_orders_are_given_listed_and_lifted() -> None:
+    taskhub("create")
+    taskhub("offline", "1", "2", "--reason", "history repair")
+    taskhub("prohibit", "0", "--node", "etl@node7", "--node", "@node8")
+    taskhub("cap", "2", "--node", "etl")
+    taskhub("cap", "--per-turn", "1")
+    taskhub("drain-node", "@node9")
+    found = {
+        (item["kind"], item["partition"], item["node"], item["value"]): item["reason"] for item in as_json("controls")
+    }
+    assert found == {
+        ("offline", 1, None, None): "history repair",
+        ("offline", 2, None, None): "history repair",
+        ("prohibit", 0, "etl@node7", None): "",
+        ("prohibit", 0, "@node8", None): "",
+        ("cap", None, "etl", 2): "",
+        ("turn", None, None, 1): "",
+        ("drain", None, "@node9", None): "",
+    }
+    assert "history repair" in taskhub("controls")
+    assert as_json("online", "1", "2")["lifted"] == 2
+    assert as_json("allow", "0", "--node", "ETL@node7")["lifted"] == 1
+    assert as_json("allow", "0")["lifted"] == 1
+    taskhub("cap", "--lift", "--node", "etl")
+    taskhub("cap", "--lift")
+    assert as_json("undrain-node", "@node9")["lifted"] is True
+    assert as_json("controls") == []
+    assert "no orders in force" in taskhub("controls")
+    taskhub("offline", "4", code=2)
+    taskhub("cap", code=2)
+    taskhub("cap", "5", code=2)
+    assert as_json("kick", "0") == {"partition": 0, "kicked": None}
+
+
+@pytest.mark.rows("T72", "T73", "T74")
+def test_monitors_get_exit_codes() -> None:
+    taskhub("create")
+    assert len(as_json("detect-stale", "0", code=1)) == 4
+    taskhub("offline", "0", "1", "2", "3")
+    assert as_json("detect-stale", "0") == []
+    found = as_json("check", code=1)
+    assert found["problems"] == ["0 live workers that may serve partitions, fewer than 1"]
+    assert len(found["controls"]) == 4
+    assert as_json("check", "--min-nodes", "0")["problems"] == []
+    assert "all is well" in taskhub("check", "--min-nodes", "0")

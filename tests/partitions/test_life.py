@@ -1,0 +1,255 @@
+"""The life of a lease: pace, order and bounds of renewals and scans, lost races, and what it all costs the store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from airflow_provider_taskhub.errors import Conflict, Throttled, Unavailable
+from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Store, Transact
+from tests.partitions.cluster import NAMES, Cluster, Faults
+from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, scenario
+
+
+def writes_a_lease(name: str, arguments: Sequence[object]) -> bool:
+    operation = arguments[0] if arguments else None
+    return name == "execute" and isinstance(operation, Transact) and operation.table == NAMES.partitions
+
+
+def scans(name: str, arguments: Sequence[object]) -> bool:
+    return name == "rows" and arguments[0] == NAMES.partitions
+
+
+@pytest.mark.rows("T09", "E58", "K05")
+@pytest.mark.parametrize(
+    ("renew", "give_up", "take"),
+    [(10, 10, 30), (10, 30, 30), (30, 20, 10), (5, 5.4, 30), (5, 20, 20.4), (0, 20, 30)],
+)
+def test_times_that_break_the_order_are_refused_with_the_reason(renew: float, give_up: float, take: float) -> None:
+    with pytest.raises(ValidationError, match="lease times must") as refused:
+        LeaseTimes(renew=timedelta(seconds=renew), give_up=timedelta(seconds=give_up), take=timedelta(seconds=take))
+    assert "0 s" in str(refused.value) or "0.5 s between them" in str(refused.value)
+
+
+@scenario
+@pytest.mark.rows("T19", "E22", "E10")
+async def test_renewals_go_out_together_whatever_a_scan_does() -> None:
+    """Every answer takes 3 s: one after another eight of them would cost the lease of the last."""
+    async with Cluster(8) as cluster:
+        faults, sent = Faults(cluster.store), list[float]()
+
+        async def slow(name: str, arguments: tuple[object, ...]) -> None:
+            if scans(name, arguments):
+                await asyncio.sleep(1000)
+            if writes_a_lease(name, arguments):
+                sent.append(now())
+                await asyncio.sleep(3)
+
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before = slow
+        await asyncio.sleep(10 * GIVE_UP)
+        assert len(node.held) == 8
+        assert not node.when("lost")
+        rounds = Counter(round(at, 1) for at in sent)
+        assert set(rounds.values()) == {8}
+
+
+@scenario
+@pytest.mark.rows("E13", "E14", "E12", "T24")
+async def test_a_scan_that_hangs_is_cut_off_and_one_that_fails_is_not_repeated_at_once() -> None:
+    async with Cluster() as cluster:
+        faults, began = Faults(cluster.store), list[float]()
+        mode = ["hang"]
+
+        async def maybe(name: str, arguments: tuple[object, ...]) -> None:
+            if not scans(name, arguments):
+                return
+            began.append(now())
+            if mode[0] == "hang":
+                await asyncio.sleep(10_000)
+            if mode[0] == "fail":
+                raise Unavailable("no answer")
+            await asyncio.sleep(4)
+
+        await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before = maybe
+        await asyncio.sleep(200)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
+        assert len(gaps) >= 15
+        assert all(RENEW + 0.9 <= gap <= RENEW + 1.2 for gap in gaps), "cut off at the renew interval"
+        mode[0] = "fail"
+        await asyncio.sleep(50)
+        began.clear()
+        await asyncio.sleep(200)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
+        assert all(gap >= 1.0 for gap in gaps)
+        mode[0] = "slow"
+        await asyncio.sleep(50)
+        began.clear()
+        await asyncio.sleep(400)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
+        assert all(0.9 * SCAN - 0.1 <= gap <= JITTER * SCAN + 0.1 for gap in gaps), "the pause is what the turn left"
+
+
+@scenario
+@pytest.mark.rows("T22", "E17")
+async def test_workers_that_start_together_do_not_stay_together() -> None:
+    async with Cluster(8) as cluster:
+        times: dict[str, list[float]] = {}
+        for name in "abcd":
+            faults = Faults(cluster.store)
+            times[name] = []
+
+            async def note(kind: str, arguments: tuple[object, ...], seen: list[float] = times[name]) -> None:
+                if writes_a_lease(kind, arguments):
+                    seen.append(now())
+
+            faults.before = note
+            await cluster.join(name, store=faults)  # type: ignore[arg-type]
+        await asyncio.sleep(600)
+        last = [round(seen[-1] % RENEW, 1) for seen in times.values()]
+        assert len(set(last)) == 4
+        for seen in times.values():
+            turns = sorted({round(at, 2) for at in seen})
+            gaps = {round(later - earlier, 2) for earlier, later in itertools.pairwise(turns)}
+            assert len(gaps) > 10, "each turn has a length of its own"
+
+
+@scenario
+@pytest.mark.rows("T30", "T83", "E33", "E28", "E43", "E56")
+async def test_of_many_takers_of_one_reading_exactly_one_wins() -> None:
+    async with Cluster(1) as cluster:
+        leases = TableLeases(cluster.store, NAMES)
+        (free,) = await leases.scan()
+        claims = [free.claimed(f"w{number}", START, timedelta(seconds=30)) for number in range(20)]
+        random.Random(1).shuffle(claims)
+        outcomes = await asyncio.gather(*(leases.write(claim) for claim in claims), return_exceptions=True)
+        won = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert len(won) == 1
+        assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 19
+        (row,) = await leases.scan()
+        assert (row.owner, row.epoch) == (won[0].owner, 1)
+        with pytest.raises(Conflict):
+            await leases.write(free.renewed(START, timedelta(seconds=30), draining=False))
+
+
+@scenario
+@pytest.mark.rows("T82", "T18", "E20", "E21")
+async def test_one_renewal_in_each_give_up_limit_is_enough() -> None:
+    """Of every two writes of a row the first fails: nothing changes its owner."""
+    async with Cluster(8) as cluster:
+        faults, tries = Faults(cluster.store), Counter[str]()
+
+        async def every_other(name: str, arguments: tuple[object, ...]) -> None:
+            if writes_a_lease(name, arguments):
+                operation = arguments[0]
+                assert isinstance(operation, Transact)
+                key = operation.rows[0].entity.row_key
+                tries[key] += 1
+                if tries[key] % 2:
+                    raise random.Random(tries[key]).choice([Unavailable("no answer"), Throttled("patience")])
+
+        store: Store = faults  # type: ignore[assignment]
+        nodes = [await cluster.join(name, store=store) for name in "ab"]
+        await cluster.settle()
+        events = [len(node.events) for node in nodes]
+        faults.before = every_other
+        await asyncio.sleep(2000)
+        assert [len(node.events) for node in nodes] == events
+        assert min(tries.values()) > 200
+
+
+@scenario
+@pytest.mark.rows("T81", "T80")
+async def test_scans_return_to_their_pace_when_throttling_ends() -> None:
+    async with Cluster() as cluster:
+        faults, throttled, counted = Faults(cluster.store), [True], [0]
+
+        async def throttle(name: str, arguments: tuple[object, ...]) -> None:
+            if scans(name, arguments):
+                counted[0] += 1
+                if throttled[0]:
+                    raise Throttled("slow down", retry_after=1.0)
+
+        await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before = throttle
+        await asyncio.sleep(1000)
+        slow, throttled[0] = counted[0], False
+        await asyncio.sleep(8 * SCAN * JITTER)
+        counted[0] = 0
+        await asyncio.sleep(1000)
+        assert slow <= 1000 / (8 * SCAN) + 5
+        assert counted[0] >= 1000 / SCAN / JITTER
+
+
+@scenario
+@pytest.mark.rows("T87", "K06", "T26")
+async def test_an_orphan_is_taken_as_soon_as_its_silence_is_proof_not_a_scan_later() -> None:
+    async with Cluster(4) as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        for _ in range(5):
+            await asyncio.sleep(37)
+            died = now()
+            await cluster.crash(a)
+            await asyncio.sleep(TAKE + SCAN * JITTER + 1)
+            assert len(b.held) == 4
+            taken = [at for at, _ in b.when("taken") if at > died]
+            assert max(taken) - died <= TAKE + SCAN * JITTER
+            a = await cluster.join("a")
+            await cluster.settle()
+
+
+@pytest.mark.rows("T87", "E34")
+@scenario
+async def test_who_joins_and_asks_does_not_delay_the_taking_over_of_a_dead_workers_partitions() -> None:
+    async with Cluster(4) as cluster:
+        a, _ = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await asyncio.sleep(60)
+        died = now()
+        await cluster.crash(a)
+        await asyncio.sleep(TAKE - 8)
+        await cluster.join("c")
+        await asyncio.sleep(8 + SCAN * JITTER + 1)
+        assert sum(cluster.counts()) == 4
+        assert now() - died <= TAKE + SCAN * JITTER + 1.1
+
+
+@scenario
+@pytest.mark.rows("T84", "E16")
+async def test_the_request_budget_is_what_the_arithmetic_says() -> None:
+    """P partitions, S workers: P/d lease writes and S·P/d' row reads a second, in requests S·ceil(P/1000)/d'."""
+    partitions, workers, seconds = 64, 8, 2_000
+    async with Cluster(partitions) as cluster:
+        faults, rows, lease_writes = Faults(cluster.store), [0], [0]
+
+        async def note(name: str, arguments: tuple[object, ...]) -> None:
+            rows[0] += partitions if scans(name, arguments) else 0
+            lease_writes[0] += writes_a_lease(name, arguments)
+
+        for number in range(workers):
+            await cluster.join(f"w{number}", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        await asyncio.sleep(100)
+        faults.before, counted = note, cluster.store.requests.copy()
+        await asyncio.sleep(seconds)
+        used = cluster.store.requests - counted
+        assert lease_writes[0] == pytest.approx(partitions * seconds / (0.925 * RENEW), rel=0.02)
+        assert rows[0] == pytest.approx(workers * partitions * seconds / SCAN, rel=0.02)
+        assert used["table.update"] - lease_writes[0] == pytest.approx(workers * seconds / (0.925 * RENEW), rel=0.02)
+        assert used["table.query"] == pytest.approx(3 * workers * seconds / SCAN, rel=0.02)
+        assert set(used) == {"table.update", "table.query", "blob.lease"}

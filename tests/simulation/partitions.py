@@ -1,0 +1,654 @@
+"""The partition service under a jumping clock: the real owner loops on the real store code, and all that can go wrong.
+
+Machines whose wall clocks are hours apart and set while they run, whose other clocks drift; requests that are late,
+lost, doubled, overtaken, throttled; answers that are lost; hosts that join, leave, crash, restart, and stop for longer
+than any lease. Everything is drawn from one seed, and checked at every change of a lease:
+
+* never two hosts that both pass their own check for one partition (T86);
+* never two hosts that both read a partition's queue, of those that run (T20);
+* every partition is served again within take + one scan once nothing is in the way any more (T87);
+* then shares are fair, and nothing moves (E46, E48);
+* and no decision depends on a wall clock (T88): see ``test_partitions``.
+
+``python -m tests.simulation.partitions --hours 1000 --seed 1``; a violation prints the line that reproduces it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import logging
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.codec import ticks_of
+from airflow_provider_taskhub.errors import LeaseLost, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
+from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.jumping import START, JumpingClock
+from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Entity, Store
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+NAMES = HubNames("Simulated")
+DEADLINE = 30.0
+"""Of one storage call, as in the settings."""
+LONGEST = 60.0
+"""Seconds that a request, its double, or its answer takes at most."""
+AWAKENING = 0.5
+"""Seconds after a stop within which a host must have noticed it."""
+SLOWEST = 8 * 1.1
+"""Scans that a throttled host may be late with the next one."""
+TRACE = 40
+"""Last events shown with a violation."""
+HOURS_PER_SEED = 10.0
+
+
+class Violation(AssertionError):
+    """An invariant did not hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a seed is played with. :param hosts: at most at a time. :param hours: of virtual time."""
+
+    hosts: int
+    partitions: int
+    times: LeaseTimes
+    hours: float
+
+    def __str__(self) -> str:
+        times = "/".join(
+            f"{span.total_seconds():.3g}"
+            for span in (self.times.renew, self.times.give_up, self.times.take, self.times.scan)
+        )
+        return f"{self.hosts} hosts, {self.partitions} partitions, renew/give up/take/scan {times} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """Chances of one request. :param late: that it, or its answer, takes up to ``longest`` seconds."""
+
+    late: float = 0.0
+    longest: float = 0.0
+    lost: float = 0.0
+    unanswered: float = 0.0
+    doubled: float = 0.0
+    throttled: float = 0.0
+
+
+CALM = Weather()
+
+
+class Clock(JumpingClock):
+    """A machine's clocks: the wall clock can be set, and nothing that sleeps on a stopped machine wakes."""
+
+    def __init__(self, *, skew: timedelta, rate: float) -> None:
+        super().__init__(skew=skew, rate=rate)
+        self.running = asyncio.Event()
+        self.running.set()
+
+    def set(self, skew: timedelta) -> None:
+        self._start = type(START)(START.ticks + ticks_of(skew))
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        await self.running.wait()
+
+
+class Wire:
+    """A host's way to the store. Requests travel by themselves: they arrive even when who sent them has given up."""
+
+    local = True
+
+    def __init__(self, store: Store, host: Host) -> None:
+        self._store = store
+        self._host = host
+        self._dice = random.Random(f"{host.world.seed}/{host.me}/wire")
+
+    def __getattr__(self, name: str) -> Any:
+        inner = getattr(self._store, name)
+        if not asyncio.iscoroutinefunction(inner):
+            return inner
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            return await self._send(partial(inner, *arguments, **named))
+
+        return call
+
+    async def rows(
+        self, table: str, filter: Any = None, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Entity]:
+        continuation: str | None = None
+        while True:
+            page = await self.query(table, filter, select=select, continuation=continuation)
+            for entity in page.entities:
+                yield entity
+            continuation = page.continuation
+            if continuation is None:
+                return
+
+    async def _send(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        host = self._host
+        await host.clock.running.wait()
+        if host.dead:
+            raise asyncio.CancelledError
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        host.world.travel(self._deliver(request, answer))
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await answer
+        except TimeoutError:
+            raise Unavailable("no answer") from None
+        finally:
+            await host.clock.running.wait()
+            if host.dead:
+                raise asyncio.CancelledError
+            # the caller goes on first: what it has learned by this answer is checked right after
+            asyncio.get_running_loop().call_soon(host.check)
+
+    async def _deliver(self, request: Callable[[], Coroutine[Any, Any, Any]], answer: asyncio.Future[Any]) -> None:
+        dice, weather = self._dice, self._host.world.weather_of(self._host)
+        out, back = dice.uniform(0.001, 0.01), dice.uniform(0.001, 0.01)
+        if dice.random() < weather.late:
+            out += dice.uniform(0, weather.longest)
+        if dice.random() < weather.late:
+            back += dice.uniform(0, weather.longest)
+        await asyncio.sleep(out)
+        if dice.random() < weather.lost:
+            return
+        if dice.random() < weather.doubled:
+            self._host.world.travel(self._again(request, dice.uniform(0, weather.longest)))
+        error: StorageError | None = None
+        result = None
+        if dice.random() < weather.throttled:
+            error = Throttled("server busy", retry_after=dice.uniform(0.1, 2.0))
+        else:
+            try:
+                result = await request()
+            except StorageError as failed:
+                error = failed
+        if dice.random() < weather.unanswered:
+            return
+        await asyncio.sleep(back)
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    async def _again(self, request: Callable[[], Coroutine[Any, Any, Any]], after: float) -> None:
+        await asyncio.sleep(after)
+        with suppress(StorageError):
+            await request()
+
+
+class Host:
+    """A worker's process on a machine: its owner loop, and a service that drains for ``episode`` seconds when asked."""
+
+    def __init__(self, world: World, name: str, incarnation: int, predecessors: Sequence[str]) -> None:
+        self.world, self.name = world, name
+        self.me = WorkerIdentity(name=name, host="host", incarnation=f"{name}-{incarnation}")
+        draw = random.Random(f"{world.seed}/{self.me}")
+        self.clock = Clock(skew=world.skew(), rate=draw.uniform(0.999, 1.001))
+        self.episode = draw.choice([0.0, 0.5, 5.0, 20.0, 1000.0]) if draw.random() < 0.7 else 1.0
+        self.held: dict[int, Tenure] = {}
+        self.reading: set[int] = set()
+        self.dead = self.leaving = False
+        self.resumed = -AWAKENING
+        self.predecessors = tuple(predecessors)
+        self.owner = PartitionOwner(
+            store=Wire(world.store, self),  # type: ignore[arg-type]
+            names=NAMES,
+            me=self.me,
+            times=world.shape.times,
+            clock=self.clock,
+            listener=self,
+            app_name="",
+            predecessors=self.predecessors,
+            rng=random.Random(f"{world.seed}/{self.me}/jitter"),
+        )
+        self.task = asyncio.ensure_future(self.owner.run())
+
+    # what the owner tells
+
+    def taken(self, tenure: Tenure) -> None:
+        number = tenure.partition
+        if number in self.held:
+            self.world.violated(f"{self.me} was given partition {number} twice")
+        if tenure.epoch <= self.world.epochs[number]:
+            self.world.violated(f"{self.me} took partition {number} in epoch {tenure.epoch} again (T89)")
+        self.world.epochs[number] = tenure.epoch
+        self.world.note(self, "taken", number, f"epoch {tenure.epoch}")
+        self.held[number] = tenure
+        self.reading.add(number)
+        self.world.holders[number].add(self)
+        self.world.check(number)
+
+    def asked(self, tenure: Tenure) -> None:
+        self.world.note(self, "asked", tenure.partition)
+        self.reading.discard(tenure.partition)
+        self.world.travel(self._drain(tenure))
+
+    def lost(self, tenure: Tenure, reason: str) -> None:
+        number = tenure.partition
+        if self.dead:
+            return
+        if self.held.pop(number, None) is not tenure:
+            self.world.violated(f"{self.me} lost partition {number} twice, or one that it never had (T40)")
+        self.reading.discard(number)
+        self.world.holders[number].discard(self)
+        self.world.note(self, "lost", number, reason)
+
+    async def _drain(self, tenure: Tenure) -> None:
+        await asyncio.sleep(self.episode)
+        await self.clock.running.wait()
+        tenure.drained()
+
+    # what the world sees
+
+    def serves(self, number: int) -> bool:
+        tenure = self.held.get(number)
+        if tenure is None:
+            return False
+        try:
+            tenure.check()
+        except LeaseLost:
+            return False
+        return True
+
+    def runs(self) -> bool:
+        """Whether it has run for long enough to know what it may do."""
+        return self.clock.running.is_set() and self.world.now() - self.resumed >= AWAKENING
+
+    def check(self) -> None:
+        for number in self.held:
+            if len(self.world.holders[number]) > 1:
+                self.world.check(number)
+
+    # what happens to it
+
+    def stop(self) -> None:
+        self.clock.running.clear()
+
+    def resume(self) -> None:
+        self.resumed = self.world.now()
+        self.clock.running.set()
+
+    async def crash(self) -> None:
+        """Gone without a word; what it has sent is still on its way."""
+        self.dead = True
+        self.clock.running.set()
+        for number in list(self.held):
+            self.world.holders[number].discard(self)
+        self.held.clear()
+        while not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task], timeout=0.1)
+        with suppress(asyncio.CancelledError):
+            self.task.exception()
+
+
+@dataclass(eq=False)
+class World:
+    """Hosts, their store, the weather between them, and what must never happen."""
+
+    seed: int
+    shape: Shape
+    skewed: bool = True
+    store: Store = field(default_factory=lambda: SqliteStore(None, clock=JumpingClock()))
+    hosts: list[Host] = field(default_factory=list)
+    holders: dict[int, set[Host]] = field(default_factory=lambda: defaultdict(set))
+    epochs: Counter[int] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACE))
+    digest: Any = field(default_factory=hashlib.sha256)
+    longest: float = 0.0
+    """Seconds that a partition was without service after the last disturbance, at most."""
+    _violation: str | None = None
+    _weather: Weather = CALM
+    _cut: set[str] = field(default_factory=set)
+    _spared: set[str] = field(default_factory=set)
+    _calm_since: float = 0.0
+    _travelling: set[asyncio.Task[None]] = field(default_factory=set)
+    _moves: int = 0
+    _stormy: bool = False
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(f"{self.seed}/schedule")
+        self._skews = random.Random(f"{self.seed}/skews")
+        self._incarnations: Counter[str] = Counter()
+        self.steering = Steering(self.store, NAMES, by="ops", clock=JumpingClock())
+        times = self.shape.times
+        self._scan = times.scan.total_seconds()
+        # what a host does with a full second of requests in its way, and a coarse look of ours
+        self.within = times.take.total_seconds() * 1.001 + self._scan * 1.15 + 2.0
+        self.fair_within = 2 * self.within + DRAIN.total_seconds() + 3 * self._scan
+
+    # time, weather, requests under way
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def skew(self) -> timedelta:
+        hours = self._skews.uniform(-5, 5)
+        return timedelta(hours=hours) if self.skewed else timedelta(0)
+
+    def weather_of(self, host: Host) -> Weather:
+        if host.name in self._cut:
+            return Weather(lost=1.0)
+        return CALM if host.name in self._spared else self._weather
+
+    def travel(self, request: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(request)
+        self._travelling.add(task)
+        task.add_done_callback(self._travelling.discard)
+
+    def disturbed(self, settles: float = 0.0) -> None:
+        self._calm_since = max(self._calm_since, self.now() + settles)
+
+    # invariants
+
+    def note(self, host: Host, kind: str, number: int, text: str = "") -> None:
+        self.events[kind] += 1
+        self._moves += kind == "taken"
+        line = f"{self.now():.3f} {host.me} {kind} {number} {text}".rstrip()
+        self.trace.append(line)
+        self.digest.update(line.encode())
+
+    def violated(self, what: str) -> None:
+        """A listener's error is its own: what is wrong is kept until the world looks."""
+        if self._violation is None:
+            self._violation = f"at {self.now():.3f} s: {what}"
+
+    def check(self, number: int) -> None:
+        holders = self.holders[number]
+        serving = [str(host.me) for host in holders if host.serves(number)]
+        if len(serving) > 1:
+            self.violated(f"partition {number} is served by {' and '.join(sorted(serving))} (T86)")
+        reading = [str(host.me) for host in holders if number in host.reading and host.runs()]
+        if len(reading) > 1:
+            self.violated(f"partition {number} is read by {' and '.join(sorted(reading))} (T20)")
+
+    def _served(self, number: int) -> bool:
+        return any(host.serves(number) for host in self.holders[number])
+
+    async def watch(self) -> None:
+        """Look at everything, all the time; hosts that could not start are started again."""
+        pause = min(2.0, self.shape.times.take.total_seconds() / 20)
+        lonely: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(pause)
+            if self._violation is not None:
+                raise Violation(self._violation)
+            for host in [host for host in self.hosts if host.task.done() and not host.leaving]:
+                self.hosts.remove(host)
+                await host.crash()
+                self.join(host.name, host.predecessors)
+            now = self.now()
+            for number in range(self.shape.partitions):
+                if len(self.holders[number]) > 1:
+                    self.check(number)
+                if self._stormy or self._served(number):
+                    lonely.pop(number, None)
+                    continue
+                since = max(lonely.setdefault(number, now), self._calm_since)
+                self.longest = max(self.longest, now - since)
+                if now - since > self.within:
+                    self.violated(f"partition {number} has not been served for {now - since:.1f} s (T87)")
+
+    # what happens
+
+    def join(self, name: str, predecessors: Sequence[str] = ()) -> Host:
+        self._incarnations[name] += 1
+        host = Host(self, name, self._incarnations[name], predecessors)
+        self.hosts.append(host)
+        self.disturbed()
+        return host
+
+    def _joiner(self) -> str | None:
+        names = {host.name for host in self.hosts}
+        return next((f"w{number}" for number in range(self.shape.hosts) if f"w{number}" not in names), None)
+
+    async def act(self) -> None:
+        """One thing happens to one host; one at least goes on running."""
+        awake = [host for host in self.hosts if host.clock.running.is_set() and not host.leaving]
+        host = self.dice.choice(self.hosts)
+        kind = self.dice.choice(["join", "join", "leave", "crash", "restart", "stop", "resume", "clock", "cut", "kick"])
+        spare = len(awake) > 1 or host not in awake
+        name = self._joiner()
+        match kind:
+            case "join" if name is not None:
+                self.join(name)
+            case "leave" if spare and host in awake and host.owner.tenures:
+                host.leaving = True
+                self.travel(self._leave(host))
+            case "crash" if spare:
+                self.hosts.remove(host)
+                await host.crash()
+            case "restart":
+                self.hosts.remove(host)
+                await host.crash()
+                self.join(host.name, [*host.predecessors, str(host.me)])
+            case "stop" if spare:
+                host.stop()
+            case "resume":
+                host.resume()
+            case "clock":
+                host.clock.set(self.skew())
+            case "cut" if len(self.hosts) > len(self._cut) + 1:
+                self._cut ^= {host.name}
+            case "kick":
+                await self.steering.kick(self.dice.randrange(self.shape.partitions))
+            case _:
+                return
+        self.events[kind] += 1
+        self.trace.append(f"{self.now():.3f} -- {kind} {host.me if kind != 'join' else name}")
+        self.disturbed()
+
+    async def _leave(self, host: Host) -> None:
+        await host.owner.stop(timedelta(seconds=self.dice.choice([0.5, 30.0])))
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([host.task])
+        if host in self.hosts:
+            self.hosts.remove(host)
+        self.disturbed()
+
+    async def storm(self) -> None:
+        """Minutes in which anything may happen."""
+        dice, self._stormy = self.dice, True
+        self._weather = Weather(
+            late=dice.choice([0.0, 0.1, 0.5]),
+            longest=dice.choice([1.0, 10.0, LONGEST]),
+            lost=dice.choice([0.0, 0.05, 0.3]),
+            unanswered=dice.choice([0.0, 0.05, 0.3]),
+            doubled=dice.choice([0.0, 0.1, 0.5]),
+            throttled=dice.choice([0.0, 0.0, 0.2]),
+        )
+        # a network that is bad for some of them is worse than one that is bad for all
+        self._spared = {f"w{number}" for number in range(self.shape.hosts) if dice.random() < 0.5}
+        until = self.now() + dice.uniform(1, 15) * self.within
+        while self.now() < until:
+            await asyncio.sleep(dice.expovariate(2 / self.within))
+            await self.act()
+
+    async def clear(self) -> None:
+        """The storm ends: every machine runs, every request has arrived."""
+        throttled = self._weather.throttled > 0
+        self._weather = CALM
+        self._cut.clear()
+        for host in self.hosts:
+            if not host.clock.running.is_set():
+                host.resume()
+        while self._travelling and any(host.leaving for host in self.hosts):
+            self.disturbed()
+            await asyncio.sleep(1.0)
+        if all(host.leaving for host in self.hosts) and (name := self._joiner()) is not None:
+            self.join(name)
+        # a late request may still arrive, a throttled scan may still sleep
+        self._stormy = False
+        self.disturbed(2 * LONGEST + 1.0 + (SLOWEST * self._scan if throttled else 0.0))
+
+    async def calm(self) -> None:
+        """Shares become fair, and then nothing moves; single events in between."""
+        await self._settle()
+        for _ in range(self.dice.randrange(4)):
+            await self.act()
+            self._cut.clear()
+            while any(host.leaving for host in self.hosts):
+                self.disturbed()
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(self.within)
+            if self.dice.random() < 0.5:
+                await self._settle()
+        for host in self.hosts:
+            if not host.clock.running.is_set():
+                host.resume()
+                self.disturbed()
+        await self._settle()
+        before = self._moves
+        await asyncio.sleep(self.dice.uniform(0, 20 * self.within))
+        if self._moves != before and not any(not host.clock.running.is_set() for host in self.hosts):
+            self.violated(f"{self._moves - before} partitions moved in a stable cluster (E48)")
+
+    async def _settle(self) -> None:
+        while (left := self._calm_since + self.fair_within - self.now()) > 0:  # noqa: ASYNC110  # starts disturb
+            await asyncio.sleep(left)
+        if any(not host.clock.running.is_set() for host in self.hosts):
+            return
+        counts = sorted(sum(host.serves(number) for number in host.held) for host in self.hosts)
+        if counts[-1] - counts[0] > 1:
+            self.violated(f"shares are {counts} (E46)")
+
+    async def live(self) -> None:
+        async with self.store:
+            await create_hub(self.store, NAMES, self.shape.partitions, clock=JumpingClock())
+            for _ in range(max(1, self.shape.hosts // 2)):
+                self.join(self._joiner() or "")
+            watching = asyncio.ensure_future(self.watch())
+            playing = asyncio.ensure_future(self._play())
+            try:
+                await asyncio.wait([watching, playing], return_when=asyncio.FIRST_COMPLETED)
+                for task in (playing, watching):
+                    if task.done():
+                        task.result()
+                if self._violation is not None:
+                    raise Violation(self._violation)
+            finally:
+                watching.cancel()
+                playing.cancel()
+                for host in self.hosts:
+                    await host.crash()
+                for task in self._travelling:
+                    task.cancel()
+
+    async def _play(self) -> None:
+        until = self.shape.hours * 3600
+        while self.now() < until:
+            await self.calm()
+            await self.storm()
+            await self.clear()
+        await self.calm()
+
+
+def shape_of(seed: int, hours: float) -> Shape:
+    """Mostly small hubs, in which everything happens to everybody; now and then the largest."""
+    dice = random.Random(f"{seed}/shape")
+    hosts, partitions = dice.choice(
+        [(2, 1), (2, 4), (3, 4), (3, 8), (4, 8), (5, 4), (5, 16), (6, 11), (8, 16), (8, 32), (16, 64)]
+    )
+    if seed % 25 == 24:
+        hosts, partitions, hours = 64, 1024, min(hours, 0.25)
+    tight = _times(dice.uniform(2, 40), dice.uniform(0.5, 60), dice.uniform(0.51, 5), dice.uniform(2, 40))
+    # an answer may be waited for longest, and others look most often
+    sharp = _times(dice.uniform(2, 10), dice.uniform(20, 60), 0.51, dice.uniform(1, 4))
+    times = dice.choice([AZURE_LEASE, EMBEDDED_LEASE if partitions <= 8 else AZURE_LEASE, tight, sharp])
+    if partitions > 64:
+        times = AZURE_LEASE
+    return Shape(hosts=hosts, partitions=partitions, times=times, hours=hours)
+
+
+def _times(renew: float, more: float, margin: float, scan: float) -> LeaseTimes:
+    return LeaseTimes(
+        renew=timedelta(seconds=renew),
+        give_up=timedelta(seconds=renew + more),
+        take=timedelta(seconds=renew + more + margin),
+        scan=timedelta(seconds=scan),
+    )
+
+
+def simulate(seed: int, hours: float, *, skewed: bool = True) -> World:
+    """Play a seed to its end.
+
+    :raises Violation: with what happened last, and the line that plays it again.
+    """
+    world = World(seed, shape_of(seed, hours), skewed)
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        jumping.run(world.live(), limit=timedelta(hours=hours + 100))
+    except Violation as violation:
+        story = "\n".join(world.trace)
+        line = f"python -m tests.simulation.partitions --seed {seed} --hours {hours:g} --seeds 1"
+        raise Violation(f"{violation}\n{world.shape}\n{story}\nto see it again: {line}") from None
+    finally:
+        structlog.configure(**before)
+    return world
+
+
+def _played(seed: int, hours: float) -> tuple[float, Counter[str], str]:
+    """Hours (0: a violation), what happened, and a line to print; in a process of its own."""
+    try:
+        world = simulate(seed, hours)
+    except Violation as violation:
+        return 0.0, Counter(), str(violation)
+    line = (
+        f"seed {seed}: {world.shape.hours:g} h, {world.shape}; {world.events['taken']} taken, longest without "
+        f"service {world.longest:.1f} of {world.within:.1f} s; {world.digest.hexdigest()[:12]}"
+    )
+    return world.shape.hours, world.events, line
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The partition service under everything that can go wrong.")
+    parser.add_argument("--hours", type=float, default=HOURS_PER_SEED, help="virtual hours, of all seeds together")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, help=f"how many; else one for every {HOURS_PER_SEED:g} hours")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
+    options = parser.parse_args()
+    seeds = options.seeds or max(1, round(options.hours / HOURS_PER_SEED))
+    done, events, began = 0.0, Counter[str](), time.monotonic()
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        play = partial(_played, hours=options.hours / seeds)
+        for hours, happened, line in pool.map(play, range(options.seed, options.seed + seeds)):
+            print(line, flush=True, file=sys.stdout if hours else sys.stderr)
+            if not hours:
+                pool.shutdown(cancel_futures=True)
+                return 1
+            done += hours
+            events += happened
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(events.items()))
+    print(f"{seeds} seeds, {done:g} virtual hours in {time.monotonic() - began:.0f} s: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

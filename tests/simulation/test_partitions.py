@@ -1,0 +1,115 @@
+"""The partition service simulated, in short (``make simulate HOURS=1000`` is the long form); and what it catches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_taskhub.errors import LeaseLost
+from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from tests.simulation.partitions import Violation, shape_of, simulate
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.rows("T86", "T87", "T83", "T14", "T15", "T18", "T20", "T40", "T89", "E25", "E46", "E48", "E54", "K09")
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_whatever_happens(seed: int) -> None:
+    world = simulate(seed, 0.4)
+    assert world.events["taken"] > 0
+
+
+@pytest.mark.rows("T17", "T88", "E59", "K33")
+def test_wall_clocks_decide_nothing() -> None:
+    """The same world with every wall clock right: everything happens at the same moments to the same hosts."""
+    off, right = simulate(8, 0.5), simulate(8, 0.5, skewed=False)
+    assert off.events["clock"] > 0
+    assert off.digest.hexdigest() == right.digest.hexdigest()
+
+
+@pytest.mark.rows("T86", "T87")
+def test_a_seed_is_played_the_same_way_again() -> None:
+    assert simulate(3, 0.2).digest.hexdigest() == simulate(3, 0.2).digest.hexdigest()
+
+
+# what each promise is worth: without it the simulation finds two owners
+
+
+def ages_from_answers(patch: pytest.MonkeyPatch) -> None:
+    """T16 broken: a lease's age counts from when its answer arrived."""
+    begin, renew = LeaseTenure.__init__, LeaseTenure.renewed
+
+    def begun(self: LeaseTenure, **named: object) -> None:
+        clock = named["clock"]
+        begin(self, **(named | {"sent": clock.monotonic()}))  # type: ignore[arg-type,attr-defined]
+
+    def renewed(self: LeaseTenure, lease: Lease, sent: float) -> None:
+        renew(self, lease, self._clock.monotonic())
+
+    patch.setattr(LeaseTenure, "__init__", begun)
+    patch.setattr(LeaseTenure, "renewed", renewed)
+
+
+def ages_by_wall_clocks(patch: pytest.MonkeyPatch) -> None:
+    """T17 broken: a lease's age is told by the wall clock, which is set now and then."""
+    begin, renew = LeaseTenure.__init__, LeaseTenure.renewed
+
+    def wall(tenure: LeaseTenure) -> float:
+        return tenure._clock.utc_now().ticks / 1e7
+
+    def begun(self: LeaseTenure, **named: object) -> None:
+        begin(self, **named)  # type: ignore[arg-type]
+        self._sent = wall(self) - (self._clock.monotonic() - self._sent)
+
+    def renewed(self: LeaseTenure, lease: Lease, sent: float) -> None:
+        renew(self, lease, wall(self) - (self._clock.monotonic() - sent))
+
+    patch.setattr(LeaseTenure, "__init__", begun)
+    patch.setattr(LeaseTenure, "renewed", renewed)
+    patch.setattr(LeaseTenure, "left", lambda self: self._sent + self._give_up - wall(self))
+
+
+def no_watchdog(patch: pytest.MonkeyPatch) -> None:
+    """T20 broken: only a scan or a renewal that gets through notices that a lease is too old."""
+    patch.setattr(PartitionOwner, "expire", lambda self: 1.0)
+
+
+def no_check_of_ages(patch: pytest.MonkeyPatch) -> None:
+    """T21 broken: the check looks at a flag, not at the age."""
+
+    def check(self: LeaseTenure) -> None:
+        if self._reason is not None:
+            raise LeaseLost("no longer served here")
+
+    patch.setattr(LeaseTenure, "check", check)
+
+
+@pytest.mark.parametrize(
+    ("broken", "caught"),
+    [
+        pytest.param(ages_from_answers, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T16")),
+        pytest.param(ages_by_wall_clocks, r"is (served|read) by .* and .*", marks=pytest.mark.rows("T17")),
+        pytest.param(no_watchdog, r"is read by .* and .* \(T20\)", marks=pytest.mark.rows("T20", "E25")),
+        pytest.param(no_check_of_ages, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T21")),
+    ],
+)
+def test_a_broken_promise_is_caught(broken: Break, caught: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    story = first_violation()
+    assert re.search(caught, story)
+    assert "python -m tests.simulation.partitions --seed" in story
+
+
+def first_violation() -> str:
+    """What the simulation says, of seeds that are quick to play."""
+    for seed in (seed for seed in range(1, 60) if shape_of(seed, 0.5).times != EMBEDDED_LEASE):
+        try:
+            simulate(seed, 0.5)
+        except Violation as violation:
+            return str(violation)
+    return "nothing found"
