@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.envelope import encode, spill
 from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back, renew
-from airflow_provider_taskhub.hub.messages.prefetch import Backoff, admit
+from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused
@@ -52,6 +52,19 @@ def test_polling_backs_off_as_the_original_and_a_message_resets_it() -> None:
     assert max(waits) <= 30.0
     backoff.received()
     assert backoff.next(draw) == 0.05
+
+
+@pytest.mark.rows("T76")
+def test_the_load_is_messages_a_second_over_about_a_minute() -> None:
+    load = Load(since=0.0)
+    for second in range(1, 301):
+        load.count += 4
+        steady = load(float(second))
+    assert steady == pytest.approx(4.0, rel=0.02)
+    assert load(300.0) == steady, "asked twice at one moment"
+    load.count += 40
+    assert load(301.0) < 5.0, "a burst of a second is no load"
+    assert load(900.0) < 0.01
 
 
 # --- over a store -------------------------------------------------------------------------------------------------
@@ -115,6 +128,24 @@ def test_the_buffer_is_bounded_and_room_comes_with_what_is_taken() -> None:
         assert (desk.reader.buffered, desk.reader.buffered_bytes) == (0, 0)
 
     play(work, limit=5)
+
+
+@pytest.mark.rows("K12", "E70")
+def test_progress_is_a_poll_or_room_that_is_made() -> None:
+    async def work(desk: Desk) -> None:
+        def age() -> float:
+            return desk.clock.monotonic() - desk.reader.progressed
+
+        await asyncio.sleep(100.0)
+        assert age() <= 37.0, "an empty queue is polled within the longest interval"
+        for _ in range(3):
+            await desk.put(held(raised()))
+        await asyncio.sleep(200.0)
+        assert age() > 150.0, "a buffer that is full and stays full"
+        desk.reader.taken(desk.got[:1])
+        assert age() == 0.0
+
+    play(work, limit=2)
 
 
 @pytest.mark.rows("K39")

@@ -33,7 +33,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
 BEFORE, AFTER = "before", "after"
@@ -131,6 +131,8 @@ class Machine:
             listener=self.backend,
             app_name="",
             rng=random.Random(name),
+            services=self.backend.services,
+            stuck=POLLS_MISSED * world.settings.max_polling,
             member=lambda: Member(
                 worker=str(self.me),
                 started=started,
