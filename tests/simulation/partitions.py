@@ -51,6 +51,7 @@ DEADLINE = 30.0
 """Of one storage call, as in the settings."""
 LONGEST = 60.0
 """Seconds that a request, its double, or its answer takes at most."""
+SECOND = timedelta(seconds=1)
 AWAKENING = 0.5
 """Seconds after a stop within which a host must have noticed it."""
 SLOWEST = 8 * 1.1
@@ -83,9 +84,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """Chances of one request. :param late: that it, or its answer, takes up to ``longest`` seconds."""
+    """Chances of one request. :param late: that it takes up to ``longest`` seconds. :param slow: its answer does."""
 
     late: float = 0.0
+    slow: float = 0.0
     longest: float = 0.0
     lost: float = 0.0
     unanswered: float = 0.0
@@ -168,7 +170,7 @@ class Wire:
         out, back = dice.uniform(0.001, 0.01), dice.uniform(0.001, 0.01)
         if dice.random() < weather.late:
             out += dice.uniform(0, weather.longest)
-        if dice.random() < weather.late:
+        if dice.random() < weather.slow:
             back += dice.uniform(0, weather.longest)
         await asyncio.sleep(out)
         if dice.random() < weather.lost:
@@ -432,7 +434,9 @@ class World:
         """One thing happens to one host; one at least goes on running."""
         awake = [host for host in self.hosts if host.clock.running.is_set() and not host.leaving]
         host = self.dice.choice(self.hosts)
-        kind = self.dice.choice(["join", "join", "leave", "crash", "restart", "stop", "resume", "clock", "cut", "kick"])
+        kind = self.dice.choice(
+            ["join", "join", "leave", "crash", "restart", "stop", "stop", "resume", "clock", "cut", "cut", "kick"]
+        )
         spare = len(awake) > 1 or host not in awake
         name = self._joiner()
         match kind:
@@ -477,6 +481,7 @@ class World:
         dice, self._stormy = self.dice, True
         self._weather = Weather(
             late=dice.choice([0.0, 0.1, 0.5]),
+            slow=dice.choice([0.0, 0.1, 0.7]),
             longest=dice.choice([1.0, 10.0, LONGEST]),
             lost=dice.choice([0.0, 0.05, 0.3]),
             unanswered=dice.choice([0.0, 0.05, 0.3]),
@@ -489,6 +494,27 @@ class World:
         while self.now() < until:
             await asyncio.sleep(dice.expovariate(2 / self.within))
             await self.act()
+
+    async def ambush(self) -> None:
+        """One host's answers become slow, and then it is gone: the moment at which an age counted wrongly kills."""
+        awake = [host for host in self.hosts if host.held and host.runs()]
+        if len(awake) < 2:
+            return
+        host, self._stormy = self.dice.choice(awake), True
+        self._spared = {other.name for other in self.hosts if other is not host}
+        times = self.shape.times
+        self._weather = Weather(slow=1.0, longest=self.dice.uniform(0.1, 0.9) * (times.give_up - times.renew) / SECOND)
+        await asyncio.sleep(self.dice.uniform(1, 3) * times.renew / SECOND)
+        if self.dice.random() < 0.5:
+            host.stop()
+        else:
+            self._cut = {host.name}
+        if self.dice.random() < 0.5:
+            host.clock.set(self.skew())
+            self.events["clock"] += 1
+        self.events["ambush"] += 1
+        self.trace.append(f"{self.now():.3f} -- ambush {host.me}")
+        await asyncio.sleep(self.within)
 
     async def clear(self) -> None:
         """The storm ends: every machine runs, every request has arrived."""
@@ -564,7 +590,7 @@ class World:
         until = self.shape.hours * 3600
         while self.now() < until:
             await self.calm()
-            await self.storm()
+            await (self.ambush() if self.dice.random() < 0.3 else self.storm())
             await self.clear()
         await self.calm()
 
