@@ -93,6 +93,23 @@ def test_what_is_still_wrong_comes_back_with_its_bytes() -> None:
     assert play(drive) == [("nonsense \u00ff", True)] * 2
 
 
+@pytest.mark.rows("K35")
+def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bool]) -> None:
+    async def drive(world: World) -> Any:
+        tries = []
+        await world.client.start("counter", [], instance_id="one")
+        await world.clock.sleep(1.0)
+        await world.client.raise_event("one", "add", 1)
+        for _ in range(2):
+            while not (kept := await world.client.quarantined()):
+                await world.clock.sleep(1.0)
+            tries.append(len(world.said("episode_defect")))
+            await world.client.put_back(kept[0].message_id)
+        return tries
+
+    assert play(drive) == [4, 8]
+
+
 @pytest.mark.rows("K42", "K30")
 def test_what_is_dropped_is_gone_with_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "INLINE_BYTES", 10)
