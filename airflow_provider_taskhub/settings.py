@@ -29,6 +29,8 @@ PREFIX = "TASKHUB_"
 _BESIDE = ("HOME", "CONFIG", "DEMO_RUN")
 """Variables that are no settings: see :func:`home` and :func:`_file`; the last is the mark of a demo's processes."""
 _HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
+MAX_RESULT = 64 * 1024 * 1024
+"""Bytes: every replay of an orchestration reads the results of its activities again."""
 LEASE_MARGIN = timedelta(milliseconds=500)
 """Least distance between renew, give up and take: scheduling noise of a loaded machine."""
 
@@ -130,6 +132,8 @@ class Settings(BaseSettings):
     request_timeout: timedelta = timedelta(seconds=30)
     """Deadline of one storage call."""
     drain_timeout: timedelta = timedelta(seconds=30)
+    max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
+    """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
     no_worker_timeout: timedelta = timedelta(minutes=10)
     """An instance whose orchestrator or activity no live worker has had for so long fails (K43)."""
     spark: SparkSettings = SparkSettings()

@@ -27,13 +27,12 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registr
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
 from airflow_provider_taskhub.hub.contract import Member, WorkerIdentity
-from airflow_provider_taskhub.settings import LeaseTimes, Settings
+from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
 from airflow_provider_taskhub.workers.calls import arguments, details, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
-MAX_RESULT = 16 * 1024 * 1024
 _TIME_LIMIT = timedelta(days=3650)
 _ALONE = LeaseTimes(
     renew=timedelta(days=1),

@@ -16,7 +16,7 @@ import structlog
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.workers.lanes import (
     ActivityOutcome,
     ActivityProgress,
@@ -31,7 +31,6 @@ from airflow_provider_taskhub.workers.warden import Warden
 
 __all__ = [
     "MAX_LOG",
-    "MAX_RESULT",
     "ActivityOutcome",
     "ActivityProgress",
     "ActivityRequest",
@@ -41,8 +40,6 @@ __all__ = [
 
 _log = structlog.get_logger()
 
-MAX_RESULT = 16 * 1024 * 1024
-"""Bytes of one result: every replay of its orchestration reads it again."""
 MAX_LOG = 10 * 1024 * 1024
 """Bytes of one attempt's log, and of one executor's own."""
 _MAX_BACKOFF = 30.0

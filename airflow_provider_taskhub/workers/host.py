@@ -116,6 +116,7 @@ class Host:
             lock_fd=incarnation.lock_fd,
             name=me.name,
             warm=options.warm,
+            max_result=settings.max_result,
         )
         if ACTIVITY in options.roles:
             await pool.start()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import time
+from datetime import timedelta
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.retry import RetryPolicy
 
 app = App("house", version="1")
 
@@ -93,3 +96,20 @@ def mended(path: str) -> str:
 async def mending(ctx: OrchestrationContext, path: str) -> str:
     await ctx.call_activity(hop, 1)
     return await ctx.call_activity(mended, path)
+
+
+def bulk(length: int) -> str:
+    """A text that does not compress to nothing."""
+    return random.Random(length).randbytes(length // 2).hex()
+
+
+@app.activity
+def large(length: int) -> str:
+    note(f"large {length}")
+    return bulk(length)
+
+
+@app.orchestrator
+async def carrying(ctx: OrchestrationContext, length: int) -> str:
+    policy = RetryPolicy(max_attempts=5, first_retry_interval=timedelta(seconds=1))
+    return await ctx.call_activity(large, length, retry_policy=policy)
