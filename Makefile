@@ -13,6 +13,11 @@ DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS
 N ?= 20
 # more arguments for pytest, such as TESTS="tests/engine -k timer"
 TESTS ?=
+# arguments of make crash and make storm, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
+CRASH ?=
+STORM ?=
+SECONDS := 300
+RUNS ?= 20
 # arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
 BENCH ?=
 # make simulate HOURS=1000 SEED=7: of virtual time, and the first seed
@@ -56,6 +61,18 @@ simulate: .venv/.test ## the partition service under all that can go wrong: HOUR
 .PHONY: simulate-deaths
 simulate-deaths: .venv/.test ## the long form of the simulation: workers die at every storage call of every scenario
 	@TASKHUB_DEATHS=all $(BIN)/python -m pytest tests/simulation --timeout 3600 $(TESTS)
+
+.PHONY: crash
+crash: .venv/.test .venv/.azurite ## everything that can go wrong at every storage call, on SQLite and Azurite; counts (CRASH="--store sqlite")
+	@$(BIN)/python -m tests.simulation.crash $(CRASH)
+
+.PHONY: storm
+storm: .venv/.test .venv/.azurite ## kill one of 4 workers every 2 s for SECONDS=300, then count what is lost, doubled, corrupt (STORM="--store sqlite")
+	@$(BIN)/python -m tests.e2e.storm storm --seconds $(SECONDS) $(STORM)
+
+.PHONY: still
+still: .venv/.test .venv/.azurite ## chains while their worker stops or dies, RUNS=20 times: the longest time without progress
+	@$(BIN)/python -m tests.e2e.storm still --runs $(RUNS) $(STORM)
 
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here beside goals and the stores' ceilings, JSON lines in .bench (BENCH="--store embedded")

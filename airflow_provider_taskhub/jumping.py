@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -85,6 +86,15 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Time stands still meanwhile: something outside is waited for, which works in real time."""
+        self._jumping.threads += 1
+        try:
+            yield
+        finally:
+            self._jumping.threads -= 1
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts

@@ -7,15 +7,17 @@ operation, so that the plan sees each of them.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.errors import Throttled, Unavailable
+from airflow_provider_taskhub.errors import StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
@@ -56,12 +58,14 @@ class Fault:
 
     :param delay: seconds before it is done. :param before: raised instead of doing it.
     :param after: raised after it was done. :param pause: seconds between doing it and its answer.
+    :param straggles: it is not done now, and nobody can know; so many seconds later it is done after all.
     """
 
     delay: float = 0.0
     before: BaseException | None = None
     pause: float = 0.0
     after: BaseException | None = None
+    straggles: float | None = None
 
 
 Plan: TypeAlias = Callable[[Call], Fault | None]
@@ -88,6 +92,11 @@ def throttled(retry_after: float = 1.0) -> Fault:
 
 def late(seconds: float) -> Fault:
     return Fault(delay=seconds)
+
+
+def straggling(seconds: float) -> Fault:
+    """Overtaken on its way: its sender gives up, goes on, and then it arrives."""
+    return Fault(straggles=seconds)
 
 
 def at(number: int, fault: Fault, *, kind: str | None = None) -> Plan:
@@ -166,6 +175,7 @@ class FaultyStore:
         self._crash = crash
         self._stepwise = stepwise
         self._calls = 0
+        self._under_way: set[asyncio.Task[None]] = set()
         self.local = inner.local
         self.requests = inner.requests
 
@@ -190,12 +200,24 @@ class FaultyStore:
             await self._clock.sleep(fault.delay)
         if fault.before is not None:
             raise fault.before
+        if fault.straggles is not None:
+            self._keep(asyncio.create_task(self._arrive(fault.straggles, do)))
+            raise Unavailable("overtaken (fault)", maybe_done=True)
         result = await do()
         if fault.pause:
             await self._clock.sleep(fault.pause)
         if fault.after is not None:
             raise fault.after
         return result
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _arrive(self, seconds: float, do: Callable[[], Awaitable[object]]) -> None:
+        await self._clock.sleep(seconds)
+        with suppress(StorageError):  # nobody hears the answer
+            await do()
 
     # writes
 

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 MAX_CRASHES = 3
 """Executors that one delivery of an activity may bring down before the activity fails."""
+SETTLE_PAUSE = 0.2
+"""Seconds between tries to write an outcome."""
 
 
 class Runner(Protocol):
@@ -285,12 +287,9 @@ class Activities:
                 silent = entity
             number = last[0].attempt + 1 if last else 1
             claim = self._new_record(held, event, number)
-            try:
-                write = records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now())
-                etags = await hub.store.execute(write)
-            except Conflict:
+            etag = await self._write_claim(claim, silent)
+            if etag is None:
                 continue  # somebody else claimed it: look again
-            assert isinstance(etags, tuple)
             if silent is not None:
                 log.warning(
                     "activity_taken_over",
@@ -300,7 +299,25 @@ class Activities:
                     attempt=number,
                     before=records.decode(silent).worker,
                 )
-            return Attempt(claim, etags[0])
+            return Attempt(claim, etag)
+
+    async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
+        """The claim's ETag; None when somebody else was first.
+
+        :raises Unavailable: when nobody knows whether it was written, and it is not there now.
+        """
+        hub = self._hub
+        try:
+            etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
+        except Conflict:
+            return None
+        except Unavailable:  # read back, never blindly repeated: else we would wait for ourselves to fall silent
+            found = await records.newest(hub.store, hub.names, claim)
+            if found is None or found[0] != claim:
+                raise
+            return found[1].etag
+        assert isinstance(etags, tuple)
+        return etags[0]
 
     def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
         instance = held.message.instance
@@ -420,14 +437,37 @@ class Activities:
             failure=outcome.failure,
         )
         try:
-            await self._settle(held, event, attempt, ended, outcome)
+            await self._insist(held, event, attempt, ended, outcome)
         except Conflict:
+            found = await records.newest(self._hub.store, self._hub.names, ended)
+            if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
+                await self._again(held, event, *found)  # written by a try whose answer was lost
+                return
             try:
                 await self._adopt_own(attempt)
-                await self._settle(held, event, attempt, ended, outcome)
+                await self._insist(held, event, attempt, ended, outcome)
             except Conflict:
                 log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
                 await self._cancelled(held, attempt)
+
+    async def _insist(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
+    ) -> None:
+        """Settle, again while the store does not answer and nobody may take the attempt over: the activity has run.
+
+        :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
+        """
+        until = self._hub.clock.monotonic() + (self._times.give_up - self._times.renew).total_seconds()
+        while True:
+            try:
+                await self._settle(held, event, attempt, ended, outcome)
+                return
+            except (Unavailable, Throttled) as error:
+                pause = max(SETTLE_PAUSE, getattr(error, "retry_after", 0.0))
+                if self._hub.clock.monotonic() + pause > until:
+                    raise
+                log.info("outcome_unsettled", activity=event.name, attempt=ended.attempt, error=str(error))
+            await self._hub.clock.sleep(pause)
 
     async def _settle(
         self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome

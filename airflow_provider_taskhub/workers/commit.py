@@ -13,9 +13,9 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Th
 from airflow_provider_taskhub.hub.contract import Tenure
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
-from airflow_provider_taskhub.hub.history.records import SENTINEL, Sentinel, decode_sentinel
+from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
-from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Results
@@ -35,6 +35,11 @@ class Done:
 
     stored: Stored
     claimed: tuple[Held, ...] = ()
+
+
+def _certainly(error: StorageError) -> bool:
+    """Whether what was refused was not done for certain."""
+    return not (isinstance(error, Unavailable) and error.maybe_done)
 
 
 class Committer:
@@ -68,6 +73,7 @@ class Committer:
 
         plan = planned(stored)
         put: list[Held] = []  # claimed by tries that ended in an error
+        refused = True  # all of them for certain: nothing of this episode is in the history
         last: StorageError | None = None
         for turn in range(TRIES):
             sent = hub.clock.monotonic()
@@ -79,6 +85,7 @@ class Committer:
                 last = error
                 if len(error.results) > plan.outbound:
                     put += claimed(mail, error.results[plan.outbound], sent=sent)
+                refused = refused and _certainly(error) and len(error.results) <= plan.outbound + 1
                 log.info(
                     "checkpoint_unsettled",
                     instance_id=episode.current.instance_id,
@@ -94,7 +101,7 @@ class Committer:
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
-                await self._withdraw(put)
+                await self._withdraw(put if refused else ())
                 raise Aborted("another episode was committed over the sentinel") from last
             row_etag = await self._row_etag(episode.current.instance_id)
             if stored.sentinel_etag is None and row_etag != stored.row_etag:
@@ -175,8 +182,7 @@ class Committer:
         raise Conflict(f"the instance row of {episode.current.instance_id!r} keeps changing under its checkpoint")
 
     async def _sentinel(self, instance_id: str) -> Sentinel | None:
-        entity = await self._hub.store.get(self._hub.names.history, escape(instance_id), SENTINEL)
-        return None if entity is None else decode_sentinel(entity)
+        return await sentinel_of(self._hub.store, self._hub.names, instance_id)
 
     async def _row_etag(self, instance_id: str) -> str | None:
         row = await self._hub.instance(instance_id)

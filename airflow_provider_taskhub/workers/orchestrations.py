@@ -37,7 +37,7 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState,
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.checkpoint import Stored, completion
 from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
-from airflow_provider_taskhub.hub.history.load import Loaded, checkpointed, load
+from airflow_provider_taskhub.hub.history.load import Loaded, load, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
@@ -195,7 +195,7 @@ class Orchestrations:
             live, facts = await self._open(session, batch)
         else:
             facts = live.facts()
-        found = await self._judge(session, batch, facts)
+        found = await self._judge(session, batch, facts, live.stored.sentinel_etag)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
         await self._set_aside(session, live, found)
@@ -217,7 +217,7 @@ class Orchestrations:
             return live, Facts(row_read=True, row_execution_id=event.instance.execution_id)
         live, loaded = await self._load(instance_id)
         sentinel = loaded.sentinel
-        if sentinel is not None and not sentinel.complete and sentinel.commit_id is not None:
+        if loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None:
             await self._resume(session, live)
         facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
         return live, facts
@@ -236,8 +236,13 @@ class Orchestrations:
             load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
         )
         sentinel = loaded.sentinel
-        if sentinel is None:
-            stored = Stored(row_etag=row.etag if row else None, status=row.status if row else None)
+        if sentinel is None or not loaded.begun:
+            stored = Stored(
+                sentinel_etag=sentinel.etag if sentinel else None,
+                surplus=loaded.surplus,
+                row_etag=row.etag if row else None,
+                status=row.status if row else None,
+            )
             return Live(self._execution(instance_id, (), None, None), stored, None), loaded
         stored = Stored(
             sentinel_etag=sentinel.etag,
@@ -271,7 +276,7 @@ class Orchestrations:
 
     # judging
 
-    async def _judge(self, session: Session[Live], batch: Sequence[Held], facts: Facts) -> Sorted:
+    async def _judge(self, session: Session[Live], batch: Sequence[Held], facts: Facts, etag: str | None) -> Sorted:
         visibility = session.reader.visibility
         found = Sorted(facts=facts)
         taken: set[str] = set()
@@ -281,7 +286,7 @@ class Orchestrations:
                 continue
             judged = _judged(held, found.facts, visibility)
             if judged.verdict is Verdict.LOOK:
-                found.facts = await self._look(session.instance_id, held.message.event, found.facts)
+                found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
                 judged = _judged(held, found.facts, visibility)
             match judged.verdict:
                 case Verdict.PROCESS:
@@ -297,13 +302,20 @@ class Orchestrations:
                     found.later.append((held, judged))
         return found
 
-    async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts) -> Facts:
-        """Read what a live session does not keep: the instance row, and when the last checkpoint was."""
+    async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
+        """Read what a live session does not keep: the instance row, and when the last checkpoint was.
+
+        :param etag: of the sentinel, as the session has it.
+        :raises Aborted: when the partition's former owner has committed since: what the session holds is old.
+        """
         if isinstance(event, ExecutionStarted):
             row = await self._row_of_start(instance_id, event.instance.execution_id)
         else:
             row = await self._hub.instance(instance_id)
-            facts = replace(facts, checkpointed=await checkpointed(self._hub.store, self._hub.names, instance_id))
+            sentinel = await sentinel_of(self._hub.store, self._hub.names, instance_id)
+            if (sentinel.etag if sentinel else None) != etag:
+                raise Aborted("another owner has committed since the history was loaded")
+            facts = replace(facts, checkpointed=sentinel.timestamp if sentinel else None)
         return replace(
             facts,
             row_read=True,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE, Settings
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
 
 TASKHUB = [str(Path(sys.executable).with_name("taskhub"))]
 APP = "house_app:app"
@@ -71,16 +71,15 @@ class House:
     connection: str
     hub: str
     workers: list[Worker] = field(default_factory=list)
+    lease: LeaseTimes = EMBEDDED_LEASE
 
     @property
     def settings(self) -> Settings:
-        return Settings(
-            hub=self.hub, connection=self.connection, lease=EMBEDDED_LEASE, max_polling=timedelta(seconds=0.5)
-        )
+        return Settings(hub=self.hub, connection=self.connection, lease=self.lease, max_polling=timedelta(seconds=0.5))
 
     @property
     def environment(self) -> dict[str, str]:
-        lease = {f"TASKHUB_LEASE__{name.upper()}": f"PT{value.total_seconds():g}S" for name, value in EMBEDDED_LEASE}
+        lease = {f"TASKHUB_LEASE__{name.upper()}": f"PT{value.total_seconds():g}S" for name, value in self.lease}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKHUB_")}
         return (
             kept

@@ -116,6 +116,13 @@ def test_generations_of_one_start_are_counted_in_their_ids(addressed: str, curre
     assert verdict(answers(3)[0], replace(RUNNING, execution_id=current), execution_id=addressed) is expected
 
 
+@pytest.mark.rows("K34", "K36")
+def test_a_live_session_looks_whether_a_newer_generation_is_committed_by_now() -> None:
+    live = replace(RUNNING, checkpointed=None)
+    assert verdict(answers(3)[0], live, execution_id=GEN1) is Verdict.LOOK
+    assert verdict(answers(3)[0], replace(live, row_read=True), execution_id=GEN1) is Verdict.RACE
+
+
 @pytest.mark.rows("K36")
 def test_of_two_starts_the_row_names_the_newer() -> None:
     response = answers(3)[0]

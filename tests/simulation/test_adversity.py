@@ -29,8 +29,8 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage
+from tests.simulation.lives import live
 from tests.simulation.scenarios import SCENARIOS, app_of
-from tests.simulation.test_deaths import live
 from tests.simulation.world import Effects, World, simulate
 
 HOUR = timedelta(hours=1)
@@ -125,7 +125,7 @@ def test_a_lease_lost_in_the_middle_leaves_the_episode_to_the_next_owner() -> No
             await hub.clock.sleep(1.0)
             await hub.client.start("recorded", 3, instance_id="one")
             await hub.clock.sleep(1.0)
-            one.lease_store._plan = lambda call: unsent()  # it renews no more
+            one.leases = lambda call: unsent()  # it renews no more
             await hub.join("two")
             await hub.wait("one")
             assert hub.said("partition_lost")

@@ -1,116 +1,68 @@
 """A worker dies before or after any storage call; another finishes, and nobody can tell (K26, K27, K29).
 
-A failure prints the line that reproduces it. ``TASKHUB_DEATHS=all`` dies at every point instead of a sample.
+And all else that can go wrong at a storage call (``lives.Kind``): here a sample of it, in ``make crash`` all. A failure
+prints the line that reproduces it. ``TASKHUB_DEATHS=all`` dies at every point instead of a sample.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.hub.contract import RecordState
-from tests.simulation.scenarios import SCENARIOS, Scenario, app_of
-from tests.simulation.world import AFTER, BEFORE, Death, Effects, Ended, World, simulate
+from tests.simulation.crash import azurite_at, go_through, main
+from tests.simulation.lives import DEATHS, Damage, Kind, Trouble, live, troubles
+from tests.simulation.scenarios import SCENARIOS, Scenario
+from tests.simulation.still import still_azurite
+from tests.simulation.world import MEMORY, WHOLE, Place
 
 SAMPLE = 24
 """Deaths of each scenario in CI."""
+OTHERS = tuple(kind for kind in Kind if kind not in DEATHS)
 
 
-@dataclass(slots=True)
-class Run:
-    """One life of a scenario. :param attempts: attempts of recorded activities: (instance, task) → states."""
-
-    ended: Ended
-    calls: int
-    points: dict[str, int]
-    effects: Effects
-    hints: tuple[str, ...]
-    attempts: dict[tuple[str, int], list[RecordState]] = field(default_factory=dict)
-
-
-def live(scenario: Scenario, death: Death | None = None) -> Run:
-    """The scenario on one worker; when it dies, a second one comes."""
-    effects = Effects()
-
-    async def play() -> Run:
-        async with World(app_of(effects)) as world:
-            first = await world.join("first", death=death)
-
-            async def follow() -> None:
-                await first.died.wait()
-                await world.join("second")
-
-            following = asyncio.ensure_future(follow())
-            await scenario.drive(world)
-            ended = await world.ended()
-            following.cancel()
-            run = Run(ended, first.calls, dict(first.points), effects, await world.client.completions())
-            for instance_id in ended.states:
-                for record in await world.client.activities(instance_id):
-                    run.attempts.setdefault((instance_id, record.task_id), []).append(record.state)
-            return run
-
-    found = simulate(play)
-    assert isinstance(found, Run)
-    return found
-
-
-def deaths(run: Run) -> list[Death]:
-    """Everywhere that a worker can die: around each storage call, and at each crash point each time."""
-    found = [Death(point=number, side=side) for number in range(1, run.calls + 1) for side in (BEFORE, AFTER)]
-    for name, times in run.points.items():
-        side, _, point = name.partition("-")
-        found += [Death(point=point, side=side, count=count) for count in range(1, times + 1)]
-    return found
-
-
-def sample(scenario: Scenario, run: Run) -> list[Death]:
-    every = deaths(run)
+def sample(scenario: Scenario) -> list[Trouble] | None:
+    """Every named point once, and some of all others; None: everything."""
     if os.environ.get("TASKHUB_DEATHS") == "all":
-        return every
-    named = [death for death in every if not isinstance(death.point, int) and death.count == 1]
+        return None
+    run = live(scenario)
+    every = [wrong for kind in DEATHS for wrong in troubles(kind, run)]
+    named = [wrong for wrong in every if not isinstance(wrong.point, int) and wrong.count == 1]
     return named + random.Random(scenario.name).sample(every, min(len(every), max(0, SAMPLE - len(named))))
 
 
-def compare(scenario: Scenario, undisturbed: Run, run: Run) -> None:
-    assert run.ended.states == undisturbed.ended.states
-    assert run.ended.histories == undisturbed.ended.histories
-    assert run.hints == undisturbed.hints
-    assert set(run.attempts) == set(undisturbed.attempts)
-    for place, states in run.attempts.items():
-        assert states[-1] is RecordState.COMPLETED, place
-        assert all(state is RecordState.LOST for state in states[:-1]), place
-        assert len(states) <= 2, f"{place}: one death cost more than one attempt"
-    kept = sum(count for (name, _), count in run.effects.ran.items() if name == "kept")
-    assert kept <= sum(map(len, run.attempts.values())), "each run of a recorded activity has a record"
-
-
-def reproduced(scenario: Scenario, death: Death) -> str:
-    return f"reproduce: TASKHUB_DEATH={death} pytest tests/simulation/test_deaths.py -k 'every and {scenario}'"
-
-
-def wanted() -> Iterator[Death]:
-    line = os.environ.get("TASKHUB_DEATH")
-    if line:
-        side, point, count = line.split("-")
-        yield Death(point=int(point) if point.isdigit() else point, side=side, count=int(count))
+def check(scenario: Scenario, kinds: Sequence[Kind], place: Place, **options: Any) -> None:
+    told = [line for _, count in go_through(scenario, kinds, place, **options) for line in count.told]
+    assert not told, "\n".join(told)
 
 
 @pytest.mark.rows("K26", "K27", "K28", "K29")
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
 def test_every_death_is_made_good(scenario: Scenario) -> None:
-    undisturbed = live(scenario)
-    for death in list(wanted()) or sample(scenario, undisturbed):
-        try:
-            compare(scenario, undisturbed, live(scenario, death))
-        except Exception as error:
-            raise AssertionError(reproduced(scenario, death)) from error
+    check(scenario, DEATHS, MEMORY, only=sample(scenario))
+
+
+@pytest.mark.rows("K10", "K26", "K27", "K37", "K39")
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+def test_everything_else_that_goes_wrong_at_a_call_is_made_good(scenario: Scenario) -> None:
+    check(scenario, OTHERS, MEMORY, sample=3)
+    check(scenario, (Kind.AFTER, Kind.LOST, Kind.UNHEARD, Kind.TWICE), WHOLE, sample=2)
+
+
+@pytest.fixture(scope="module")
+def azurite_place() -> Iterator[Place]:
+    with still_azurite() as still:
+        yield azurite_at(still)
+
+
+@pytest.mark.rows("K10", "K26", "K27", "K28", "K29", "K37")
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+def test_so_it_is_on_azurite(scenario: Scenario, azurite_place: Place) -> None:
+    kinds = random.Random(scenario.name).sample(tuple(Kind), 4)
+    check(scenario, kinds, azurite_place, sample=1)
 
 
 def test_the_scenarios_end_as_they_should() -> None:
@@ -134,3 +86,14 @@ def test_the_scenarios_end_as_they_should() -> None:
 
 def test_a_watched_instance_is_announced_once_it_has_ended() -> None:
     assert live(SCENARIOS["chain"]).hints == ("one",)
+
+
+def test_the_command_counts_what_it_goes_through(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--store", "sqlite", "--scenario", "raising", "--kind", "before", "--kind", "twice"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[-3:] == [str(damage) for damage in Damage]
+    run = live(SCENARIOS["raising"])
+    before = len(list(troubles(Kind.BEFORE, run)))
+    assert before > run.calls, "each call, and each time of each named point"
+    assert [line.split()[:7] for line in lines[:1]] == [["sqlite", "before", "1", str(before), "0", "0", "0"]]
+    assert lines[-1].split()[:2] == ["all", "1"]

@@ -1,12 +1,14 @@
 """Workers of one hub in one process under a jumping clock, each of which can die at any storage call (DESIGN §11).
 
-The workers are the very ones of production (backend, partition owner, client); the store is in memory and carries units
-out operation by operation, so that there are points to die at.
+The workers are the very ones of production (backend, partition owner, client). The store is SQLite in memory, or
+Azurite under the same clock (``still``); units go operation by operation, so that there are points to die at.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -24,19 +26,35 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCompleted, OrchestratorStarted
 from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Member, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.partitions import admin, applease
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
+from airflow_provider_taskhub.storage.primitives import (
+    Message,
+    Operation,
+    PutMessage,
+    Receipt,
+    Result,
+    Results,
+    Store,
+    Unit,
+    UpdateMessage,
+)
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
 BEFORE, AFTER = "before", "after"
+POLLS = ("queue.receive", "admin")
+"""Calls that are not numbered."""
+_hubs = itertools.count(1)
 QUIET = timedelta(hours=2)
 """Virtual time within which nothing may be left in any queue once everything has ended."""
 
@@ -76,6 +94,92 @@ class Death:
         return f"{self.side}-{self.point}-{self.count}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the hub of a world is kept.
+
+    :param open: makes the store, under the world's clock. :param stepwise: units go operation by operation; else whole.
+    :param shared: others' hubs are there too: each has a name of its own, and is removed when its world ends.
+    """
+
+    name: str
+    open: Callable[[JumpingClock], Store]
+    stepwise: bool = True
+    shared: bool = False
+    lease: LeaseTimes = EMBEDDED_LEASE
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MEMORY = Place(name="sqlite", open=lambda clock: SqliteStore(None, clock=clock))
+WHOLE = Place(name="sqlite-units", open=lambda clock: SqliteStore(None, clock=clock), stepwise=False)
+"""As the embedded store is in production: a checkpoint is there or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An operation that was carried out. :param machine: whose it was."""
+
+    machine: str
+    operation: Operation
+
+
+class Tape(FaultyStore):
+    """Records what is really done, in order."""
+
+    def __init__(self, inner: Store, machine: str, done: list[Done]) -> None:
+        super().__init__(inner, lambda call: None)
+        self._machine, self._done = machine, done
+
+    async def execute(self, operation: Operation) -> Result:
+        result = await super().execute(operation)
+        self._done.append(Done(machine=self._machine, operation=operation))
+        return result
+
+    async def commit(self, unit: Unit) -> Results:
+        results = await super().commit(unit)
+        done = [operation for step in unit.steps for operation in step.operations]
+        self._done.extend(Done(machine=self._machine, operation=operation) for operation in done)
+        return results
+
+
+class Network(FaultyStore):
+    """A machine's way to the store. It may deliver one message twice, or lose one answer with messages.
+
+    :ivar unheard: number of the receive, of those that found something, whose answer is lost.
+    :ivar twice: number of the delivery (a message received, or put and claimed) that comes again at once, as when its
+        visibility had run out in the worker's hands.
+    """
+
+    def __init__(self, inner: Store, plan: Plan, *, claim: timedelta, **options: Any) -> None:
+        super().__init__(inner, plan, **options)
+        self._claim = claim
+        self.receives = self.deliveries = 0
+        self.twice: int | None = None
+        self.unheard: int | None = None
+
+    async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
+        messages = await super().receive(queue, limit=limit, visibility=visibility)
+        self.receives += bool(messages)
+        if messages and self.receives == self.unheard:
+            raise Unavailable("answer lost (fault)", maybe_done=True)
+        for message in messages:
+            await self._delivered(queue, message.receipt)
+        return messages
+
+    async def execute(self, operation: Operation) -> Result:
+        result = await super().execute(operation)
+        if isinstance(operation, PutMessage) and isinstance(result, Receipt) and operation.visibility == self._claim:
+            await self._delivered(operation.queue, result)
+        return result
+
+    async def _delivered(self, queue: str, receipt: Receipt) -> None:
+        self.deliveries += 1
+        if self.deliveries == self.twice:
+            await self._inner.execute(UpdateMessage(queue=queue, message=receipt, visibility=timedelta(0)))
+
+
 class Machine:
     """One worker, and the machine it runs on: its clock, its ways into the store, its tasks."""
 
@@ -89,6 +193,8 @@ class Machine:
         roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
         app: App | None = None,
         plan: Plan = lambda call: None,
+        twice: int | None = None,
+        unheard: int | None = None,
     ) -> None:
         self.name, self.world, self.death, self.plan = name, world, death, plan
         self.clock = JumpingClock(skew=skew)
@@ -102,8 +208,17 @@ class Machine:
         self.points: Counter[str] = Counter()
         self.owning: asyncio.Task[None] | None = None
         names = HubNames(world.settings.hub)
-        self.store = FaultyStore(world.store, self._plan, clock=self.clock, crash=self._crash, stepwise=True)
+        self.store = Network(
+            Tape(world.store, name, world.tape),
+            self._plan,
+            clock=self.clock,
+            crash=self._crash,
+            stepwise=world.place.stepwise,
+            claim=world.settings.lease_times.visibility,
+        )
+        self.store.twice, self.store.unheard = twice, unheard
         self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
+        self.leases: Plan = lambda call: None
         registry = Registry.of([app or world.app])
         runner = Attempts(registry, world.functions, None)
         registry = runner.registry
@@ -148,7 +263,7 @@ class Machine:
     def _plan(self, call: Call) -> Fault | None:
         if self.dead:
             return Fault(before=asyncio.CancelledError())
-        if call.kind in ("queue.receive", "admin"):
+        if call.kind in POLLS:
             return self.plan(call)  # polling: when it happens is nothing that a number should depend on
         self.calls += 1
         death = self.death
@@ -159,7 +274,7 @@ class Machine:
         return self.plan(call)
 
     def _lease_plan(self, call: Call) -> Fault | None:
-        return Fault(before=asyncio.CancelledError()) if self.dead else None
+        return Fault(before=asyncio.CancelledError()) if self.dead else self.leases(call)
 
     async def _crash(self, name: str) -> None:
         if self.dead:
@@ -230,15 +345,18 @@ class World:
         app: App,
         *,
         partitions: int = 2,
+        place: Place = MEMORY,
         hub: str = "Simulated",
         functions: Mapping[str, Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
         """:param functions: activities by name, called with all arguments, as .NET's activities may be."""
-        self.app, self.functions = app, functions or {}
-        self.settings = Settings(hub=hub, partitions=partitions, **settings)
+        self.app, self.place, self.functions = app, place, functions or {}
+        hub = f"{hub}{next(_hubs)}" if place.shared else hub
+        self.settings = Settings(hub=hub, partitions=partitions, **{"lease": place.lease} | settings)
         self.clock = JumpingClock()
-        self.store = SqliteStore(None, clock=self.clock)
+        self.store: Store = place.open(self.clock)
+        self.tape: list[Done] = []
         self.machines: list[Machine] = []
         self.logs: list[Any] = []
         self.client: Client = None  # type: ignore[assignment]  # from __aenter__ on
@@ -256,6 +374,9 @@ class World:
     async def __aexit__(self, *error: object) -> None:
         for machine in self.machines:
             await machine.bury()
+        if self.place.shared and self.client is not None:
+            await self.clock.sleep(applease.SECONDS + 1)  # the dead hold it still
+            await admin.delete_hub(self.store, self.client.hub.names)
         await self.store.__aexit__(None, None, None)
         structlog.configure(**self._configured)
 
@@ -265,6 +386,10 @@ class World:
         self.machines.append(machine)
         await asyncio.get_running_loop().create_task(machine.start())
         return machine
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task of nobody's machine: no death ends it."""
+        return contextvars.Context().run(asyncio.get_running_loop().create_task, work)
 
     async def wait(self, instance_id: str, limit: timedelta = timedelta(minutes=30)) -> InstanceState:
         return await self.client.wait(instance_id, timeout=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_fault_at_a_call(fault: Fault, error: type[StorageError], maybe_done: 
             assert getattr(caught.value, "maybe_done", None) is maybe_done
             await store.execute(PUT)
         assert await inner.count("abc") == 2 + count
+
+    run(scenario())
+
+
+def test_a_straggler_is_done_after_what_follows_it() -> None:
+    async def scenario() -> None:
+        store, inner = await made(faults.at(1, faults.straggling(2.0), kind="queue.put"))
+        async with store:
+            with pytest.raises(Unavailable) as caught:
+                await store.execute(replace(PUT, text="first"))
+            assert caught.value.maybe_done
+            await store.execute(replace(PUT, text="second"))
+            assert await inner.count("abc") == 1
+            await asyncio.sleep(3.0)
+            found = await store.receive("abc", limit=2, visibility=timedelta(seconds=1))
+        assert [message.text for message in found] == ["second", "first"]
 
     run(scenario())
 

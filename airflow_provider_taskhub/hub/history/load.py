@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_taskhub.codec import Timestamp, decompress
+from airflow_provider_taskhub.codec import decompress
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -38,6 +38,11 @@ class Loaded:
     past: tuple[HistoryEvent, ...] = ()
     sentinel: Sentinel | None = None
     surplus: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything counts: of a first checkpoint that was cut off between two transactions nothing does."""
+        return self.sentinel is not None and (self.sentinel.complete or bool(self.past))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +91,10 @@ async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tupl
     return tuple(decode_event(entity) for entity in kept)
 
 
-async def checkpointed(store: Store, names: HubNames, instance_id: str) -> Timestamp | None:
-    """The storage service's time of the last checkpoint; None without one."""
+async def sentinel_of(store: Store, names: HubNames, instance_id: str) -> Sentinel | None:
+    """The last checkpoint, with its ETag and the storage service's time of it; None without one."""
     entity = await store.get(names.history, escape(instance_id), SENTINEL)
-    return None if entity is None else decode_sentinel(entity).timestamp
+    return None if entity is None else decode_sentinel(entity)
 
 
 def _generation(rows: list[Entity], execution_id: str) -> list[Entity]:

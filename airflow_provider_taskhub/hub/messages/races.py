@@ -160,6 +160,8 @@ def _other_generation(execution_id: str, facts: Facts) -> Judged:
     current = facts.execution_id or ""
     if same_start(execution_id, current):
         newer = generation_of(execution_id) > generation_of(current)
+        if newer and facts.checkpointed is None and not facts.row_read:
+            return Judged(verdict=Verdict.LOOK)  # it may be committed by now, by the partition's former owner
     elif not facts.row_read:
         return Judged(verdict=Verdict.LOOK)
     else:

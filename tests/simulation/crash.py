@@ -1,0 +1,157 @@
+"""``make crash``: everything that can go wrong at every storage call of every scenario, on both stores.
+
+Each crash point is one life of a scenario: a worker dies before or after the n-th storage operation, or the operation's
+answer is lost, or it arrives late … (``lives.Kind``), for every n. Prints counts, and for each damage the line that
+reproduces it; ends with 1 when there was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from airflow_provider_taskhub.settings import AZURE_LEASE
+from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
+from tests.simulation.scenarios import SCENARIOS, Scenario
+from tests.simulation.still import Still, still_azurite
+from tests.simulation.world import MEMORY, WHOLE, Place
+
+STORES = ("sqlite", "sqlite-units", "azurite")
+MODULE = "python -m tests.simulation.crash"
+
+
+@dataclass(slots=True)
+class Count:
+    """What was found for one kind on one store. :param told: what was damaged, one line each."""
+
+    scenarios: set[str] = field(default_factory=set)
+    points: int = 0
+    seconds: float = 0.0
+    damages: Counter[Damage] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
+
+    def line(self, store: str, kind: str) -> str:
+        damages = "".join(f"{self.damages[damage]:>9}" for damage in Damage)
+        return f"{store:<13} {kind:<10} {len(self.scenarios):>9} {self.points:>13}{damages} {self.seconds:>8.0f} s"
+
+
+HEAD = f"{'store':<13} {'what':<10} {'scenarios':>9} {'crash points':>13}" + "".join(f"{d:>9}" for d in Damage)
+
+
+def damages_of(scenario: Scenario, undisturbed: Run, wrong: Trouble, place: Place) -> Iterator[tuple[Damage, str]]:
+    """What one trouble damaged. What does not end, or leaves messages, is lost."""
+    try:
+        found = live(scenario, wrong, place=place)
+    except Exception as error:
+        yield Damage.LOST, f"{type(error).__name__}: {error}"[:2000]
+        return
+    for difference in compare(scenario, undisturbed, found, wrong):
+        yield difference.damage, difference.text
+
+
+def points(kind: Kind, run: Run, *, sample: int | None, seed: str) -> list[Trouble]:
+    """All, or so many. :param run: undisturbed, of the kind's crew."""
+    every = list(troubles(kind, run))
+    return every if sample is None else random.Random(seed).sample(every, min(sample, len(every)))
+
+
+def go_through(
+    scenario: Scenario,
+    kinds: Sequence[Kind],
+    place: Place,
+    *,
+    sample: int | None = None,
+    only: Sequence[Trouble] | None = None,
+) -> Iterator[tuple[Kind, Count]]:
+    """One scenario on one store: a count for each kind.
+
+    :param sample: so many points of each kind, instead of all. :param only: these points, whatever there are.
+    """
+    undisturbed = live(scenario, place=place)
+    crews: dict[Crew, Run] = {Crew.ALONE: undisturbed}
+    for kind in kinds:
+        crew = CREWS.get(kind, Crew.ALONE)
+        if crew not in crews:
+            crews[crew] = live(scenario, place=place, crew=crew)
+        count, began = Count({scenario.name}), time.monotonic()
+        chosen = [wrong for wrong in only or () if wrong.kind is kind]
+        if only is None:
+            chosen = points(kind, crews[crew], sample=sample, seed=f"{scenario} {place}")
+        for wrong in chosen:
+            count.points += 1
+            for damage, text in damages_of(scenario, undisturbed, wrong, place):
+                count.damages[damage] += 1
+                line = f"{MODULE} --store {place} --scenario {scenario} --only {wrong}"
+                count.told.append(f"{damage} ({line}): {text}")
+        count.seconds = time.monotonic() - began
+        yield kind, count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; the status to exit with."""
+    options = _options().parse_args(arguments)
+    total = Count()
+    print(HEAD, flush=True)
+    with ExitStack() as stack:
+        for store in options.store or STORES:
+            place = _place(store, stack)
+            counts: dict[Kind, Count] = {}
+            for name in options.scenario or SCENARIOS:
+                scenario = SCENARIOS[name]
+                if options.only:
+                    return _once(scenario, trouble(options.only), place)
+                kinds = [Kind(kind) for kind in options.kind] or list(Kind)
+                for kind, count in go_through(scenario, kinds, place, sample=options.sample):
+                    _add(counts.setdefault(kind, Count()), count)
+                    for line in count.told:
+                        print(line, file=sys.stderr, flush=True)
+            for kind, count in counts.items():
+                print(count.line(store, kind), flush=True)
+                _add(total, count)
+    print(total.line("all", ""))
+    return 1 if total.told else 0
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=MODULE, description=__doc__)
+    parser.add_argument("--store", action="append", choices=STORES, help="else all; repeats")
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="else all; repeats")
+    parser.add_argument("--kind", action="append", choices=list(Kind), default=[], help="else all; repeats")
+    parser.add_argument("--sample", type=int, help="so many points of each kind and scenario, instead of all")
+    parser.add_argument("--only", help="one trouble, as printed")
+    return parser
+
+
+def _place(store: str, stack: ExitStack) -> Place:
+    if store != "azurite":
+        return MEMORY if store == "sqlite" else WHOLE
+    return azurite_at(stack.enter_context(still_azurite()))
+
+
+def azurite_at(still: Still) -> Place:
+    """The emulator, with the lease times of Azure."""
+    return Place(name="azurite", open=lambda clock: still.store(), shared=True, lease=AZURE_LEASE)
+
+
+def _once(scenario: Scenario, wrong: Trouble, place: Place) -> int:
+    found = list(damages_of(scenario, live(scenario, place=place), wrong, place))
+    print("\n".join(f"{damage}: {text}" for damage, text in found) or "nothing lost, nothing doubled")
+    return 1 if found else 0
+
+
+def _add(total: Count, count: Count) -> None:
+    total.scenarios |= count.scenarios
+    total.points += count.points
+    total.seconds += count.seconds
+    total.damages += count.damages
+    total.told += count.told
+
+
+if __name__ == "__main__":
+    sys.exit(main())
