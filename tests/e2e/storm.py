@@ -138,7 +138,7 @@ async def storm(house: House, *, seconds: float, count: int, workers: int) -> tu
         over = time.monotonic()
         damage = Damage()
         for job in work:
-            await _check(client, job, damage, left=AFTERWARDS.total_seconds() - (time.monotonic() - over))
+            await check(client, job, damage, left=AFTERWARDS.total_seconds() - (time.monotonic() - over))
         passed = time.monotonic() - over
         await _check_all(client, house, damage)
     fleet.end()
@@ -152,7 +152,7 @@ async def _kill(fleet: Fleet, seconds: float) -> None:
         await asyncio.to_thread(fleet.kill)
 
 
-async def _check(client: Client, job: Job, damage: Damage, *, left: float) -> None:
+async def check(client: Client, job: Job, damage: Damage, *, left: float) -> None:
     try:
         state = await client.wait(job.instance_id, timeout=timedelta(seconds=max(1.0, left)))
     except TimeoutError as error:
