@@ -44,6 +44,7 @@ class ActivityInfo:
         a ``RetryPolicy`` is a call of its own, with a ``task_id`` and an ``idempotency_key`` of its own.
     :param idempotency_key: the same for every attempt of one call, and for nothing else: safe to deduplicate effects
         by.
+    :param trace_parent, trace_state: W3C trace context of this attempt, to hand to what it calls; None: not traced.
     """
 
     name: str
@@ -53,6 +54,8 @@ class ActivityInfo:
     attempt: int
     idempotency_key: str
     tags: Mapping[str, str]
+    trace_parent: str | None = None
+    trace_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

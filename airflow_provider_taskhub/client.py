@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from airflow_provider_taskhub import codec
+from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
@@ -191,20 +191,23 @@ class Client:
         start_at: datetime | None,
         policy: StartPolicy,
     ) -> InstanceState:
-        start = ExecutionStarted(
-            timestamp=self.hub.clock.utc_now(),
-            instance=OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex),
-            name=orchestrator,
-            input=text,
-            version=version,
-            tags=dict(tags) if tags else None,
-            scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
-            generation=0,
-        )
-        try:
-            return await self._insert(start)
-        except Conflict:
-            return await self._taken(start, policy)
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
+        with tracing.creating(orchestrator, version, instance) as carried:
+            start = ExecutionStarted(
+                timestamp=self.hub.clock.utc_now(),
+                instance=instance,
+                name=orchestrator,
+                input=text,
+                version=version,
+                tags=dict(tags) if tags else None,
+                parent_trace_context=carried,
+                scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
+                generation=0,
+            )
+            try:
+                return await self._insert(start)
+            except Conflict:
+                return await self._taken(start, policy)
 
     async def _insert(self, start: ExecutionStarted) -> InstanceState:
         made, entity, blobs = self._start_parts(start)
@@ -283,14 +286,13 @@ class Client:
         row = await self._existing(instance_id)
         if row.status.is_final:
             raise InputError(f"instance {instance_id!r} has ended ({row.status}): it takes no events")
-        event = EventRaised(
-            timestamp=self.hub.clock.utc_now(), name=name, input=codec.dumps(data, what=f"data of event {name!r}")
-        )
+        text = codec.dumps(data, what=f"data of event {name!r}")
         # before the first checkpoint a .NET worker takes only events that name the execution (spec §2.9)
         execution_id = row.execution_id if row.status is Status.PENDING else None
-        await self.hub.send(
-            self.hub.mail(event, OrchestrationInstance(instance_id=instance_id, execution_id=execution_id))
-        )
+        target = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+        with tracing.raising(name, instance_id) as carried:
+            event = EventRaised(timestamp=self.hub.clock.utc_now(), name=name, input=text, parent_trace_context=carried)
+            await self.hub.send(self.hub.mail(event, target))
 
     async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> InstanceState:
         """End an instance; one that has ended stays as it is.

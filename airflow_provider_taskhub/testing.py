@@ -167,6 +167,8 @@ def _info(request: ActivityRequest) -> ActivityInfo:
         attempt=request.attempt,
         idempotency_key=request.action_id,
         tags=request.tags or {},
+        trace_parent=request.trace.trace_parent if request.trace else None,
+        trace_state=request.trace.trace_state if request.trace else None,
     )
 
 

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
+from airflow_provider_taskhub.engine.traces import passed_on, span_of
 
 HISTORY_INPUT = 1024
 """Characters up to which an input is kept in its scheduling event too, for monitors; the message always has it."""
@@ -120,6 +121,7 @@ def _activity(action: Action, scope: Scope, name: str) -> Decided:
         version=action.version,
         input=action.input,
         tags=action.tags or None,
+        parent_trace_context=passed_on(scope.started.parent_trace_context, name),
         taskhub_action_id=name,
     )
     message = Outbound(event=event, target=scope.instance, action_id=name, context_tags=dict(scope.started.tags or {}))
@@ -140,6 +142,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         execution_id=child_execution_id(name),
     )
     tags = child_tags(action.tags, started.tags)
+    carried = started.parent_trace_context
     created = SubOrchestrationInstanceCreated(
         timestamp=scope.time,
         event_id=action.number,
@@ -147,6 +150,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         instance_id=child.instance_id,
         version=action.version,
         input=_kept(action.input),
+        client_span_id=None if carried is None or carried.span_id is None else span_of(name),
         tags=tags,
         taskhub_action_id=name,
     )
@@ -157,6 +161,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         version=action.version,
         input=action.input,
         tags=tags,
+        parent_trace_context=passed_on(carried, name),
         parent=ParentInstance(
             name=started.name, instance=scope.instance, task_schedule_id=action.number, version=started.version
         ),
@@ -181,7 +186,12 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         input=action.input,
         taskhub_action_id=name,
     )
-    raised = EventRaised(timestamp=scope.time, name=action.name, input=action.input)
+    raised = EventRaised(
+        timestamp=scope.time,
+        name=action.name,
+        input=action.input,
+        parent_trace_context=passed_on(scope.started.parent_trace_context, name),
+    )
     # No execution id: whatever generation the receiver is in (spec §2.2).
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
 

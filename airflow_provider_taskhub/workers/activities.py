@@ -8,13 +8,15 @@ response again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 
+from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
     HistoryEvent,
@@ -228,11 +230,29 @@ class Activities:
         first = max(1, held.deliveries)
         for attempt in range(first, first + MAX_CRASHES):
             request = self._request(held, event, definition, attempt=attempt)
-            outcome = await self._runner.run(request)
+            outcome = await self._traced(event, request, self._runner.run)
             if not outcome.crashed or attempt == first + MAX_CRASHES - 1:
                 return outcome
             _warn_of_crash(request, outcome)
         raise AssertionError("unreachable")
+
+    async def _traced(
+        self,
+        event: TaskScheduled,
+        request: ActivityRequest,
+        run: Callable[[ActivityRequest], Coroutine[Any, Any, ActivityOutcome]],
+    ) -> ActivityOutcome:
+        """Run an attempt within its span (K51); what is carried goes on also where nothing is recorded."""
+        if event.parent_trace_context is None:
+            return await run(request)
+        span = tracing.ActivitySpan(event, request.instance)
+        failure: FailureDetails | str | None = "it was cut off"
+        try:
+            outcome = await run(replace(request, trace=span.context))
+            failure = outcome.failure
+            return outcome
+        finally:
+            span.end(failure)
 
     # recorded
 
@@ -244,7 +264,7 @@ class Activities:
             record = attempt.record
             request = self._request(held, event, definition, attempt=record.attempt)
             try:
-                outcome = await self._attend(attempt, request)
+                outcome = await self._traced(event, request, partial(self._attend, attempt))
             except Superseded as reason:
                 log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
                 await self._cancelled(held, attempt)

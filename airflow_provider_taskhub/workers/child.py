@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from airflow_provider_taskhub import activity
+from airflow_provider_taskhub import activity, tracing
 from airflow_provider_taskhub.app import load_app
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.events import FailureDetails
@@ -117,13 +117,16 @@ class Attempt:
                 attempt=run.attempt,
                 idempotency_key=run.action_id,
                 tags=dict(run.tags),
+                trace_parent=run.trace_parent,
+                trace_state=run.trace_state,
             ),
             report=self._report,
         )
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        with capture.captured(self.output), activity.entered(self.public):
+        trace = tracing.joined(self.run.trace_parent, self.run.trace_state)
+        with capture.captured(self.output), activity.entered(self.public), trace:
             yield
 
     def arguments(self) -> tuple[Any, ...]:

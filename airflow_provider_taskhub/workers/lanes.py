@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.hub.contract import ActivityRecord
 
 T = TypeVar("T")
@@ -27,6 +27,7 @@ class ActivityRequest:
     :param attempt: from 1. :param timeout: of this attempt, from when an executor takes it; waiting for one is not
         counted.
     :param spark: whether it needs a Spark executor. :param log: name of the log that its output goes to.
+    :param trace: W3C context for the spans of its code; None: not traced.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ActivityRequest:
     tags: Mapping[str, str] | None = None
     timeout: timedelta | None = None
     spark: bool = False
+    trace: TraceContext | None = None
     log: str
 
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import structlog
 
+from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -32,6 +33,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
@@ -466,6 +468,12 @@ class Orchestrations:
     async def _run(self, session: Session[Live], live: Live, batch: list[Held]) -> None:
         hub, reader = self._hub, session.reader
         events = [brought(held) for held in batch]
+        past: tuple[HistoryEvent, ...] = ()
+        traced = tracing.on()
+        if traced:
+            now = hub.clock.utc_now()
+            events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
+            past = live.execution.history
         try:
             episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
@@ -481,6 +489,9 @@ class Orchestrations:
                 "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
             )
         await self._commit(session, live, episode, batch)
+        if traced and episode.history:
+            stale = [event for event, _ in episode.stale]
+            tracing.record(past, [event for event in events if event not in stale], episode.history)
 
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
         live.past = ()

@@ -250,6 +250,8 @@ class Executor:
             tags=dict(request.tags or {}),
             job_group=attempt.state.job_group or "",
             has_input=request.input is not None,
+            trace_parent=request.trace.trace_parent if request.trace else None,
+            trace_state=request.trace.trace_state if request.trace else None,
             body=(request.input or "").encode(),
         )
 

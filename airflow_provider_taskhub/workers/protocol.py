@@ -67,6 +67,8 @@ class Run(Message):
     tags: Mapping[str, str]
     job_group: str
     has_input: bool
+    trace_parent: str | None = None
+    trace_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

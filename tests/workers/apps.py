@@ -69,6 +69,7 @@ def info() -> dict[str, object]:
         "key": known.idempotency_key,
         "name": known.name,
         "tags": dict(known.tags),
+        "trace": [known.trace_parent, known.trace_state],
         "pid": os.getpid(),
     }
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executor import ExecutorPool
@@ -32,8 +32,11 @@ async def test_async_activities_share_the_loop(pool: ExecutorPool) -> None:
     assert (await pool.run(request("asynchronous", "on"))).result == '"on MainThread"'
 
 
+@pytest.mark.rows("K51")
 async def test_an_activity_knows_its_call(pool: ExecutorPool) -> None:
-    outcome = await pool.run(request("info", input=None, action_id="same", attempt=3, tags={"dag": "flights"}))
+    carried = TraceContext(trace_parent=f"00-{'a' * 32}-{'b' * 16}-01", trace_state="vendor=x")
+    more = {"action_id": "same", "attempt": 3, "tags": {"dag": "flights"}, "trace": carried}
+    outcome = await pool.run(request("info", input=None, **more))
     known = json.loads(outcome.result or "")
     assert {**known, "pid": 0} == {
         "instance": "inst",
@@ -41,6 +44,7 @@ async def test_an_activity_knows_its_call(pool: ExecutorPool) -> None:
         "key": "same",
         "name": "info",
         "tags": {"dag": "flights"},
+        "trace": [carried.trace_parent, "vendor=x"],
         "pid": 0,
     }
 
