@@ -1,0 +1,111 @@
+"""What takes longer than a message can hide: activities through a bad store, timers of weeks (K37, K39, K40)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status, TimerCreated, TimerFired
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.faults import Call, Fault
+from tests.simulation.world import World, simulate
+
+
+def app_of(ran: Counter[str]) -> App:
+    app = App("long")
+
+    @app.activity
+    async def plain(name: str) -> str:
+        ran[name] += 1
+        await asyncio.sleep(40.0)
+        return name
+
+    @app.activity(record=True)
+    async def kept(name: str) -> str:
+        ran[name] += 1
+        await asyncio.sleep(40.0)
+        return name
+
+    @app.orchestrator
+    async def long(ctx: OrchestrationContext, kind: str) -> str:
+        found = await ctx.call_activity(kind, "a")
+        await ctx.create_timer(timedelta(minutes=2))  # a work item that came again now would be run again
+        return found
+
+    @app.orchestrator
+    async def patient(ctx: OrchestrationContext, days: float) -> float:
+        began = ctx.current_utc_datetime
+        await ctx.create_timer(timedelta(days=days))
+        return (ctx.current_utc_datetime - began).total_seconds()
+
+    return app
+
+
+@pytest.mark.rows("K37", "K39")
+@pytest.mark.parametrize("kind", ["plain", "kept"])
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with another"])
+def test_an_activity_outlives_a_time_without_renewals(kind: str, others: int) -> None:
+    """For 15 s, far longer than the visibility of 4 s, no renewal gets through: its message is delivered again.
+
+    To the same worker: the new receipt is adopted. To another: only a record keeps that one from running it too.
+    """
+    ran: Counter[str] = Counter()
+
+    async def play() -> Any:
+        async with World(app_of(ran)) as world:
+            deaf: list[bool] = [False]
+
+            def plan(call: Call) -> Fault | None:
+                bad = deaf[0] and call.kind == "queue.update"
+                return Fault(before=Unavailable("deaf", maybe_done=False)) if bad else None
+
+            await world.join("one", plan=plan)
+            await world.client.start("long", kind, instance_id="one")
+            await world.clock.sleep(3.0)
+            for number in range(others):
+                await world.join(f"other-{number}")
+            deaf[0] = True
+            await world.clock.sleep(15.0)
+            deaf[0] = False
+            state = await world.wait("one")
+            await world.settle()
+            await world.ended()
+            adopted = [entry for entry in world.said("renewal_failed") if entry["queue"].endswith("workitems")]
+            return state.output, len(adopted)
+
+    output, failed = simulate(play)
+    assert output == '"a"'
+    assert failed > 5
+    assert ran["a"] == 1 or (kind == "plain" and others)
+
+
+@pytest.mark.rows("K40", "K59")
+@pytest.mark.parametrize("days", [6.5, 20.25])
+def test_a_timer_of_weeks_fires_once_and_never_early(days: float) -> None:
+    hour = timedelta(hours=1)  # nothing else happens meanwhile, so that it can be played
+    times = LeaseTimes(renew=hour, give_up=2 * hour, take=3 * hour, scan=hour, visibility=hour)
+
+    async def play() -> Any:
+        async with World(app_of(Counter()), lease=times, max_polling=hour, session_idle=hour) as world:
+            await world.join("one")
+            await world.client.start("patient", days, instance_id="one")
+            await world.clock.sleep(days * 86_400 - 1.0)
+            before = await world.client.get("one")
+            state = await world.wait("one")
+            await world.ended()
+            return before, state, await world.client.history("one")
+
+    before, state, history = simulate(lambda: play(), limit=timedelta(days=60))
+    assert before.status is Status.RUNNING
+    assert days * 86_400 <= float(state.output) < days * 86_400 + 3
+    assert sum(isinstance(event, TimerFired) for event in history) == (2 if days < 7 else 4)
+    assert all(
+        event.fire_at - event.timestamp <= timedelta(days=6) for event in history if isinstance(event, TimerCreated)
+    ), "no message hides longer than a queue allows"
