@@ -43,7 +43,15 @@ from airflow_provider_taskhub.hub.history.load import Loaded, load, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge, unknown_delay
+from airflow_provider_taskhub.hub.messages.races import (
+    Facts,
+    Judged,
+    Verdict,
+    delay,
+    judge,
+    scheduling_id,
+    unknown_delay,
+)
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
@@ -429,7 +437,10 @@ class Orchestrations:
             await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY))
             return
         if held.envelope.failures >= quarantine.MAX_FAILURES:
-            await self._quarantine(session, held, judged.reason)
+            if await self._is_purged(session, facts, held):
+                await self._set_aside_late(session, held)
+            else:
+                await self._quarantine(session, held, judged.reason)
             return
         pause = delay(judged.verdict, held.envelope.failures)
         log.log(
@@ -443,6 +454,22 @@ class Orchestrations:
             retry_in=pause.total_seconds(),
         )
         await session.reader.give_back([held], delay=pause, failed=True)
+
+    async def _is_purged(self, session: Session[Live], facts: Facts, held: Held) -> bool:
+        """Whether an answer has come for an instance of which nothing is left (K46)."""
+        if scheduling_id(held.message.event) is None or facts.execution_id is not None:
+            return False
+        return await self._hub.instance(session.instance_id) is None
+
+    async def _set_aside_late(self, session: Session[Live], held: Held) -> None:
+        log.info(
+            "message_set_aside",
+            instance_id=session.instance_id,
+            event_type=held.message.event.event_type.name,
+            message_id=held.message_id,
+            reason="its instance was purged",
+        )
+        await self._delete(session, [held])
 
     async def _failed(self, session: Session[Live], batch: Sequence[Held], error: Exception) -> None:
         """Count one more failure in each message; what is at its limit is kept aside with the error (DESIGN §6)."""

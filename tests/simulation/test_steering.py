@@ -338,6 +338,26 @@ def test_only_what_has_ended_is_purged() -> None:
     assert play(drive) is Status.RUNNING
 
 
+@pytest.mark.rows("K46", "K35")
+def test_what_comes_for_a_purged_instance_is_set_aside_and_not_kept_for_people() -> None:
+    """Its timers fire, its activities answer, its start becomes due."""
+
+    async def drive(world: World) -> Any:
+        await world.client.start("timers", instance_id="one")
+        await world.client.start("recorded", 1, instance_id="two")
+        await world.client.start("chain", 1, instance_id="three", start_at=START + timedelta(minutes=1))
+        await world.clock.sleep(1.0)
+        for instance_id in ("one", "two", "three"):
+            await world.client.terminate(instance_id)
+            await world.wait(instance_id)
+            assert await world.client.purge(instance_id)
+        await world.settle()
+        assert len(world.said("message_set_aside")) >= 2
+        return await world.client.quarantined(), (await world.client.list()).instances
+
+    assert play(drive) == ((), ())
+
+
 @pytest.mark.rows("K46", "K30")
 @pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
 def test_a_purge_that_is_cut_off_anywhere_is_finished_by_the_next(fault: Callable[[], Any]) -> None:

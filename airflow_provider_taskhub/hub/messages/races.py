@@ -125,6 +125,8 @@ def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
     if (wait := _early(event.scheduled_start_time, now)) is not None:
         return wait
     if facts.row_execution_id is None:
+        if event.taskhub_row_etag is not None:
+            return Judged(verdict=Verdict.STALE, reason="its instance, whose row came before it, was purged")
         return Judged(verdict=Verdict.RACE, reason="its instance row is not there yet")
     if facts.row_execution_id != wanted:
         older = event.generation is not None and facts.row_generation is not None
