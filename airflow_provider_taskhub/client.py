@@ -141,10 +141,17 @@ class Client:
         names = HubNames(settings.hub)
         if create:
             info = await admin.ensure_hub(
-                store, names, settings.asked_partitions, default=settings.partitions, clock=clock
+                store,
+                names,
+                settings.asked_partitions,
+                default=settings.partitions,
+                lease_store=settings.lease_store,
+                clock=clock,
             )
         else:
-            info = await admin.read_hub(store, names, partitions=settings.asked_partitions)
+            info = await admin.read_hub(
+                store, names, partitions=settings.asked_partitions, lease_store=settings.lease_store
+            )
         return cls(Hub(store=store, names=names, info=info, clock=clock), settings.lease_times)
 
     def describe(self) -> str:

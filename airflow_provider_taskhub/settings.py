@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -112,6 +112,9 @@ class Settings(BaseSettings):
     (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
     partitions: int = Field(default=4, ge=1, le=1024)
     """Control queues of a hub that is created (DESIGN §5)."""
+    lease_store: Literal["table", "blob"] | None = None
+    """Where a hub that is created keeps its leases: rows of a table (the default) or leased blobs. A hub that is there
+    keeps its own, and another one is refused."""
     lease: LeaseTimes | None = None
     """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5)."""
     app_name: str = ""

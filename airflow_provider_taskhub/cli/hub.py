@@ -19,18 +19,23 @@ app = typer.Typer(no_args_is_help=True, help="Make, look at and remove a hub.")
 def create(
     hub: HubName = None,
     partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
+    lease_store: Annotated[str | None, typer.Option(help="table (the default) or blob; fixed for ever.")] = None,
     json: AsJson = False,
 ) -> None:
     """Make the hub, or finish one whose creation was interrupted; harmless when it is there.
 
     Example: taskhub hub create --hub Flights --partitions 8
     """
-    settings = settings_of(hub=hub, partitions=partitions)
+    settings = settings_of(hub=hub, partitions=partitions, lease_store=lease_store)
 
     async def work() -> tuple[HubInfo, str]:
         async with open_store(settings) as store:
             info = await admin.ensure_hub(
-                store, HubNames(settings.hub), settings.asked_partitions, default=settings.partitions
+                store,
+                HubNames(settings.hub),
+                settings.asked_partitions,
+                default=settings.partitions,
+                lease_store=settings.lease_store,
             )
             return info, store.describe()
 

@@ -60,8 +60,13 @@ def create(
     if cap is not None and cap > (settings_of(hub=hub, partitions=partitions).partitions):
         fail(f"a cap of {cap} is above the number of partitions and caps nothing", Exit.USAGE)
     hubs.create(hub=hub, partitions=partitions, json=json)
-    if cap is not None:
-        _steer(hub, lambda steering: steering.cap(cap))
+
+    async def complete(steering: Steering) -> None:
+        await steering.complete()
+        if cap is not None:
+            await steering.cap(cap)
+
+    _steer(hub, complete)
 
 
 @app.command()

@@ -245,12 +245,16 @@ class StartPolicy(StrEnum):
     REPLACE_FINISHED = "replace_finished"  # a new generation if it has ended; InstanceExists while it runs
 
 
+TABLE, BLOB = "table", "blob"
+"""Lease stores: rows of ``{Hub}Partitions``; blobs of ``{hub}-leases``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubInfo:
     """The hub row: the one place that says how a hub is made (DESIGN §5)."""
 
     partitions: int
-    lease_store: str = "table"
+    lease_store: str = TABLE
     format_version: int = FORMAT_VERSION
     ready: bool = False
 

@@ -101,7 +101,9 @@ class Host:
         me = incarnation.identity
         store = await stack.enter_async_context(open_store(settings))
         names = HubNames(settings.hub)
-        info = await admin.ensure_hub(store, names, settings.asked_partitions, default=settings.partitions)
+        info = await admin.ensure_hub(
+            store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
+        )
         hub = Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
         started = SYSTEM_CLOCK.utc_now()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 COMMANDS = sorted(
     command.name or command.callback.__name__.replace("_", "-") for command in partitions.registered_commands
@@ -72,6 +75,33 @@ def test_create_and_show() -> None:
     assert as_json("show", "--node", "etl") == []
     assert "nobody" in taskhub("show")
     assert "0 1 2 3" in taskhub("show", "--by-node")
+
+
+@pytest.mark.rows("T05", "T73")
+def test_create_completes_a_hub_that_lost_a_lease_row(tmp_path: Path) -> None:
+    taskhub("create")
+
+    async def lose() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            gone = Entity(partition_key="", row_key="taskhub-control-02")
+            row = RowOperation(verb=RowVerb.DELETE, entity=gone, etag="*")
+            await store.execute(Transact(table="TaskHubPartitions", rows=(row,)))
+
+    asyncio.run(lose())
+    assert "partition 2: no lease row: run `taskhub partitions create`" in as_json("check", code=1)["problems"]
+    taskhub("create")
+    assert [state["partition"] for state in as_json("show")] == [0, 1, 2, 3]
+
+
+@pytest.mark.rows("K13")
+def test_a_hub_with_another_lease_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHUB_LEASE_STORE", "blob")
+    assert as_json("create")["lease_store"] == "blob"
+    assert [state["owner"] for state in as_json("show")] == [None] * 4
+    monkeypatch.setenv("TASKHUB_LEASE_STORE", "table")
+    assert "keeps its leases in a blob store" in taskhub("show", code=2)
+    monkeypatch.delenv("TASKHUB_LEASE_STORE")
+    assert len(as_json("show")) == 4, "who asks for none takes the hub's own"
 
 
 @pytest.mark.rows("T59", "T61", "T64", "T65", "T66", "T75", "T07")

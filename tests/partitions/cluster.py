@@ -14,6 +14,7 @@ from airflow_provider_taskhub.errors import LeaseLost, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
@@ -127,6 +128,9 @@ class Node:
 class Cluster:
     """Nodes on one in-memory hub. Checks at every tick that no two pass their own check for one partition (T86)."""
 
+    lease_store = "table"
+    """What hubs are made with: the ``scenario`` of the owners' tests runs each over both."""
+
     def __init__(self, partitions: int = 4, *, times: LeaseTimes = AZURE_LEASE, seed: int = 0) -> None:
         self.partitions = partitions
         self.times = times
@@ -138,7 +142,8 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         await self.store.__aenter__()
-        await create_hub(self.store, NAMES, self.partitions, clock=JumpingClock())
+        made = await create_hub(self.store, NAMES, self.partitions, lease_store=self.lease_store, clock=JumpingClock())
+        self.leases = leases_of(self.store, NAMES, made)
         self._watch = asyncio.ensure_future(self._watching())
         return self
 

@@ -15,11 +15,10 @@ from airflow_provider_taskhub.hub.contract import Control, ControlKind, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.partitions.cluster import NAMES, Cluster, Node
-from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, dict_of, now, scenario
+from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, dict_of, now, participant, scenario
 
 CYCLE = SCAN * JITTER
 """Every worker has read the controls by then."""
@@ -135,7 +134,7 @@ async def test_what_cannot_be_meant_is_refused() -> None:
 # --- carried out --------------------------------------------------------------------------------------------------
 
 
-@scenario
+@participant
 @pytest.mark.rows("T57", "T58", "T45", "T46")
 async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> None:
     async with Cluster() as cluster:
@@ -148,7 +147,7 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         kicked = "by maria at 2026-01-01T"
         assert any(reason.startswith(f"kicked {kicked}") and reason.endswith("stuck") for reason in reasons(a))
         await cluster.settle(SCAN * JITTER)
-        row = await TableLeases(cluster.store, NAMES).read(NAMES.control(number))
+        row = await cluster.leases.read(NAMES.control(number))
         assert row is not None
         assert (row.kicked_by or "").startswith(kicked)
         assert row.next_owner is None
@@ -159,7 +158,7 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         assert await steering(cluster).kick(0) is None, "nobody has it"
 
 
-@scenario
+@participant
 @pytest.mark.rows("T59", "T60", "T61", "T34")
 async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewal_and_take() -> None:
     async with Cluster() as cluster:
@@ -178,7 +177,7 @@ async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewa
         await cluster.settle(CYCLE)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T63")
 async def test_bars_change_while_workers_run() -> None:
     async with Cluster() as cluster:
@@ -193,7 +192,7 @@ async def test_bars_change_while_workers_run() -> None:
         assert sorted(a.held) == [1, 2, 3]
 
 
-@scenario
+@participant
 @pytest.mark.rows("T64", "T65", "T33")
 async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> None:
     async with Cluster() as cluster:
@@ -209,7 +208,7 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
         await cluster.settle(CYCLE)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T66", "T67", "T69")
 async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_nothing() -> None:
     async with Cluster(8) as cluster:
@@ -228,7 +227,7 @@ async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_noth
         await cluster.settle(60)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T07", "T08", "T31", "T38")
 async def test_a_cap_is_obeyed_within_a_cycle_in_both_directions() -> None:
     async with Cluster(8) as cluster:
@@ -248,7 +247,7 @@ async def test_a_cap_is_obeyed_within_a_cycle_in_both_directions() -> None:
         await cluster.settle(3 * CYCLE)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T31", "T37", "T38")
 async def test_spare_workers_hold_nothing_and_take_over_within_one_take_limit() -> None:
     async with Cluster(2) as cluster:
@@ -262,7 +261,7 @@ async def test_spare_workers_hold_nothing_and_take_over_within_one_take_limit() 
         assert taken[0] - died <= TAKE + CYCLE + 1
 
 
-@scenario
+@participant
 @pytest.mark.rows("E52")
 async def test_a_worker_of_double_weight_gets_twice_as_many() -> None:
     async with Cluster(12) as cluster:
@@ -271,7 +270,7 @@ async def test_a_worker_of_double_weight_gets_twice_as_many() -> None:
         assert (len(small.held), len(big.held)) == (4, 8)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T32", "E79", "T07")
 async def test_a_turn_of_one_moves_one_partition_a_scan() -> None:
     async with Cluster(8) as cluster:
@@ -290,7 +289,7 @@ async def test_a_turn_of_one_moves_one_partition_a_scan() -> None:
 # --- loads, progress, records -------------------------------------------------------------------------------------
 
 
-@scenario
+@participant
 @pytest.mark.rows("T76", "T77", "T78")
 async def test_published_loads_move_a_busy_partition_to_who_has_room() -> None:
     loads = {0: 50.0, 1: 40.0, 2: 1.0, 3: 1.0}
@@ -313,7 +312,7 @@ async def test_published_loads_move_a_busy_partition_to_who_has_room() -> None:
         assert len(a.events) + len(b.events) == moves, "and then nothing moves"
 
 
-@scenario
+@participant
 @pytest.mark.rows("K12", "E70", "E66")
 async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back() -> None:
     polled = {1: 0.0}
@@ -325,7 +324,7 @@ async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back(
         async with Cluster() as cluster:
             a = await cluster.join("a", services=services, stuck=timedelta(seconds=120))
             await asyncio.sleep(100)
-            row = await TableLeases(cluster.store, NAMES).read(NAMES.control(1))
+            row = await cluster.leases.read(NAMES.control(1))
             assert row is not None
             assert row.polled is not None
             assert row.polled - START < timedelta(seconds=1), "anybody can see when it was polled last"
@@ -370,7 +369,7 @@ async def test_each_change_of_owner_is_one_record_that_says_why() -> None:
     assert not [entry for entry in logs if entry["log_level"] in ("error", "warning")]
 
 
-@scenario
+@participant
 @pytest.mark.rows("E78")
 async def test_figures_count_what_happened() -> None:
     async with Cluster() as cluster:
@@ -445,7 +444,7 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
         }
 
 
-@scenario
+@participant
 @pytest.mark.rows("T43", "T53", "T52", "T54")
 async def test_who_serves_a_partition_can_be_asked() -> None:
     async with Cluster() as cluster:
@@ -460,12 +459,12 @@ async def test_who_serves_a_partition_can_be_asked() -> None:
         assert await steer.owner(0) is None
 
 
-@scenario
+@participant
 @pytest.mark.rows("T44")
 async def test_a_release_that_fails_costs_others_the_take_time_and_nothing_else() -> None:
     async with Cluster() as cluster:
         a, b = await settled("a", "b", cluster=cluster)
-        number, leases = min(a.held), TableLeases(cluster.store, NAMES)
+        number, leases = min(a.held), cluster.leases
         assert a.owner is not None
 
         async def refuse(held: object, reason: str) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults
-from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, scenario
+from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, participant, scenario
 
 
 def writes_a_lease(name: str, arguments: Sequence[object]) -> bool:
@@ -63,6 +63,26 @@ async def test_renewals_go_out_together_whatever_a_scan_does() -> None:
         assert not node.when("lost")
         rounds = Counter(round(at, 1) for at in sent)
         assert set(rounds.values()) == {8}
+
+
+@participant
+@pytest.mark.rows("E32", "T36")
+async def test_what_is_free_is_taken_together() -> None:
+    """Every write takes a second: one after another sixteen takes would need sixteen."""
+    async with Cluster(16) as cluster:
+        faults = Faults(cluster.store)
+
+        async def slow(name: str, arguments: tuple[object, ...]) -> None:
+            if name == "execute":
+                await asyncio.sleep(1)
+
+        faults.before = slow
+        nodes = [await cluster.join(name, store=faults) for name in "ab"]  # type: ignore[arg-type]
+        await cluster.settle(14)
+        assert sum(len(node.when("taken")) for node in nodes) == 16
+        for node in nodes:
+            times = [at for at, _ in node.when("taken")]
+            assert max(times) - min(times) <= 1.0
 
 
 @scenario

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Tenure
 from airflow_provider_taskhub.hub.partitions.admin import partition_states
 from airflow_provider_taskhub.hub.partitions.applease import lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START, run
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
@@ -40,11 +39,25 @@ def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
     return inner
 
 
+def participant(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A scenario that every lease store must pass (T01)."""
+
+    def inner(lease_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Cluster, "lease_store", lease_store)
+        run(test(), limit=timedelta(days=2))
+
+    inner.__name__ = test.__name__
+    inner.__doc__ = test.__doc__
+    both = pytest.mark.parametrize("lease_store", [TABLE, pytest.param(BLOB, marks=pytest.mark.rows("T01", "K03"))])
+    inner.pytestmark = [*getattr(test, "pytestmark", []), both.mark]  # type: ignore[attr-defined]
+    return inner
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@scenario
+@participant
 @pytest.mark.rows("T29", "T39", "K05", "E06")
 async def test_the_first_worker_takes_everything_at_once() -> None:
     async with Cluster() as cluster:
@@ -55,7 +68,7 @@ async def test_the_first_worker_takes_everything_at_once() -> None:
         assert [tenure.queue for tenure in node.held.values()] == [NAMES.control(number) for number in range(4)]
 
 
-@scenario
+@participant
 @pytest.mark.rows("T39", "T40", "T51", "E53", "K04", "K07", "K09", "K13")
 async def test_a_joining_worker_gets_its_share_by_handover() -> None:
     async with Cluster() as cluster:
@@ -73,7 +86,7 @@ async def test_a_joining_worker_gets_its_share_by_handover() -> None:
             assert lost[partition] == pytest.approx(asked[partition] + 3, abs=0.2)
             assert lost[partition] <= taken[partition] <= lost[partition] + 1.2
         assert [reason for *_, reason in a.events if reason] == ["handed over to b@host/b-1"] * 2
-        rows = await TableLeases(cluster.store, NAMES).scan()
+        rows = await cluster.leases.scan()
         assert [(row.owner, row.next_owner, row.draining, row.epoch) for row in rows if row.partition in moved] == [
             ("b@host/b-1", None, False, 2)
         ] * 2
@@ -83,7 +96,7 @@ def dict_of(node: Node, kind: str) -> dict[int, float]:
     return {partition: at for at, partition in node.when(kind)}
 
 
-@scenario
+@participant
 @pytest.mark.rows("T38", "T87", "K06", "E34")
 async def test_a_dead_workers_partitions_are_served_again_within_take_and_a_scan() -> None:
     async with Cluster(8) as cluster:
@@ -98,7 +111,7 @@ async def test_a_dead_workers_partitions_are_served_again_within_take_and_a_scan
         assert TAKE - RENEW <= now() - died <= TAKE + SCAN * 2 * JITTER
 
 
-@scenario
+@participant
 @pytest.mark.rows("T27", "E59", "T88")
 async def test_a_newcomer_watches_a_silent_row_for_the_full_take_time() -> None:
     async with Cluster() as cluster:
@@ -113,7 +126,7 @@ async def test_a_newcomer_watches_a_silent_row_for_the_full_take_time() -> None:
         assert len(b.held) == 4
 
 
-@scenario
+@participant
 @pytest.mark.rows("E24", "E51")
 async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
     async with Cluster() as cluster:
@@ -131,7 +144,7 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
         }
 
 
-@scenario
+@participant
 @pytest.mark.rows("T16", "T17", "T20", "T21", "T40", "E25", "E62", "T89")
 async def test_a_paused_worker_stops_by_its_own_check_and_comes_back() -> None:
     async with Cluster() as cluster:
@@ -171,7 +184,7 @@ async def test_a_stable_cluster_only_renews() -> None:
         assert set(used) == {"table.update", "table.query", "blob.lease"}
 
 
-@scenario
+@participant
 @pytest.mark.rows("T50", "T67", "E60", "K58")
 async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
     async with Cluster() as cluster:
@@ -188,7 +201,7 @@ async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
         assert [member.worker for member in await Members(cluster.store, NAMES).live()] == ["b@host/b-1"]
 
 
-@scenario
+@participant
 @pytest.mark.rows("T68", "E51")
 async def test_a_rolling_restart_leaves_nothing_unserved_longer_than_a_scan() -> None:
     async with Cluster(8) as cluster:
@@ -209,7 +222,7 @@ async def test_a_rolling_restart_leaves_nothing_unserved_longer_than_a_scan() ->
         assert takes <= 3 * 8  # each restart moves a share out and a share in
 
 
-@scenario
+@participant
 @pytest.mark.rows("T50")
 async def test_the_last_worker_releases_the_app_lease_others_do_not() -> None:
     async with Cluster() as cluster:
@@ -223,8 +236,8 @@ async def test_the_last_worker_releases_the_app_lease_others_do_not() -> None:
         await cluster.store.acquire_lease(NAMES.app_lease, None, lease_id=other, seconds=60)
 
 
-@scenario
-@pytest.mark.rows("T40", "K09")
+@participant
+@pytest.mark.rows("T40", "K09", "E65")
 async def test_a_drain_that_never_ends_is_cut_off() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a", episode=10_000)
@@ -236,7 +249,7 @@ async def test_a_drain_that_never_ends_is_cut_off() -> None:
         assert all(lost[partition] == pytest.approx(asked[partition] + 30, abs=0.5) for partition in lost)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T14", "T15", "T18", "T82", "E20", "E57")
 async def test_random_failures_and_lost_answers_change_no_owner() -> None:
     async with Cluster(8) as cluster:
@@ -257,7 +270,7 @@ async def test_random_failures_and_lost_answers_change_no_owner() -> None:
         assert [len(node.events) for node in nodes] == events
 
 
-@scenario
+@participant
 @pytest.mark.rows("T20", "T24", "T80", "E11")
 async def test_an_outage_ends_all_tenures_at_give_up_and_service_resumes_by_itself() -> None:
     async with Cluster() as cluster:
@@ -279,7 +292,7 @@ async def test_an_outage_ends_all_tenures_at_give_up_and_service_resumes_by_itse
         await cluster.settle(SCAN * JITTER)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T20")
 async def test_a_store_that_never_answers_costs_the_lease_not_safety() -> None:
     async with Cluster() as cluster:
@@ -401,13 +414,13 @@ async def test_an_own_claim_whose_answer_never_came_is_taken_again() -> None:
         assert node.held[0].epoch == 2
 
 
-@scenario
+@participant
 @pytest.mark.rows("T13", "T41", "K10", "E21")
 async def test_a_row_taken_by_somebody_is_lost_at_the_next_renewal() -> None:
     async with Cluster() as cluster:
         node = await cluster.join("a")
         await cluster.settle()
-        leases = TableLeases(cluster.store, NAMES)
+        leases = cluster.leases
         row = (await leases.scan())[2]
         await leases.write(row.claimed("dotnet-worker", START, timedelta(seconds=30)))
         began = now()
@@ -431,11 +444,11 @@ async def test_a_deleted_row_is_lost_and_its_return_is_taken() -> None:
         await cluster.store.execute(Transact(table=NAMES.partitions, rows=(row,)))
         await asyncio.sleep(RENEW)
         assert [(kind, partition) for _, kind, partition, _ in node.events][4:] == [("lost", 1)]
-        await TableLeases(cluster.store, NAMES).insert(NAMES.control(1))
+        await cluster.leases.insert(NAMES.control(1))
         await cluster.settle(SCAN * JITTER)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T23", "T49", "E80")
 async def test_a_listener_that_raises_ends_nothing() -> None:
     async with Cluster() as cluster:
@@ -452,7 +465,7 @@ async def test_a_listener_that_raises_ends_nothing() -> None:
         assert [state.owner for state in await partition_states(cluster.store, NAMES)] == ["a@host/a-1"] * 4
 
 
-@scenario
+@participant
 @pytest.mark.rows("T17", "T88", "K33")
 async def test_wall_clocks_hours_apart_and_drifting_clocks_change_nothing() -> None:
     async with Cluster(8) as cluster:
@@ -467,7 +480,7 @@ async def test_wall_clocks_hours_apart_and_drifting_clocks_change_nothing() -> N
         await cluster.settle(TAKE + 2 * SCAN * JITTER)
 
 
-@scenario
+@participant
 @pytest.mark.rows("T50")
 async def test_another_app_is_refused_at_start_and_ends_service_when_it_comes() -> None:
     async with Cluster() as cluster:

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from airflow_provider_taskhub.errors import HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -66,10 +68,12 @@ async def store(path: Path) -> AsyncIterator[Store]:
         yield opened
 
 
-def owner(path: Path, host: Host, name: str = "a") -> OwnerThread:
+def owner(
+    path: Path, host: Host, name: str = "a", *, opens: Callable[[], Store] | None = None, names: HubNames = NAMES
+) -> OwnerThread:
     return OwnerThread(
-        open_store=lambda: SqliteStore(path),
-        names=NAMES,
+        open_store=opens or (lambda: SqliteStore(path)),
+        names=names,
         me=WorkerIdentity(name=name, host="h", incarnation="1"),
         times=TIMES,
         listener=host,
@@ -146,3 +150,36 @@ async def test_a_start_without_a_hub_says_so(path: Path) -> None:
         with pytest.raises(HubError, match="there is no hub 'ThreadHub'"):
             await thread.start()
         await thread.stop(timedelta(seconds=1))
+
+
+@pytest.mark.rows("T01", "T50", "T51", "K03", "K13", "E01", "E60")
+@pytest.mark.parametrize("lease_store", [TABLE, BLOB])
+async def test_owners_share_hand_over_and_take_over_on_azure(azurite: str, lease_store: str) -> None:
+    """The participant suite in virtual time is test_owner; here the same loops, in real time, on the emulator."""
+    names = HubNames(f"t{uuid4().hex[:12]}")
+
+    def opens() -> Store:
+        return AzureStore(azurite, timeout=timedelta(seconds=5))
+
+    hosts = {name: Host() for name in "abc"}
+    threads = {name: owner(Path(), host, name, opens=opens, names=names) for name, host in hosts.items()}
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(opens())
+        await create_hub(store, names, 4, lease_store=lease_store)
+        await threads["a"].start()
+        await until(lambda: len(hosts["a"].held) == 4)
+        await threads["b"].start()
+        await until(lambda: (len(hosts["a"].held), len(hosts["b"].held)) == (2, 2))
+        assert {reason for _, reason, _ in hosts["a"].lost_ones} == {"handed over to b@h/1"}
+        await threads["a"].stop(timedelta(seconds=5))
+        await until(lambda: len(hosts["b"].held) == 4)
+        # it dies without a word: its loop stops where it is
+        dead = threads["b"]
+        assert dead._loop is not None
+        assert dead._owner is not None
+        loop = dead._loop
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        await threads["c"].start()
+        stack.push_async_callback(threads["c"].stop, timedelta(seconds=5))
+        await until(lambda: len(hosts["c"].held) == 4)
+        assert {state.epoch for state in await partition_states(store, names)} <= {3, 4}

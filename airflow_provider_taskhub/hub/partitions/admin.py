@@ -7,6 +7,7 @@ creation that was interrupted, or that two processes do at once, ends in one who
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -22,9 +23,9 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
-from airflow_provider_taskhub.hub.contract import FORMAT_VERSION, HubInfo, HubNames, PartitionState
+from airflow_provider_taskhub.hub.contract import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.leases import Lease
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases, insert_row
+from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     PutBlob,
@@ -41,10 +42,13 @@ _AT_ONCE = 16
 _KEY = ("hub", "hub")
 
 
-async def create_hub(store: Store, names: HubNames, partitions: int, *, clock: Clock = SYSTEM_CLOCK) -> HubInfo:
+async def create_hub(
+    store: Store, names: HubNames, partitions: int, *, lease_store: str | None = None, clock: Clock = SYSTEM_CLOCK
+) -> HubInfo:
     """Make a hub, finish one that was begun, adopt one that .NET made, or find it as asked for.
 
-    :param partitions: 1 to 1024. :param clock: for the date that people see.
+    :param partitions: 1 to 1024. :param lease_store: of a new hub, table unless told otherwise; None: as it is.
+    :param clock: for the date that people see.
     :raises ConfigurationError: for a count out of range.
     :raises HubError: the hub is there with another count (K01), newer, or with another lease store (K13).
     """
@@ -52,25 +56,27 @@ async def create_hub(store: Store, names: HubNames, partitions: int, *, clock: C
         raise ConfigurationError(f"a hub has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
     info = await _hub_row(store, names)
     if info is None:
-        await _check_adoptable(store, names, partitions)
+        await _check_adoptable(store, names, partitions, lease_store or TABLE)
         await _retried(lambda: store.create_table(names.controls), f"table {names.controls}")
-        row = _entity(HubInfo(partitions=partitions), clock)
+        row = _entity(HubInfo(partitions=partitions, lease_store=lease_store or TABLE), clock)
         await insert_row(store, names.controls, row)  # refused: another creator was first; its row counts
         info = await _hub_row(store, names)
         if info is None:
             raise HubError(f"hub {names.hub!r} was deleted while it was being created: try again")
-    _check(info, names, partitions)
-    await _make_everything(store, names, info.partitions)
+    _check(info, names, partitions, lease_store)
+    await _make_everything(store, names, info, clock)
     if not info.ready:
         await _mark(store, names, "ready")
     return replace(info, ready=True)
 
 
-async def read_hub(store: Store, names: HubNames, *, partitions: int | None = None) -> HubInfo:
+async def read_hub(
+    store: Store, names: HubNames, *, partitions: int | None = None, lease_store: str | None = None
+) -> HubInfo:
     """How the hub is made.
 
-    :param partitions: the count that the caller was told to expect, if any.
-    :raises HubError: it is missing, not ready, newer than this package, or has another count (K01).
+    :param partitions, lease_store: what the caller was told to expect, if anything.
+    :raises HubError: it is missing, not ready, newer than this package, or has another count (K01) or store (K13).
     """
     info = await _hub_row(store, names)
     if info is None:
@@ -82,7 +88,7 @@ async def read_hub(store: Store, names: HubNames, *, partitions: int | None = No
             f"there is no hub {names.hub!r} at {store.describe()}: make it with `taskhub hub create`, or set "
             "TASKHUB_HUB and TASKHUB_CONNECTION to the one you mean"
         )
-    _check(info, names, partitions)
+    _check(info, names, partitions, lease_store)
     if not info.ready:
         raise HubError(
             f"hub {names.hub!r} at {store.describe()} is not ready: its creation is under way or was "
@@ -92,7 +98,13 @@ async def read_hub(store: Store, names: HubNames, *, partitions: int | None = No
 
 
 async def ensure_hub(
-    store: Store, names: HubNames, partitions: int | None = None, *, default: int = 4, clock: Clock = SYSTEM_CLOCK
+    store: Store,
+    names: HubNames,
+    partitions: int | None = None,
+    *,
+    default: int = 4,
+    lease_store: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> HubInfo:
     """A ready hub: read if it is there, else made (or its creation finished) with ``partitions``, else ``default``.
 
@@ -100,12 +112,13 @@ async def ensure_hub(
     """
     info = await _hub_row(store, names)
     if info is not None:
-        _check(info, names, partitions)
+        _check(info, names, partitions, lease_store)
         if info.ready:
             return info
         return await create_hub(store, names, info.partitions, clock=clock)
     found = await _control_queues(store, names)
-    return await create_hub(store, names, partitions or len(found) or default, clock=clock)
+    count = partitions or len(found) or default
+    return await create_hub(store, names, count, lease_store=lease_store, clock=clock)
 
 
 async def delete_hub(store: Store, names: HubNames) -> None:
@@ -127,10 +140,11 @@ async def partition_states(store: Store, names: HubNames, *, counts: bool = True
     """Every partition, for people.
 
     :param counts: also ask each control queue for its approximate number of messages.
-    :raises HubError: when the hub has no Partitions table.
+    :raises HubError: when there is no such hub.
     """
     try:
-        leases = await TableLeases(store, names).scan()
+        info = await _hub_row(store, names)
+        leases = await leases_of(store, names, info or HubInfo(partitions=0)).scan()
     except NotFound:
         raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
     limit = asyncio.Semaphore(_AT_ONCE)
@@ -203,16 +217,16 @@ async def _mark(store: Store, names: HubNames, state: str) -> None:
         raise HubError(f"hub {names.hub!r} was deleted meanwhile") from None
 
 
-def _check(info: HubInfo, names: HubNames, partitions: int | None) -> None:
+def _check(info: HubInfo, names: HubNames, partitions: int | None, lease_store: str | None) -> None:
     if info.format_version > FORMAT_VERSION:
         raise HubError(
             f"hub {names.hub!r} has format version {info.format_version}, this package knows {FORMAT_VERSION}: "
             "upgrade airflow-provider-taskhub"
         )
-    if info.lease_store != "table":
+    if info.lease_store not in (TABLE, BLOB) or lease_store not in (None, info.lease_store):
         raise HubError(
-            f"hub {names.hub!r} keeps its leases in a {info.lease_store} store, not in a table: workers of the two "
-            "would not see each other's leases"
+            f"hub {names.hub!r} keeps its leases in a {info.lease_store} store, not in a {lease_store or TABLE} store: "
+            f"workers of the two would not see each other's leases. Set TASKHUB_LEASE_STORE={info.lease_store}"
         )
     if partitions is not None and partitions != info.partitions:
         raise HubError(
@@ -228,20 +242,27 @@ def _tables(names: HubNames) -> tuple[str, ...]:
     return (names.history, names.instances, names.activities, names.completions, names.quarantine, names.members)
 
 
-async def _make_everything(store: Store, names: HubNames, partitions: int) -> None:
+async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: Clock) -> None:
     """In the original's order (spec §1), each "unless it is there"."""
     await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}")
     info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
     with suppress(Conflict):  # it is there
         await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}")
-    await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}")
+    if made.lease_store == BLOB:
+        await _retried(lambda: store.create_container(names.leases), f"container {names.leases}")
+        about = {"CreatedAt": clock.utc_now().text(), "PartitionCount": made.partitions, "TaskHubName": names.hub}
+        told = PutBlob(container=names.leases, name="taskhub.json", data=json.dumps(about).encode(), if_absent=True)
+        with suppress(Conflict):
+            await _retried(lambda: store.execute(told), "blob taskhub.json")
+    else:
+        await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}")
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def make(action: Callable[[], Awaitable[object]], what: str) -> None:
         async with limit:
             await _retried(action, what)
 
-    leases = TableLeases(store, names)
+    leases = leases_of(store, names, made)
 
     async def partition(number: int) -> None:  # each row after its own queue
         queue = names.control(number)
@@ -254,11 +275,11 @@ async def _make_everything(store: Store, names: HubNames, partitions: int) -> No
         # the original makes it with the first spill: a checkpoint of ours never stops to ask
         make(lambda: store.create_container(names.large_messages), f"container {names.large_messages}"),
         *(make(lambda table=table: store.create_table(table), f"table {table}") for table in _tables(names)),  # type: ignore[misc]  # mypy cannot infer a lambda's default
-        *(partition(number) for number in range(partitions)),
+        *(partition(number) for number in range(made.partitions)),
     )
 
 
-async def _check_adoptable(store: Store, names: HubNames, partitions: int) -> None:
+async def _check_adoptable(store: Store, names: HubNames, partitions: int, lease_store: str) -> None:
     """Refuse what another program left unless its control queues are numbered without a gap."""
     found = await _control_queues(store, names)
     numbers = [number for _, number in found]
@@ -273,11 +294,19 @@ async def _check_adoptable(store: Store, names: HubNames, partitions: int) -> No
             f"hub {names.hub!r} at {store.describe()} was made by DurableTask with {len(numbers)} partitions, not "
             f"{partitions}: set TASKHUB_PARTITIONS={len(numbers)}"
         )
-    if numbers and any("control-" in blob.name for blob in await store.list_blobs(names.leases)):
+    if not numbers:
+        return
+    blobs = [blob.name for blob in await store.list_blobs(names.leases) if "control-" in blob.name]
+    if any(not name.startswith("default/") for name in blobs):
         raise HubError(
-            f"hub {names.hub!r} at {store.describe()} was made by DurableTask with blob leases (container "
+            f"hub {names.hub!r} at {store.describe()} was made by DurableTask with its safe blob leases (container "
             f"{names.leases}): switch that app to UseTablePartitionManagement and delete the container, or use "
             "another hub"
+        )
+    if bool(blobs) != (lease_store == BLOB):
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} was made by DurableTask with {BLOB if blobs else TABLE} leases: "
+            f"adopt it with TASKHUB_LEASE_STORE={BLOB if blobs else TABLE}, or use another hub"
         )
 
 

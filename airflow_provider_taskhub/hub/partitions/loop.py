@@ -27,7 +27,7 @@ from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, o
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.leases import NO_SERVICE, NOBODY, Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.hub.partitions.stores import Leases, TableLeases, leases_of
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
@@ -109,7 +109,7 @@ class PartitionOwner:
         self._stuck = stuck.total_seconds()
         self._rng = rng or random.Random()
         self._watchdog = watchdog
-        self._leases = TableLeases(store, names)
+        self._leases: Leases = TableLeases(store, names)
         self._members = Members(store, names, times=times, clock=clock)
         self._controls = Controls(store, names)
         self._app = AppLease(store, names, app_name)
@@ -153,7 +153,9 @@ class PartitionOwner:
                 await self._clock.sleep(error.retry_after if isinstance(error, Throttled) else 1.0)
 
     async def _prepare(self) -> None:
-        self._partitions = (await read_hub(self._store, self._names)).partitions
+        info = await read_hub(self._store, self._names)
+        self._partitions = info.partitions
+        self._leases = leases_of(self._store, self._names, info, self._times.take)
         sent = self._clock.monotonic()
         await self._app.acquire()
         self._app_sent = sent

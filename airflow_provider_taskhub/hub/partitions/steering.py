@@ -13,11 +13,11 @@ from getpass import getuser
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, InputError
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames
-from airflow_provider_taskhub.hub.partitions.admin import read_hub
+from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
 from airflow_provider_taskhub.storage.primitives import Store
 
 _WRITES = 5
@@ -76,8 +76,12 @@ class Steering:
         self._names = names
         self._clock = clock
         self._by = by or _user()
-        self._leases = TableLeases(store, names)
         self._controls = Controls(store, names)
+
+    async def complete(self) -> None:
+        """Make again what is missing of a hub that is there: queues, leases, tables."""
+        info = await read_hub(self._store, self._names)
+        await create_hub(self._store, self._names, info.partitions, clock=self._clock)
 
     # orders
 
@@ -168,14 +172,15 @@ class Steering:
         :returns: who owned it; None: nobody, and nothing was done.
         """
         await self._checked([partition])
+        leases = await self._leases()
         if prohibit:
             await self.prohibit([partition], prohibit, reason)
         for _ in range(_WRITES):
-            lease = await self._leases.read(self._names.control(partition))
+            lease = await leases.read(self._names.control(partition))
             if lease is None or lease.owner is None:
                 return None
             try:
-                await self._leases.write(lease.kicked(self._by, self._clock.utc_now(), reason))
+                await leases.write(lease.kicked(self._by, self._clock.utc_now(), reason))
             except Conflict:
                 continue
             return lease.owner
@@ -186,7 +191,7 @@ class Steering:
     async def owner(self, partition: int) -> str | None:
         """Who serves a partition, as its row says; see :meth:`stale` for whether it is alive."""
         await self._checked([partition])
-        lease = await self._leases.read(self._names.control(partition))
+        lease = await (await self._leases()).read(self._names.control(partition))
         return None if lease is None else lease.owner
 
     async def stale(self, seconds: float) -> tuple[Stale, ...]:
@@ -233,7 +238,10 @@ class Steering:
         )
 
     async def _by_number(self) -> Mapping[int, Lease]:
-        return {lease.partition: lease for lease in await self._leases.scan()}
+        return {lease.partition: lease for lease in await (await self._leases()).scan()}
+
+    async def _leases(self) -> Leases:
+        return leases_of(self._store, self._names, await read_hub(self._store, self._names))
 
 
 def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where leases are kept: in a table, DurableTask's default (spec §4.4).
+"""Where leases are kept: rows of a table, DurableTask's default (spec §4.4), or leased blobs (``blobs``): one contract.
 
 Owns reading and conditionally writing lease rows. Decides nothing.
 """
@@ -6,11 +6,39 @@ Owns reading and conditionally writing lease rows. Decides nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol
 
 from airflow_provider_taskhub.errors import Conflict
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.contract import TABLE, HubInfo, HubNames
+from airflow_provider_taskhub.hub.partitions.blobs import BlobLeases
 from airflow_provider_taskhub.hub.partitions.leases import Lease, decode_lease, encode_lease
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
+
+
+class Leases(Protocol):
+    """A lease store: any store of named objects with an atomic conditional update will do (T01)."""
+
+    async def scan(self) -> tuple[Lease, ...]:
+        """Every partition's lease, by partition; what is no partition's is left out. :raises NotFound: no such hub."""
+
+    async def read(self, queue: str) -> Lease | None:
+        """One lease, or None when it is gone."""
+
+    async def write(self, lease: Lease) -> Lease:
+        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new one.
+
+        :raises Conflict: somebody changed it. :raises NotFound: it is gone.
+        :raises Unavailable: no answer: it may have been written.
+        """
+
+    async def insert(self, queue: str) -> bool:
+        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
+
+
+def leases_of(store: Store, names: HubNames, info: HubInfo, take: timedelta = timedelta(seconds=30)) -> Leases:
+    """The lease store that a hub uses. :param take: of the worker that will hold leases."""
+    return TableLeases(store, names) if info.lease_store == TABLE else BlobLeases(store, names, take)
 
 
 class TableLeases:

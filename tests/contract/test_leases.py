@@ -1,0 +1,243 @@
+"""Partition leases in every store that can hold them, table rows and blobs alike, on SQLite and on Azurite (T01)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, NotFound
+from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Service
+from airflow_provider_taskhub.hub.partitions.admin import create_hub, ensure_hub, read_hub
+from airflow_provider_taskhub.hub.partitions.blobs import BlobLeases
+from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
+from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.storage.primitives import PutBlob, Store
+
+TAKE = timedelta(seconds=30)
+
+
+@pytest.fixture(params=[TABLE, BLOB])
+def lease_store(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def names(fresh: str) -> HubNames:
+    return HubNames(fresh)
+
+
+@pytest.fixture
+async def leases(store: Store, names: HubNames, lease_store: str) -> Leases:
+    info = await create_hub(store, names, 2, lease_store=lease_store)
+    assert (await read_hub(store, names)).lease_store == lease_store
+    return leases_of(store, names, info, TAKE)
+
+
+async def lease_of(leases: Leases, partition: int = 0) -> Lease:
+    return (await leases.scan())[partition]
+
+
+@pytest.mark.rows("T01", "T29", "E04", "K03")
+async def test_leases_are_born_given_up_and_made_once(leases: Leases, names: HubNames) -> None:
+    found = await leases.scan()
+    assert [(lease.partition, lease.owner, lease.draining) for lease in found] == [(0, None, False), (1, None, False)]
+    assert not await leases.insert(names.control(0))
+    assert await leases.read(names.control(9)) is None
+
+
+@pytest.mark.rows("T01", "T13", "T30", "T83", "E08", "E44", "E45", "E54", "E56", "E19")
+async def test_every_write_is_refused_unless_the_lease_is_as_it_was_read(leases: Leases) -> None:
+    free = await lease_of(leases)
+    claimed = await leases.write(free.claimed("a", START, TAKE))
+    with pytest.raises(Conflict):
+        await leases.write(free.claimed("b", START, TAKE))
+    read = await lease_of(leases)
+    assert (read.owner, read.epoch, read.renewals, read.etag) == ("a", 1, 1, claimed.etag)
+    assert read.life == claimed.life
+    renewed = await leases.write(claimed.renewed(START, TAKE, draining=False, service=Service(load=2.5, unpolled=1)))
+    with pytest.raises(Conflict):  # a thief that has read before the renewal
+        await leases.write(read.claimed("b", START, TAKE))
+    read = await lease_of(leases)
+    assert (read.load, read.polled, read.renewals) == (2.5, START + timedelta(seconds=-1), 2)
+    asked = await leases.write(read.asked("b"))
+    with pytest.raises(Conflict):  # the owner reads again, and finds who has asked
+        await leases.write(renewed.renewed(START, TAKE, draining=False))
+    read = await lease_of(leases)
+    assert (read.owner, read.next_owner, read.life) == ("a", "b", renewed.life)
+    draining = await leases.write(asked.renewed(START, TAKE, draining=True))
+    given_up = await leases.write(draining.given_up("handed over"))
+    with pytest.raises(Conflict):
+        await leases.write(draining.renewed(START, TAKE, draining=True))
+    read = await lease_of(leases)
+    assert (read.owner, read.next_owner, read.previous, read.released) == (None, "b", "a", "handed over")
+    taken = await leases.write(read.claimed("b", START, TAKE))
+    assert (taken.owner, taken.epoch, taken.previous) == ("b", 2, "a")
+    with pytest.raises(Conflict):
+        await leases.write(given_up.claimed("c", START, TAKE))
+    stolen = await leases.write((await lease_of(leases)).claimed("c", START, TAKE))  # while the service still leases it
+    assert stolen.epoch == 3
+    with pytest.raises(Conflict):
+        await leases.write(taken.renewed(START, TAKE, draining=False))
+
+
+@pytest.mark.rows("T01", "T30", "E33", "E35")
+async def test_of_many_takers_exactly_one_wins(leases: Leases, store: Store, names: HubNames, lease_store: str) -> None:
+    free = await lease_of(leases)
+    info = await read_hub(store, names)
+    takers = [leases_of(store, names, info, TAKE) for _ in range(8)]
+    outcomes = await asyncio.gather(
+        *(taker.write(free.claimed(f"w{number}", START, TAKE)) for number, taker in enumerate(takers)),
+        return_exceptions=True,
+    )
+    won = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    assert len(won) == 1
+    assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 7
+    assert (await lease_of(leases)).owner == won[0].owner
+    await leases.write((await lease_of(leases)).renewed(START, TAKE, draining=False))
+
+
+@pytest.mark.rows("T01", "T48")
+async def test_a_lease_that_is_gone_is_not_found(leases: Leases, names: HubNames, lease_store: str) -> None:
+    etag = str(uuid4()) if lease_store == BLOB else "W/\"datetime'2026-01-01T00%3A00%3A00Z'\""
+    with pytest.raises(NotFound):
+        await leases.write(Lease(queue=names.control(5), etag=etag).asked("b"))
+
+
+@pytest.mark.rows("K13")
+async def test_a_hub_keeps_its_lease_store(leases: Leases, store: Store, names: HubNames, lease_store: str) -> None:
+    other = BLOB if lease_store == TABLE else TABLE
+    for attempt in (
+        ensure_hub(store, names, lease_store=other),
+        create_hub(store, names, 2, lease_store=other),
+        read_hub(store, names, lease_store=other),
+    ):
+        with pytest.raises(HubError, match=f"keeps its leases in a {lease_store} store, not in a {other}"):
+            await attempt
+    assert (await ensure_hub(store, names)).lease_store == lease_store
+
+
+# --- blobs alone --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K03", "E08", "E30")
+async def test_a_lease_blob_is_what_durabletask_reads(store: Store, names: HubNames) -> None:
+    await create_hub(store, names, 2, lease_store=BLOB)
+    assert [blob.name for blob in await store.list_blobs(names.leases)] == [
+        f"default/{names.control(0)}",
+        f"default/{names.control(1)}",
+        "taskhub.json",
+    ]
+    about = await store.get_blob(names.leases, "taskhub.json")
+    assert about is not None
+    assert {name: value for name, value in json.loads(about.data).items() if name != "CreatedAt"} == {
+        "PartitionCount": 2,
+        "TaskHubName": names.hub,
+    }
+    leases = BlobLeases(store, names, TAKE)
+    claimed = await leases.write((await lease_of(leases)).claimed("a", START, TAKE))
+    blob = await store.get_blob(names.leases, f"default/{names.control(0)}")
+    assert blob is not None
+    content = json.loads(blob.data)
+    assert {name: content[name] for name in ("PartitionId", "Owner", "Token", "Epoch")} == {
+        "PartitionId": names.control(0),
+        "Owner": "a",
+        "Token": claimed.etag,
+        "Epoch": 1,
+    }
+    await store.renew_lease(names.leases, f"default/{names.control(0)}", lease_id=content["Token"])
+
+
+@pytest.mark.rows("K03", "K13")
+async def test_a_hub_that_durabletask_made_with_blob_leases_is_adopted(store: Store, names: HubNames) -> None:
+    for number in range(2):
+        await store.create_queue(names.control(number))
+    await store.create_container(names.leases)
+    token = "5d3a5c7e-0000-4000-8000-000000000001"
+    for number, owner in enumerate(["dotnet", None]):
+        name = f"default/{names.control(number)}"
+        content = {"PartitionId": names.control(number), "Owner": owner, "Token": owner and token, "Epoch": 7}
+        await store.execute(PutBlob(container=names.leases, name=name, data=json.dumps(content).encode()))
+    await store.acquire_lease(names.leases, f"default/{names.control(0)}", lease_id=token, seconds=60)
+    with pytest.raises(HubError, match="TASKHUB_LEASE_STORE=blob"):
+        await create_hub(store, names, 2)
+    await create_hub(store, names, 2, lease_store=BLOB)
+    leases = BlobLeases(store, names, TAKE)
+    for lease in await leases.scan():  # its workers are gone: they are taken with the token that is published
+        assert (await leases.write(lease.claimed("ours", START, TAKE))).epoch == 8
+
+
+@pytest.mark.rows("E31", "T14", "E57")
+async def test_a_write_that_was_cut_off_is_gone_on_with_by_who_began_it_and_locks_out_others_for_a_while_only(
+    store: Store, names: HubNames
+) -> None:
+    await create_hub(store, names, 2, lease_store=BLOB)
+    leases, other = BlobLeases(store, names, TAKE), BlobLeases(store, names, TAKE)
+    claimed = await leases.write((await lease_of(leases)).claimed("a", START, TAKE))
+
+    class Cut(Exception):
+        pass
+
+    put = store.execute
+
+    async def cut(operation: object) -> None:
+        raise Cut
+
+    store.execute = cut  # type: ignore[method-assign,assignment]
+    with pytest.raises(Cut):  # the lease id is changed, the content is not
+        await leases.write(claimed.renewed(START, TAKE, draining=False))
+    store.execute = put  # type: ignore[method-assign]
+    with pytest.raises(Conflict):
+        await other.write((await lease_of(other)).asked("b"))
+    renewed = await leases.write(claimed.renewed(START, TAKE, draining=False))
+    assert (await lease_of(other)).etag == renewed.etag
+    await other.write((await lease_of(other)).asked("b"))
+
+
+@pytest.mark.rows("E29", "E44")
+async def test_each_take_has_a_fresh_id_for_the_configured_time(
+    store: Store, names: HubNames, kind: str, elapse: Callable[[float], Awaitable[None]]
+) -> None:
+    await create_hub(store, names, 2, lease_store=BLOB)
+    leases, name = BlobLeases(store, names, TAKE), f"default/{names.control(0)}"
+    ids = set()
+    for _ in range(3):
+        claimed = await leases.write((await lease_of(leases)).claimed("a", START, TAKE))
+        ids.add(claimed.etag)
+        await leases.write(claimed.given_up())
+        with pytest.raises(LeaseLost):
+            await store.renew_lease(names.leases, name, lease_id=claimed.etag)
+    assert len(ids) == 3
+    if kind == "memory":
+        await leases.write((await lease_of(leases)).claimed("a", START, TAKE))
+        await elapse(29.0)
+        with pytest.raises(LeaseLost):
+            await store.acquire_lease(names.leases, name, lease_id=str(uuid4()), seconds=15)
+        await elapse(1.5)
+        await store.acquire_lease(names.leases, name, lease_id=str(uuid4()), seconds=15)
+
+
+@pytest.mark.rows("E31", "E34", "T87")
+async def test_a_blob_whose_writer_died_between_two_requests_is_free_when_the_service_says_so(
+    store: Store, names: HubNames, kind: str, elapse: Callable[[float], Awaitable[None]]
+) -> None:
+    if kind != "memory":
+        pytest.skip("a blob lease runs for 15 real seconds at least")
+    await create_hub(store, names, 2, lease_store=BLOB)
+    dead, other = BlobLeases(store, names, TAKE), BlobLeases(store, names, TAKE)
+    claimed = await dead.write((await lease_of(dead)).claimed("a", START, TAKE))
+    unknown = "5d3a5c7e-0000-4000-8000-000000000002"
+    name = f"default/{names.control(0)}"
+    await store.change_lease(names.leases, name, lease_id=claimed.etag, new_lease_id=unknown)
+    with pytest.raises(Conflict):
+        await other.write((await lease_of(other)).claimed("b", START, TAKE))
+    await elapse(31.0)
+    taken = await other.write((await lease_of(other)).claimed("b", START, TAKE))
+    assert (taken.owner, taken.epoch) == ("b", 2)
+    with pytest.raises(Conflict):
+        await dead.write(claimed.renewed(START, TAKE, draining=False))
