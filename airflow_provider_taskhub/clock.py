@@ -12,6 +12,10 @@ from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
 
+_AGES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Not ``time.monotonic``, which stands still while a machine is suspended: a worker that wakes up after an hour would
+think its leases seconds old."""
+
 
 class Clock(Protocol):
     """What a component may know about time."""
@@ -20,7 +24,7 @@ class Clock(Protocol):
         """The wall clock of this machine."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, from an arbitrary start."""
+        """Seconds that only ever grow, from an arbitrary start, also while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait; negative values return at the next turn of the loop."""
@@ -33,7 +37,7 @@ class SystemClock:
         return Timestamp.from_unix_ns(time.time_ns())
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_AGES)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import Conflict, Throttled, Unavailable
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START
@@ -273,3 +275,12 @@ async def test_the_request_budget_is_what_the_arithmetic_says() -> None:
         assert used["table.update"] - lease_writes[0] == pytest.approx(workers * seconds / (0.925 * RENEW), rel=0.02)
         assert used["table.query"] == pytest.approx(3 * workers * seconds / SCAN, rel=0.02)
         assert set(used) == {"table.update", "table.query", "blob.lease"}
+
+
+@pytest.mark.rows("T17", "T20", "T21")
+def test_ages_go_on_while_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("no such clock on this system")
+    after_an_hour_asleep = {time.CLOCK_BOOTTIME: 3700.0, time.CLOCK_MONOTONIC: 100.0}
+    monkeypatch.setattr(time, "clock_gettime", after_an_hour_asleep.__getitem__)
+    assert SYSTEM_CLOCK.monotonic() == 3700.0
