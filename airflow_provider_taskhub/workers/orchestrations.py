@@ -15,6 +15,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub import tracing
+from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -287,17 +288,17 @@ class Orchestrations:
     # judging
 
     async def _judge(self, session: Session[Live], batch: Sequence[Held], facts: Facts, etag: str | None) -> Sorted:
-        visibility = session.reader.visibility
+        hidden = ticks_of(session.reader.visibility)
         found = Sorted(facts=facts)
         taken: set[str] = set()
         for held in batch:
             if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
                 found.stale.append((held, "its double is in the same batch"))
                 continue
-            judged = _judged(held, found.facts, visibility)
+            judged = _judged(held, found.facts, hidden)
             if judged.verdict is Verdict.LOOK:
                 found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
-                judged = _judged(held, found.facts, visibility)
+                judged = _judged(held, found.facts, hidden)
             match judged.verdict:
                 case Verdict.PROCESS:
                     found.process.append(held)
@@ -581,7 +582,8 @@ def _recalled(live: Live) -> tuple[bool, str | None]:
         return False, None
 
 
-def _judged(held: Held, facts: Facts, visibility: timedelta) -> Judged:
+def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
+    """:param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for."""
     message = held.message
     return judge(
         message.event,
@@ -589,7 +591,7 @@ def _judged(held: Held, facts: Facts, visibility: timedelta) -> Judged:
         message_id=held.identity,
         inserted=held.inserted,
         facts=facts,
-        now=held.receipt.next_visible + -visibility,  # as of the receive, or the last renewal
+        now=Timestamp(held.receipt.next_visible.ticks - hidden),
     )
 
 

@@ -327,6 +327,37 @@ def test_a_rewind_writes_the_recorded_rows_and_the_message() -> None:
     assert told(history) == told(events_of(recording, "3_done")["rewind-1"])
 
 
+@pytest.mark.rows("K46", "K49", "K55")
+@pytest.mark.parametrize("name", ["fails", "retrygivesup", "typedfails", "throws"])
+def test_what_failed_under_dotnet_is_rewound_by_us(name: str) -> None:
+    """Of a retry only the last attempt is done again; an orchestrator that raises by itself raises again."""
+    recording = load(name)
+    (instance_id,) = recorded_states(recording, "2_done")
+    ran: list[str] = []
+
+    def mended(what: str) -> str:
+        ran.append(what)
+        return "fine now"
+
+    async def main() -> Any:
+        functions = {**ACTIVITIES, "Fail": mended, "FailTyped": mended}
+        async with World(app, hub=recording.hub, partitions=4, functions=functions) as world:
+            await load_moment(world.client.hub, recording, "2_done")
+            await world.join("ours")
+            await world.client.rewind(instance_id)
+            state = await world.wait(instance_id)
+            await world.settle()
+            assert not world.defects(), world.defects()
+            return state.status, state.output
+
+    status, output = simulate(main)
+    if name == "throws":
+        assert (status, ran) == (Status.FAILED, [])
+        assert "the orchestrator itself" in output
+    else:
+        assert (status, output, len(ran)) == (Status.COMPLETED, '"fine now"', 1)
+
+
 @pytest.mark.rows("K30", "K46", "K54")
 def test_a_purge_leaves_what_was_recorded_nothing() -> None:
     recording = load("purge")
