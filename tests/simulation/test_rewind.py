@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -143,6 +144,18 @@ class Lab:
             return [*await ctx.when_all(calls), await ctx.call_activity("bad", "b")]
 
         @app.orchestrator
+        async def wide(ctx: OrchestrationContext) -> int:
+            """Its failures are more rows than one transaction takes."""
+            calls = [ctx.call_activity("bad", f"b{number}") for number in range(60)]
+            found = []
+            for call in calls:
+                with suppress(Exception):
+                    found.append(await call)
+            if len(found) < len(calls):
+                raise RuntimeError(f"{len(calls) - len(found)} failed")
+            return len(found)
+
+        @app.orchestrator
         async def wrong(ctx: OrchestrationContext) -> str:
             found = await ctx.call_activity("good", "a")
             if self.broken:
@@ -210,6 +223,7 @@ def rewound(name: str, *, wait: float = 0.0, input: Any = None) -> tuple[str | N
         ("both", '["b","c"]', {"b": 3, "c": 2}),
         ("parent", '["a","m-then"]', {"a": 1, "m-first": 1, "m-then": 2}),
         ("wrong", '"a"', {"a": 1}),
+        ("wide", "60", {f"b{number}": 2 for number in range(60)}),
     ],
 )
 def test_only_what_failed_is_done_again(name: str, output: str, ran: dict[str, int]) -> None:
@@ -310,7 +324,7 @@ def test_only_what_has_failed_can_be_rewound(status: str) -> None:
 
 @pytest.mark.rows("K46", "K26")
 @pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("name", ["plain", "mixed"])
+@pytest.mark.parametrize("name", ["plain", "mixed", "wide"])
 def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(name: str, fault: Callable[[], Any]) -> None:
     """The client dies at its n-th storage call, for every n."""
     undisturbed = rewound(name)
