@@ -85,6 +85,20 @@ def app() -> App:
     async def keeps(ctx: OrchestrationContext) -> int:
         return await ctx.call_activity("counted")
 
+    tries = itertools.count(1)
+
+    @made.activity
+    async def mends() -> int:
+        attempt = next(tries)
+        if attempt == 1:
+            raise ValueError("not yet")
+        await asyncio.sleep(5.0)
+        return attempt
+
+    @made.orchestrator
+    async def mended(ctx: OrchestrationContext) -> int:
+        return await ctx.call_activity("mends")
+
     @made.orchestrator
     async def parent(ctx: OrchestrationContext, child: str) -> Any:
         return await ctx.call_sub_orchestrator(child, 0 if child == "generations" else None, instance_id="child")
@@ -329,6 +343,32 @@ def test_a_response_that_echoes_another_action_is_set_aside_with_a_record(restar
 
     output, results, said = played(play)
     assert (output, results) == ("1", ['"slow 0"'])
+    assert len(said) == 1
+    assert "answers another decision" in said[0]
+
+
+@pytest.mark.rows("K27", "K46")
+def test_a_rewound_action_is_not_answered_by_the_answer_before_the_rewind() -> None:
+    """It has the same number, and is another decision."""
+
+    async def play(hub: World) -> Any:
+        await hub.join("only")
+        await hub.client.start("mended", instance_id="one")
+        assert (await hub.wait("one")).status is Status.FAILED
+        (old,) = [
+            done.operation
+            for done in hub.tape
+            if isinstance(done.operation, PutMessage) and "TaskFailedEvent" in done.operation.text
+        ]
+        await hub.client.rewind("one", "again")
+        await hub.clock.sleep(2.0)
+        await hub.store.execute(PutMessage(queue=old.queue, text=old.text))
+        state = await hub.wait("one")
+        await hub.ended()
+        return state.status, state.output, [entry["reason"] for entry in hub.said("event_set_aside")]
+
+    status, output, said = played(play)
+    assert (status, output) == (Status.COMPLETED, "2")
     assert len(said) == 1
     assert "answers another decision" in said[0]
 
