@@ -96,6 +96,9 @@ async def test_every_filter_and_page_over_ten_thousand_instances(house: House) -
         sizes = [len(page) async for page in pages(client, limit=100, prefix="weather/")]
         assert sum(sizes) == 3_333
         assert set(sizes[:-1]) == {100}, "a page is full unless it is the last"
+        tagged = [len(page) async for page in pages(client, limit=10, prefix="weather/2026-00", tags={"wave": "3"})]
+        assert sum(tagged) == sum(n % 3 == 1 and n % 7 == 3 for n in range(1_000))
+        assert max(tagged) == 10, "no page is longer than was asked for"
         first = await client.list(limit=7, statuses=[Status.RUNNING])
         assert (len(first.instances), first.continuation is None) == (7, False)
         late = name(COUNT)
