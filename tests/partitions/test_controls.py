@@ -62,21 +62,20 @@ def test_orders_are_worked_out_for_the_workers_that_are_there() -> None:
     def control(kind: ControlKind, **more: Any) -> Control:
         return Control(kind=kind, at=START, **more)
 
-    found = orders(
-        [
-            control(ControlKind.OFFLINE, partition=3),
-            control(ControlKind.PROHIBIT, partition=1, node="a"),
-            control(ControlKind.PROHIBIT, partition=1, node="@h2"),
-            control(ControlKind.CAP, value=4),
-            control(ControlKind.CAP, value=2, node="B@H2"),
-            control(ControlKind.TURN, value=1),
-            control(ControlKind.DRAIN, node="c"),
-            control(ControlKind.DRAIN),  # a damaged row drains nobody
-            control(ControlKind.UNKNOWN, partition=0, node="a"),
-        ],
-        {"a@h1/1", "b@h2/1", "c@h3/1"},
-    )
-    assert found == Orders(
+    given = [
+        control(ControlKind.OFFLINE, partition=3),
+        control(ControlKind.PROHIBIT, partition=1, node="a"),
+        control(ControlKind.PROHIBIT, partition=1, node="@h2"),
+        control(ControlKind.CAP, value=4),
+        control(ControlKind.CAP, value=2, node="B@H2"),
+        control(ControlKind.TURN, value=1),
+        control(ControlKind.DRAIN, node="c"),
+        control(ControlKind.DRAIN),  # a damaged row drains nobody
+        control(ControlKind.UNKNOWN, partition=0, node="a"),
+    ]
+    workers = {"a@h1/1", "b@h2/1", "c@h3/1"}
+    assert orders(given, workers) == orders(given[::-1], workers), "in whatever order they are read"
+    assert orders(given, workers) == Orders(
         rules=Rules(offline=frozenset({3}), barred={1: frozenset({"a@h1/1", "b@h2/1"})}, turn=1),
         caps={"a@h1/1": 4, "b@h2/1": 2, "c@h3/1": 4},
         drained=frozenset({"c@h3/1"}),
