@@ -277,6 +277,32 @@ async def test_the_request_budget_is_what_the_arithmetic_says() -> None:
         assert set(used) == {"table.update", "table.query", "blob.lease"}
 
 
+@scenario
+@pytest.mark.rows("T85", "T51")
+async def test_who_waits_for_a_handover_reads_what_it_waits_for_and_not_the_table() -> None:
+    async with Cluster(64) as cluster:
+        await cluster.join("a", episode=8)
+        await asyncio.sleep(60)
+        faults, read = Faults(cluster.store), Counter[str]()
+        all_rows = faults.rows
+
+        async def counted(*arguments: object, **named: object):  # type: ignore[no-untyped-def]
+            async for row in all_rows(*arguments, **named):
+                read[str(arguments[0])] += 1
+                yield row
+
+        faults.rows = counted  # type: ignore[method-assign]
+        b = await cluster.join("b", store=faults)  # type: ignore[arg-type]
+        began = now()
+        await cluster.settle(40)
+        waited = now() - began
+        assert waited > 5
+        assert len(b.held) == 32
+        looks = waited / (SCAN / 10)
+        assert read[NAMES.partitions] <= (waited / SCAN + 2) * 64 + looks * 32
+        assert read[NAMES.partitions] < looks * 64 * 0.8, "less than looking at all of them each time"
+
+
 @pytest.mark.rows("T17", "T20", "T21")
 def test_ages_go_on_while_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(time, "CLOCK_BOOTTIME"):

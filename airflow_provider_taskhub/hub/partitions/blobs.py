@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -51,13 +52,20 @@ class BlobLeases:
         """Every partition's lease, by partition: one listing, and one request for each."""
         listed = await self._store.list_blobs(self._names.leases, _FOLDER)
         queues = [blob.name.removeprefix(_FOLDER) for blob in listed]
+        return await self._read_all(queue for queue in queues if is_control_queue(queue, self._names))
+
+    async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
+        """A request for each."""
+        return tuple(lease for lease in await self._read_all(queues) if lease.next_owner == me)
+
+    async def _read_all(self, queues: Iterable[str]) -> tuple[Lease, ...]:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def read(queue: str) -> Lease | None:
             async with limit:
                 return await self.read(queue)
 
-        found = await asyncio.gather(*(read(queue) for queue in queues if is_control_queue(queue, self._names)))
+        found = await asyncio.gather(*map(read, queues))
         return tuple(sorted((lease for lease in found if lease is not None), key=lambda lease: lease.partition))
 
     async def read(self, queue: str) -> Lease | None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import lru_cache
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import HubNames, Service
@@ -65,9 +66,9 @@ class Lease:
 
     @property
     def partition(self) -> int:
-        match = _QUEUE.fullmatch(self.queue)
-        assert match is not None, self.queue  # decode_lease lets no other name in
-        return int(match.group(1))
+        number = _number(self.queue)
+        assert number is not None, self.queue  # decode_lease lets no other name in
+        return number
 
     @property
     def life(self) -> str:
@@ -185,8 +186,15 @@ def encode_lease(lease: Lease) -> Entity:
 
 def is_control_queue(name: str, names: HubNames) -> bool:
     """Whether a queue is one of the hub's numbered control queues."""
-    match = _QUEUE.fullmatch(name)
-    return match is not None and name == names.control(int(match.group(1)))
+    number = _number(name)
+    return number is not None and name == names.control(number)
+
+
+@lru_cache(maxsize=4096)
+def _number(queue: str) -> int | None:
+    """A partition's number is asked for several times in each scan of up to 1,024."""
+    match = _QUEUE.fullmatch(queue)
+    return None if match is None else int(match.group(1))
 
 
 def _text(value: Property | None) -> str | None:

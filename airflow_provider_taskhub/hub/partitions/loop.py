@@ -119,6 +119,7 @@ class PartitionOwner:
         self._held: dict[int, _Held] = {}
         self._snapshot: tuple[_Held, ...] = ()
         self._waiting_since: float | None = None
+        self._waiting_for: set[str] = set()
         self._runs_out = float("inf")
         """Seconds after the last scan at which somebody's silence would make a lease free."""
         self._slowness = 1.0
@@ -377,19 +378,42 @@ class PartitionOwner:
                 least, pause = 1.0, self._scan_every
                 log.exception("scan_failed")
             pause *= self._rng.uniform(0.9, 1.1)
+            await self._collect(began + pause)
             await self._within(self._stopping, max(least, began + pause - self._clock.monotonic()))
 
     def _pace(self) -> float:
-        """The next scan: sooner when a lease runs out before it, faster while a partition is on its way here.
+        """The next scan: sooner when a lease runs out before it. Else an orphan would wait for up to two (T87)."""
+        return min(self._scan_every, self._runs_out + self._scan_every / 20)
 
-        Else an orphan would wait for the take time and up to two scans (T87), and a partition that is handed over for
-        up to one. Faster only for a while: whoever should hand over may be stuck.
+    async def _collect(self, until: float) -> None:
+        """While partitions are on their way here, look at these alone, ten times as often as a scan (T85).
+
+        Else each would be served by nobody for up to a scan. Only for a while: whoever should hand over may be stuck.
         """
-        pause = min(self._scan_every, self._runs_out + self._scan_every / 20)
-        since = self._waiting_since
-        if since is None or self._clock.monotonic() - since > self._times.take.total_seconds():
-            return pause
-        return min(pause, max(0.1, self._scan_every / 10))
+        step = max(0.1, self._scan_every / 10)
+        take = self._times.take.total_seconds()
+        while self._waiting_since is not None and not self._stopping.is_set():
+            now = self._clock.monotonic()
+            if until - now <= step or now - self._waiting_since > take:
+                return
+            await self._within(self._stopping, step * self._rng.uniform(0.9, 1.1))
+            try:
+                async with asyncio.timeout(self._deadline):
+                    await self._take_released()
+            except (StorageError, TimeoutError) as error:
+                log.debug("handover_not_seen", error=str(error) or type(error).__name__)
+                return
+            except Exception:
+                log.exception("handover_not_seen")
+                return
+
+    async def _take_released(self) -> None:
+        leases = await self._leases.asked(self._me, self._waiting_for)
+        if not leases:
+            self._waiting_since = None
+        released = [lease for lease in leases if lease.owner is None and lease.partition not in self._held]
+        if released and not self._stopping.is_set() and await self._app_held():
+            await asyncio.gather(*(self._take(lease, 0.0) for lease in released))
 
     async def _scan(self) -> None:
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
@@ -402,8 +426,10 @@ class PartitionOwner:
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
         left = (self._times.take.total_seconds() - silence[lease.partition] for lease in leases if lease.owner)
         self._runs_out = min((seconds for seconds in left if seconds > 0), default=float("inf"))
-        waiting = any(lease.next_owner == self._me and lease.owner not in (None, self._me) for lease in leases)
-        self._waiting_since = (self._waiting_since or now) if waiting else None
+        self._waiting_for = {
+            lease.queue for lease in leases if lease.next_owner == self._me and lease.owner not in (None, self._me)
+        }
+        self._waiting_since = (self._waiting_since or now) if self._waiting_for else None
         await self._bury(roster, dead)
         if "orchestrator" in self._member.roles and await self._app_held():
             workers = {member.worker: member for member in roster.live}
@@ -522,6 +548,7 @@ class PartitionOwner:
         except StorageError as error:
             log.debug("partition_not_asked_for", partition=lease.partition, error=str(error))
             return
+        self._waiting_for.add(lease.queue)
         self._waiting_since = self._waiting_since or self._clock.monotonic()
 
     def _dead(self) -> Collection[str]:

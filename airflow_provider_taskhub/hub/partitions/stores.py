@@ -5,6 +5,7 @@ Owns reading and conditionally writing lease rows. Decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
@@ -13,7 +14,7 @@ from airflow_provider_taskhub.errors import Conflict
 from airflow_provider_taskhub.hub.contract import TABLE, HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions.blobs import BlobLeases
 from airflow_provider_taskhub.hub.partitions.leases import Lease, decode_lease, encode_lease
-from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, RowOperation, RowVerb, Store, Transact
 
 
 class Leases(Protocol):
@@ -24,6 +25,9 @@ class Leases(Protocol):
 
     async def read(self, queue: str) -> Lease | None:
         """One lease, or None when it is gone."""
+
+    async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
+        """Those of ``queues`` that ``me`` has asked for and does not have yet; for much less than a scan."""
 
     async def write(self, lease: Lease) -> Lease:
         """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new one.
@@ -59,6 +63,12 @@ class TableLeases:
             if (lease := decode_lease(entity, self._names)) is not None
         ]
         return tuple(sorted(leases, key=lambda lease: lease.partition))
+
+    async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
+        """One request, whose answer holds these rows alone."""
+        mine = And((Compare("PartitionKey", "eq", ""), Compare("NextOwner", "eq", me)))
+        found = [decode_lease(entity, self._names) async for entity in self._store.rows(self._names.partitions, mine)]
+        return tuple(lease for lease in found if lease is not None and lease.queue in queues)
 
     async def read(self, queue: str) -> Lease | None:
         """One lease, or None when its row is gone."""
