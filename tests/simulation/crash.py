@@ -108,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return _once(scenario, trouble(options.only), place)
                 kinds = [Kind(kind) for kind in options.kind] or list(Kind)
                 for kind, count in go_through(scenario, kinds, place, sample=options.sample):
+                    print(
+                        f"{store} {name} {kind}: {count.points} in {count.seconds:.0f} s", file=sys.stderr, flush=True
+                    )
                     _add(counts.setdefault(kind, Count()), count)
                     for line in count.told:
                         print(line, file=sys.stderr, flush=True)
