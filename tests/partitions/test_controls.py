@@ -203,6 +203,9 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
         assert "it was taken offline" in reasons(a) | reasons(b)
         await asyncio.sleep(1000)
         assert sorted([*a.held, *b.held]) == [0, 1, 3]
+        for node in (a, b):
+            assert node.owner is not None
+            assert node.owner.figures.longest_free < SCAN, "nobody misses what is offline (E78)"
         await steer.online([2])
         await cluster.settle(CYCLE)
 

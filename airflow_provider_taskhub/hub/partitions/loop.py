@@ -467,7 +467,8 @@ class PartitionOwner:
             for worker in members - ordered.drained
         }
         decided = plan(rows, seats, self._me, ordered.rules)
-        self.figures.seen(max((silence[row.partition] for row in rows if row.free), default=0.0))
+        wanted = (row for row in rows if row.free and row.partition not in ordered.rules.offline)
+        self.figures.seen(max((silence[row.partition] for row in wanted), default=0.0))
         by_number = {lease.partition: lease for lease in leases}
         if self._stopping.is_set():
             return
