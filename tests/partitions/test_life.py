@@ -278,7 +278,7 @@ async def test_the_request_budget_is_what_the_arithmetic_says() -> None:
 
 
 @scenario
-@pytest.mark.rows("T85", "T51")
+@pytest.mark.rows("T51")
 async def test_who_waits_for_a_handover_reads_what_it_waits_for_and_not_the_table() -> None:
     async with Cluster(64) as cluster:
         await cluster.join("a", episode=8)

@@ -386,7 +386,7 @@ class PartitionOwner:
         return min(self._scan_every, self._runs_out + self._scan_every / 20)
 
     async def _collect(self, until: float) -> None:
-        """While partitions are on their way here, look at these alone, ten times as often as a scan (T85).
+        """While partitions are on their way here, look at these alone, ten times as often as a scan.
 
         Else each would be served by nobody for up to a scan. Only for a while: whoever should hand over may be stuck.
         """
