@@ -114,7 +114,6 @@ class Hub:
         mail: Sequence[Letter],
         batch: Sequence[Held],
         *,
-        queue: str,
         tags: dict[str, str],
         check: Callable[[], None],
         commit_id: str,
@@ -126,7 +125,7 @@ class Hub:
             names=self.names,
             puts=[made.put() for made in mail],
             blobs=[made.blob for made in mail if made.blob is not None],
-            processed=processed(queue, batch),
+            processed=processed(batch),
             commit_id=commit_id,
             now=self.clock.utc_now(),
             container_url=self.container_url,
@@ -136,9 +135,11 @@ class Hub:
         )
 
 
-def processed(queue: str, batch: Sequence[Held]) -> checkpoint.Processed:
+def processed(batch: Sequence[Held]) -> checkpoint.Processed:
     """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts."""
-    return checkpoint.Processed(queue=queue, messages=tuple(batch), message_ids=tuple(held.identity for held in batch))
+    return checkpoint.Processed(
+        deletes=tuple([held.deletion() for held in batch]), message_ids=tuple([held.identity for held in batch])
+    )
 
 
 def brought(held: Held) -> HistoryEvent:

@@ -33,16 +33,19 @@ from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.control import Reader
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
+from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import claimed
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, Entity, Step, Unit
+from airflow_provider_taskhub.storage.primitives import Entity, Step, Unit
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.slots import Slots
 
 log = structlog.get_logger(__name__)
 
+QUICK = 1.0
+"""Seconds: a result without a record that took longer to find is put into a message at once, whoever waits for it."""
 MAX_CRASHES = 3
 """Executors that one delivery of an activity may bring down before the activity fails."""
 SETTLE_PAUSE = 0.2
@@ -78,6 +81,7 @@ class Activities:
     :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
     :param unknown: activity name → text, once no live worker has had it for too long.
     :param claims, adopt: claims and hands over responses to partitions that this worker serves.
+    :param offer: gives a response to its session; False: this worker does not serve it.
     """
 
     def __init__(
@@ -94,10 +98,11 @@ class Activities:
         unknown: Callable[[str], str | None],
         claims: Callable[[str], tuple[int, timedelta]],
         adopt: Callable[[Sequence[Held]], None],
+        offer: Callable[[Offered], bool],
     ) -> None:
         self._hub, self._registry, self._runner, self._me = hub, registry, runner, me
         self._times = times
-        self._dead, self._unknown, self._claims, self._adopt = dead, unknown, claims, adopt
+        self._dead, self._unknown, self._claims, self._adopt, self._offer = dead, unknown, claims, adopt, offer
         self.slots = Slots(limit, hub.clock)
         self._plain: dict[Held, asyncio.Timeout] = {}
         self._watch = asyncio.Event()
@@ -189,13 +194,17 @@ class Activities:
 
     async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
         if held.deliveries > 1 and await self._has_ended(held.message.instance):
-            await self._drop(held, "its instance was ended")
+            # not dropped: the last checkpoint may have been cut off behind its history, and a response repairs that
+            ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
+            await self._respond(held, event, ActivityOutcome(failure=ended))
             return
         try:
             async with asyncio.timeout(None) as life:
                 self._plain[held] = life
                 self._watch.set()
+                begun = self._hub.clock.monotonic()
                 outcome = await self._run(held, event, definition)
+                cheap = self._hub.clock.monotonic() - begun < QUICK
         except TimeoutError:
             if not life.expired():
                 raise
@@ -203,7 +212,7 @@ class Activities:
             return
         finally:
             self._plain.pop(held, None)
-        await self._respond(held, event, outcome)
+        await self._respond(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
         """End activities without a record whose instance has ended, for ever; the others are told by their record."""
@@ -506,21 +515,37 @@ class Activities:
 
     async def _drop(self, held: Held, why: str) -> None:
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
-        await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+        await self._hub.store.execute(held.deletion())
         self.reader.release([held])
 
     # responding
 
     async def _respond(
-        self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, before: tuple[Step, ...] = ()
+        self,
+        held: Held,
+        event: TaskScheduled,
+        outcome: ActivityOutcome,
+        *,
+        before: tuple[Step, ...] = (),
+        cheap: bool = True,
     ) -> None:
-        """Put the response, delete the work item."""
+        """Give the response to the session of the instance, if it is ours; else put it, and delete the work item.
+
+        :param before: what records the outcome. :param cheap: nothing much is lost if it must be found again.
+        """
         self._leave(held)
-        target = held.message.instance
+        answer, target = self._response(event, outcome), held.message.instance
         queue = self._hub.queue_of(target.instance_id)
+        if cheap and self._claims(queue)[0] > 0:
+            if before:
+                await self._hub.store.commit(Unit(steps=before))
+                before = ()
+            if await self._offered(held, answer, queue):
+                self.reader.release([held])
+                return
         room, claim = self._claims(queue)
         response = self._hub.mail(
-            self._response(event, outcome),
+            answer,
             target,
             sender=target,
             episode=-1 if held.envelope.episode is None else held.envelope.episode,
@@ -531,12 +556,37 @@ class Activities:
             *before,
             Step(name="payloads", operations=blobs),
             Step(name="response", operations=(response.put(),)),
-            Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held, quiet=True),)),
+            Step(name="delete", operations=(held.deletion(),)),
         )
         sent = self._hub.clock.monotonic()
         results = await self._hub.store.commit(Unit(steps=steps))
         self.reader.release([held])
         self._adopt(claimed([response], results[-2], sent=sent))
+
+    async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
+        """Whether an episode has taken the response, and settled the work item with its checkpoint."""
+        offered = Offered(
+            queue=queue,
+            envelope=Envelope(
+                activity_id=NO_ACTIVITY,
+                message=TaskMessage(event=answer, instance=held.message.instance),
+                sequence_number=self._hub.sequence(),
+            ),
+            receipt=held.receipt,
+            inserted=LATEST,
+            dequeue_count=1,
+            size=held.size + len(getattr(answer, "result", None) or ""),
+            claimed=held.claimed,
+            origin=held,
+            fate=asyncio.get_running_loop().create_future(),
+        )
+        if not self._offer(offered):
+            return False
+        try:
+            return await offered.fate
+        except asyncio.CancelledError:
+            offered.gone = True
+            raise
 
     def _response(self, event: TaskScheduled, outcome: ActivityOutcome) -> HistoryEvent:
         now = self._hub.clock.utc_now()

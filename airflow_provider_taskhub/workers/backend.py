@@ -18,7 +18,7 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.sessions import Sessions
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.activities import Activities, Runner
@@ -146,6 +146,7 @@ class Backend:
             unknown=self.absences.activity,
             claims=self._claims,
             adopt=self._adopt,
+            offer=self._offer,
         )
         self.activities = Dispatcher("activities", self.work, settings.activities + SETTLING)
 
@@ -336,6 +337,13 @@ class Backend:
             task = asyncio.create_task(self.work.reader.give_back(back, begun=False))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    def _offer(self, response: Offered) -> bool:
+        reader = self._readers.get(response.queue)
+        if reader is None or reader.stopping:
+            return False
+        reader.offer(response)
+        return True
 
     async def _evict(self) -> None:
         idle = self._settings.session_idle.total_seconds()

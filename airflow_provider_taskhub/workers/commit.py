@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, Results
+from airflow_provider_taskhub.storage.primitives import Results
 
 log = structlog.get_logger(__name__)
 
@@ -67,9 +67,7 @@ class Committer:
         hub, commit_id = self._hub, uuid4().hex  # of all tries: a write that was only late is found to be ours
 
         def planned(stored: Stored) -> Plan:
-            return hub.checkpoint(
-                episode, stored, mail, batch, queue=tenure.queue, tags=tags, check=tenure.check, commit_id=commit_id
-            )
+            return hub.checkpoint(episode, stored, mail, batch, tags=tags, check=tenure.check, commit_id=commit_id)
 
         plan = planned(stored)
         put: list[Held] = []  # claimed by tries that ended in an error
@@ -115,7 +113,7 @@ class Committer:
         """Delete what a refused try has put and claimed: nobody has seen it, and nothing stands behind it."""
         for held in put:
             try:
-                await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+                await self._hub.store.execute(held.deletion())
             except StorageError as error:  # it becomes visible, and its identity tells what it is
                 log.info("claimed_put_left", queue=held.queue, message_id=held.message_id, error=str(error))
 
@@ -157,7 +155,7 @@ class Committer:
                 episode,
                 row_etag,
                 names=hub.names,
-                processed=processed(tenure.queue, batch),
+                processed=processed(batch),
                 now=hub.clock.utc_now(),
                 container_url=hub.container_url,
                 tags=tags,

@@ -56,7 +56,6 @@ from airflow_provider_taskhub.hub.messages.races import (
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
-    DeleteMessage,
     Entity,
     PutBlob,
     RowOperation,
@@ -430,7 +429,7 @@ class Orchestrations:
 
     async def _delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
         for held in messages:
-            await self._hub.store.execute(DeleteMessage(queue=held.queue, message=held, quiet=True))
+            await self._hub.store.execute(held.deletion())
         session.reader.release(messages)
 
     async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:

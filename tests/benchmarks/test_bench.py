@@ -98,34 +98,36 @@ def test_times_and_rates_have_their_ceiling_of_the_same_run(lines: Lines) -> Non
     assert lines["a0"]["p50"]["goal"] is None  # a goal is of the full size
 
 
-def test_an_orchestration_of_one_activity_is_eleven_operations(lines: Lines) -> None:
-    """Row of the start; start, work item, response; two episodes' histories and row merges; three messages deleted."""
+def test_an_orchestration_of_one_activity_is_nine_operations(lines: Lines) -> None:
+    """Row of the start; start and work item; two episodes' histories and row merges; two messages deleted."""
     assert operations(lines["a0"]) == {
         "table.insert": 1,
-        "queue.put": 3,
+        "queue.put": 2,
         "table.batch": 2,
         "table.update": 2,
-        "queue.delete": 3,
+        "queue.delete": 2,
     }
-    assert lines["a0"][BUDGETED]["value"] == 11
+    assert lines["a0"][BUDGETED]["value"] == 9
 
 
-def test_a_step_of_a_chain_is_a_work_item_and_a_response(lines: Lines) -> None:
+def test_a_step_of_a_chain_is_a_work_item_and_an_episode(lines: Lines) -> None:
     """Of n steps: n + 1 messages with the start that the client puts; n + 1 episodes; the row as it starts and ends."""
     steps = lines["c"]["step"]["size"]
     assert {kind: round(value * steps, 2) for kind, value in operations(lines["c"]).items()} == {
-        "queue.put": 2 * steps,
-        "queue.delete": 2 * steps + 1,
+        "queue.put": steps,
+        "queue.delete": steps + 1,
         "table.batch": steps + 1,
         "table.update": 2,
     }
 
 
-def test_a_fan_out_costs_four_queue_operations_an_activity(lines: Lines) -> None:
+def test_a_fan_out_costs_four_queue_operations_an_activity_at_most(lines: Lines) -> None:
     width = lines["b"]["whole"]["size"]
     found = {kind: round(value * width, 2) for kind, value in operations(lines["b"]).items()}
     episodes = found.pop("table.batch")
-    assert found == {"queue.put": 2 * width, "queue.delete": 2 * width + 1, "table.update": 2}
+    put, deleted = found.pop("queue.put"), found.pop("queue.delete")
+    assert found == {"table.update": 2}
+    assert width <= put == deleted - 1 <= 2 * width
     assert 2 <= episodes <= width + 1  # responses that arrive together share an episode: how many is a matter of time
 
 

@@ -44,7 +44,10 @@ INSTANCE = OrchestrationInstance(instance_id="i", execution_id=GEN0)
 MAIL = (PutMessage(queue="unit-workitems", text="{}"),)
 BLOBS = (PutBlob(container="unit-largemessages", name="i/m", data=b"x"),)
 BATCH = (held(raised()), held(raised()))
-PROCESSED = Processed(queue="unit-control-00", messages=BATCH, message_ids=("m1", "m2"))
+PROCESSED = Processed(
+    deletes=tuple(DeleteMessage(queue="unit-control-00", message=held, quiet=True) for held in BATCH),
+    message_ids=("m1", "m2"),
+)
 
 
 def history(rows: int, *more: HistoryEvent) -> tuple[HistoryEvent, ...]:

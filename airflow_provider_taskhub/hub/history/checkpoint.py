@@ -29,7 +29,6 @@ from airflow_provider_taskhub.storage.primitives import (
     EtagOf,
     PutBlob,
     PutMessage,
-    ReceiptHolder,
     RowOperation,
     RowVerb,
     Step,
@@ -86,8 +85,7 @@ class Plan:
 class Processed:
     """The messages that an episode consumed."""
 
-    queue: str
-    messages: tuple[ReceiptHolder, ...]
+    deletes: tuple[DeleteMessage, ...]
     message_ids: tuple[str, ...]
 
 
@@ -163,8 +161,7 @@ def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str
     """Completion hint, then the processed messages."""
     ended = episode.completed is not None
     hint = completion(names, episode.current, episode.status, tags) if ended else ()
-    deletes = tuple(DeleteMessage(queue=processed.queue, message=held, quiet=True) for held in processed.messages)
-    return Step(name="completion", operations=hint), Step(name="delete", operations=deletes)
+    return Step(name="completion", operations=hint), Step(name="delete", operations=processed.deletes)
 
 
 def completion(

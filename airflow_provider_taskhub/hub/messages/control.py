@@ -18,7 +18,7 @@ from airflow_provider_taskhub.errors import NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
-from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back
+from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, Message, Store
 
@@ -97,6 +97,8 @@ class Reader:
         """The messages are deleted or given back: no renewal any more, and room for others."""
         for held in messages:
             self._renewer.remove(held)
+            if isinstance(held, Offered):
+                held.settle(True)
         self.freed()
 
     def freed(self) -> None:
@@ -128,10 +130,14 @@ class Reader:
         failed: bool = False,
         begun: bool = True,
     ) -> None:
-        """Make messages receivable again, by whoever reads the queue next."""
+        """Make messages receivable again, by whoever reads the queue next; who offered a response puts it then."""
         messages = tuple(messages)
+        for held in messages:
+            if isinstance(held, Offered):
+                held.settle(False)
         self.release(messages)
-        await give_back(self._store, messages, delay=delay, failed=failed, begun=begun)
+        own = [held for held in messages if not isinstance(held, Offered)]
+        await give_back(self._store, own, delay=delay, failed=failed, begun=begun)
 
     async def run(self) -> None:
         """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
@@ -258,6 +264,10 @@ class ControlReader(Reader):
     def progressed(self) -> float:
         """When it last asked for messages; with a full buffer, when room was last made in it."""
         return max(self.last_poll, self._moved)
+
+    def offer(self, held: Offered) -> None:
+        """Deliver a response that stands in no queue; who offers it keeps its work item claimed."""
+        self._buffer(held)
 
     def _buffer(self, held: Held) -> None:
         self.load.count += 1

@@ -17,11 +17,12 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
-from airflow_provider_taskhub.storage.primitives import Receipt, Store, UpdateMessage
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
 
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_PARALLEL = 16
+LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
 ACTION_UUID = 5
 """Version of the UUIDs that are identities of actions (DESIGN §7); everybody else's are random."""
 
@@ -71,10 +72,37 @@ class Held:
         name = self.envelope.activity_id
         return str(name) if name.int >> 76 & 0xF == ACTION_UUID else self.message_id
 
+    def deletion(self) -> DeleteMessage:
+        """What removes it; of a stale receipt nothing."""
+        return DeleteMessage(queue=self.queue, message=self, quiet=True)
+
     @property
     def order(self) -> tuple[Timestamp, int]:
         """Order of processing: enqueued first, then the sender's own count (spec §5.1)."""
         return self.inserted, self.envelope.sequence_number
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Offered(Held):
+    """An activity's response in the hands of the very worker that serves its instance: no message of its own.
+
+    The episode that takes it deletes the activity's work item with its checkpoint, which saves a message's put and
+    delete. Whoever gives it back has it put as a message after all. It is younger than anything that a store has said
+    (``inserted`` is :data:`LATEST`), and known by its work item, which may be delivered again.
+
+    :param origin: the work item. :param fate: whether the work item is settled; False: the response is to be put.
+    """
+
+    origin: Held
+    fate: asyncio.Future[bool]
+
+    def deletion(self) -> DeleteMessage:
+        return self.origin.deletion()
+
+    def settle(self, done: bool) -> None:
+        """Told twice, the first counts."""
+        if not self.fate.done():
+            self.fate.set_result(done)
 
 
 async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -> bool:
