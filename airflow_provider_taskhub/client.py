@@ -60,6 +60,7 @@ from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
     Entity,
+    EtagOf,
     Filter,
     Or,
     Property,
@@ -217,13 +218,22 @@ class Client:
                 return await self._taken(start, policy)
 
     async def _insert(self, start: ExecutionStarted) -> InstanceState:
-        made, entity, blobs = self._start_parts(start)
-        etag = await self._write_row(RowVerb.INSERT, entity, blobs, None)
-        if made.blob is None:
-            # the start says that it inserted its row: its first delivery then runs without reading anything
-            made = self.hub.mail(replace(start, taskhub_row_etag=etag), start.instance)
-        await self.hub.send(made)
-        return self.hub.state_of(replace(entity, etag=etag))
+        # the start says that it inserted its row: its first delivery then runs without reading anything
+        mark = uuid4().hex
+        made, entity, blobs = self._start_parts(replace(start, taskhub_row_etag=mark))
+        put = replace(made.put(), naming=(mark, EtagOf(step=1)))
+        if made.blob is not None:
+            made, entity, blobs = self._start_parts(start)
+            put = made.put()
+        insert = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
+        steps = (
+            Step(name="payloads", operations=blobs),
+            Step(name="instance", operations=(insert,)),
+            Step(name="outbound", operations=(put,)),
+        )
+        etags = (await self.hub.store.commit(Unit(steps=steps)))[1][0]
+        assert isinstance(etags, tuple)
+        return self.hub.state_of(replace(entity, etag=etags[0]))
 
     def _start_parts(self, start: ExecutionStarted) -> tuple[Letter, Entity, tuple[PutBlob, ...]]:
         hub = self.hub

@@ -179,11 +179,13 @@ class PutMessage:
     """Put a message. Result: its :class:`Receipt`, usable at once (an invisible put is a put and a claim).
 
     :param visibility: delay until it can be received, 0 to 7 days; also how long the claim lasts.
+    :param naming: a mark in the text, and the row of an earlier step whose ETag, escaped as in JSON, takes its place.
     """
 
     queue: str
     text: str
     visibility: timedelta = timedelta(0)
+    naming: tuple[str, EtagOf] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -475,6 +475,8 @@ def check_alone(operation: Operation) -> None:
     check_operation(operation)
     if isinstance(operation, Transact) and any(isinstance(row.etag, EtagOf) for row in operation.rows):
         raise InputError(f"transaction on {operation.table!r}: EtagOf means nothing outside a unit")
+    if isinstance(operation, PutMessage) and operation.naming is not None:
+        raise InputError(f"message to {operation.queue!r}: EtagOf means nothing outside a unit")
 
 
 def check_unit(unit: Unit) -> None:
@@ -487,6 +489,8 @@ def check_unit(unit: Unit) -> None:
                 for row in operation.rows:
                     if isinstance(row.etag, EtagOf):
                         _check_reference(unit, index, row.etag)
+            elif isinstance(operation, PutMessage) and operation.naming is not None:
+                _check_reference(unit, index, operation.naming[1])
 
 
 def _check_reference(unit: Unit, index: int, reference: EtagOf) -> None:

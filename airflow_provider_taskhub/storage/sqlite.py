@@ -42,7 +42,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.steps import carry_out, etag_of
+from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
 
 
 class SqliteStore:
@@ -324,7 +324,7 @@ def perform(change: Change, operation: Operation, earlier: Results) -> Result:
         case Transact():
             return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
         case PutMessage():
-            return queues.put(change, operation)
+            return queues.put(change, named(operation, earlier))
         case DeleteMessage():
             queues.delete(change, operation)
         case UpdateMessage():

@@ -5,6 +5,7 @@ Between any two operations another worker may act, and a crash may happen at eac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from airflow_provider_taskhub.storage.primitives import (
     CrashPoint,
     EtagOf,
     Operation,
+    PutMessage,
     Result,
     Results,
     RowOperation,
@@ -71,6 +73,8 @@ async def carry_out(
 
 def resolved(operation: Operation, earlier: Results) -> Operation:
     """The operation with every :class:`EtagOf` replaced by the ETag that it refers to."""
+    if isinstance(operation, PutMessage):
+        return named(operation, earlier)
     if not isinstance(operation, Transact) or not any(isinstance(row.etag, EtagOf) for row in operation.rows):
         return operation
     return replace(operation, rows=tuple(_resolved_row(row, earlier) for row in operation.rows))
@@ -78,6 +82,15 @@ def resolved(operation: Operation, earlier: Results) -> Operation:
 
 def _resolved_row(row: RowOperation, earlier: Results) -> RowOperation:
     return replace(row, etag=etag_of(row.etag, earlier)) if isinstance(row.etag, EtagOf) else row
+
+
+def named(operation: PutMessage, earlier: Results) -> PutMessage:
+    """The message with the ETag in its text that it is to name."""
+    if operation.naming is None:
+        return operation
+    mark, reference = operation.naming
+    etag = json.dumps(etag_of(reference, earlier))[1:-1]
+    return replace(operation, text=operation.text.replace(mark, etag, 1), naming=None)
 
 
 def etag_of(reference: EtagOf, earlier: Results) -> str:

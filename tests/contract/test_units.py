@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,6 +124,22 @@ async def test_references_choose_operation_and_row(store: Store, place: Place) -
                 )
             )
         )
+
+
+async def test_a_message_names_the_etag_of_a_row_written_before_it(store: Store, place: Place) -> None:
+    """Where its text has the mark for the first time, as JSON escapes it."""
+    name = place.name
+    put = PutMessage(queue=name, text='{"etag":"MARK","input":"MARK"}', naming=("MARK", EtagOf(step=0)))
+    results = await store.commit(Unit(steps=(step("row", rows(name, RowVerb.INSERT, "a")), step("put", put))))
+    etags = results[0][0]
+    assert isinstance(etags, tuple)
+    (text,) = await place.texts()
+    assert json.loads(text) == {"etag": etags[0], "input": "MARK"}
+    with pytest.raises(InputError, match="EtagOf means nothing outside a unit"):
+        await store.execute(put)
+    with pytest.raises(InputError, match="is no row written by an earlier step"):
+        await store.commit(Unit(steps=(step("put", put), step("row", rows(name, RowVerb.INSERT, "b")))))
+    assert await place.keys() == ["a"]
 
 
 async def test_receipts_are_asked_for_when_sent(store: Store, place: Place) -> None:

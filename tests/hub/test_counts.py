@@ -259,8 +259,8 @@ def test_waiting_instances_ask_nothing_of_the_store(kind: str) -> None:
     assert abs(waiting[RECEIVES] - alone[RECEIVES]) <= 5  # whether a queue's last look falls into the hour
 
 
-def test_an_orchestration_is_five_transactions_alone() -> None:
-    """Row and message of the start, its receive, two episodes."""
+def test_an_orchestration_is_four_transactions_alone() -> None:
+    """The start, its receive, two episodes."""
 
     async def play(hub: House, clock: JumpingClock) -> int:
         store = hub.client.hub.store
@@ -270,11 +270,11 @@ def test_an_orchestration_is_five_transactions_alone() -> None:
         await ended(hub, clock, "chain", 1)
         return store.commits - before
 
-    assert in_virtual_time("embedded", play, Book()) == 5
+    assert in_virtual_time("embedded", play, Book()) == 4
 
 
 async def test_a_burst_shares_its_commits(tmp_path: Path) -> None:
-    """Alone, a hundred orchestrations are 500 transactions."""
+    """Alone, a hundred orchestrations are 400 transactions."""
     async with SqliteStore(tmp_path / "hub.db") as store, house(store, Book().app()) as hub:
         before = store.commits
         started = await asyncio.gather(*(hub.client.start("chain", 1) for _ in range(100)))
