@@ -28,7 +28,8 @@ from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
-from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.storage.primitives import PutMessage, Results, Unit
+from airflow_provider_taskhub.storage.steps import resolved
 from tests.simulation.lives import live
 from tests.simulation.scenarios import SCENARIOS, app_of
 from tests.simulation.world import Effects, World, simulate
@@ -400,18 +401,21 @@ def test_a_terminate_that_overtakes_its_start_ends_the_instance() -> None:
         async with world(partitions=1) as hub:
             await hub.join("only")
             await hub.clock.sleep(1.0)
-            real, sent = hub.client.hub.send, []
+            store, sent = hub.client.hub.store, []
+            commit = store.commit
 
-            async def later(made: Any) -> None:
-                sent.append(made)
+            async def row_only(unit: Unit) -> Results:
+                results = await commit(Unit(steps=unit.steps[:2]))
+                sent.extend(resolved(put, results) for put in unit.steps[2].operations)
+                return results
 
-            object.__setattr__(hub.client.hub, "send", later)  # the client is slow between row and message
+            object.__setattr__(store, "commit", row_only)  # the client is slow between row and message
             await hub.client.start("patient", instance_id="one")
-            object.__delattr__(hub.client.hub, "send")
+            object.__delattr__(store, "commit")
             event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
             await hub.client.hub.send(hub.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
             await hub.clock.sleep(0.5)
-            await real(sent[0])
+            await store.execute(sent[0])
             state = await hub.wait("one")
             await hub.ended()
             return state.status, state.output
@@ -463,13 +467,17 @@ def test_a_start_whose_client_died_between_row_and_message_is_put_again_by_the_n
         async with world() as hub:
             await hub.join("only")
 
-            async def dies(made: Any) -> None:
+            store = hub.client.hub.store
+            commit = store.commit
+
+            async def dies(unit: Unit) -> Results:
+                await commit(Unit(steps=unit.steps[:2]))
                 raise ConnectionError
 
-            object.__setattr__(hub.client.hub, "send", dies)
+            object.__setattr__(store, "commit", dies)
             with pytest.raises(ConnectionError):
                 await hub.client.start("chain", 2, instance_id="one")
-            object.__delattr__(hub.client.hub, "send")
+            object.__delattr__(store, "commit")
             await hub.clock.sleep(60.0)
             assert await _status(hub, "one") is Status.PENDING
             await hub.client.start("chain", 7, instance_id="one", policy=StartPolicy.ATTACH)

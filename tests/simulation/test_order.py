@@ -63,7 +63,7 @@ def test_messages_go_before_the_history_that_asked_for_them_and_deletes_after_th
                 if envelope.blob_name is not None:
                     assert blobs[envelope.blob_name] < index, "a payload before the message that names it"
             case DeleteMessage(message=Held() as held):
-                deleted[held.identity] = index
+                deleted[held.identity] = deleted[held.message_id] = index
             case Transact(table=table) if table == history:
                 commits.append((index, operation))
             case Transact(table=table) if table == instances:
