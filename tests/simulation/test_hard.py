@@ -352,7 +352,8 @@ def test_a_rewound_action_is_not_answered_by_the_answer_before_the_rewind() -> N
     """It has the same number, and is another decision."""
 
     async def play(hub: World) -> Any:
-        await hub.join("only")
+        await hub.join("decides", roles=("orchestrator",))
+        await hub.join("works", roles=("activity",))  # so that its answers are messages
         await hub.client.start("mended", instance_id="one")
         assert (await hub.wait("one")).status is Status.FAILED
         (old,) = [
