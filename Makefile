@@ -11,8 +11,7 @@ INPUTS := setup.cfg pyproject.toml constraints.txt
 STORAGE ?= sqlite
 DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
 N ?= 20
-# more arguments for pytest, such as TESTS="tests/engine -k timer"
-TESTS ?=
+REAL = tests/airflow/ tests/browser/ tests/demo/ tests/e2e/
 # arguments of make crash and make storm, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
@@ -39,8 +38,16 @@ demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLi
 	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
 
 .PHONY: test
-test: check .venv/.azurite .venv/.browser ## everything: check, then all tests
+test: check .venv/.azurite .venv/.browser ## everything: check, then all tests (TESTS="tests/engine -k timer")
+ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
+else
+	@# what waits for real processes, beside what computes: two cores carry both
+	@$(BIN)/python -m pytest -p no:cacheprovider $(filter-out $(REAL),$(wildcard tests/*/ tests/test_*.py)) >.rest.log 2>&1 & \
+	rest=$$!; trap 'kill $$rest 2>/dev/null || true' EXIT; status=0; \
+	$(BIN)/python -m pytest $(REAL) || status=$$?; \
+	wait $$rest || status=$$?; cat .rest.log; exit $$status
+endif
 
 .PHONY: check
 check: .venv/.test ## lint, format, types and layers
@@ -102,7 +109,7 @@ constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
 
 .PHONY: clean
 clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
-	@rm -rf .venv .demo .azurite .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf .venv .demo .azurite .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed again only when one of the inputs changes. The preflight runs before anything is made.
