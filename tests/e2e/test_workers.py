@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import RecordState
-from tests.e2e.house import House, until
+from tests.e2e.house import House, Worker, until
 
 LIMIT = timedelta(seconds=60)
 TAKE = 4.0 + 0.5 + 4.0
@@ -108,7 +111,7 @@ async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedd
         for number in range(4):
             await client.start("paced", 40, instance_id=f"paced-{number}")
         await asyncio.sleep(1.5)
-        one.send(signal.SIGSTOP)
+        await _freeze(one, house.folder / "hub.db")
         ends = [await client.wait(f"paced-{number}", timeout=LIMIT) for number in range(4)]
         one.send(signal.SIGCONT)
         assert [end.output for end in ends] == ["40"] * 4
@@ -120,6 +123,22 @@ async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedd
             assert (again.status, again.output) == (Status.COMPLETED, "40")
         until(lambda: len(_owners(house)) == 2, what="a share of the partitions for each")
     assert (one.end(), two.end()) == (0, 0)
+
+
+async def _freeze(worker: Worker, file: Path) -> None:
+    """Stop it at a moment when it does not hold the file's lock, with which it would stop all others too."""
+    for _ in range(100):
+        worker.send(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(file, timeout=2.0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                worker.send(signal.SIGCONT)
+                await asyncio.sleep(0.01)
+                continue
+            other.execute("ROLLBACK")
+            return
+    raise AssertionError("it holds the lock whenever it is looked at")
 
 
 def _owners(house: House) -> set[str]:
