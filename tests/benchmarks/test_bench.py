@@ -259,7 +259,6 @@ async def test_the_ceilings_writes_are_those_of_an_orchestration() -> None:
     ]
 
 
-@pytest.mark.skipif(not (AZURITE / "installed.json").exists(), reason="Azurite is not installed: make .venv/.azurite")
 async def test_azurites_ceiling_sends_the_budget_and_no_more() -> None:
     with Azurite(AZURITE) as azurite:
         async with Requests(azurite) as hub:
