@@ -208,13 +208,15 @@ class RealAirflow:
         return f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}"
 
     def reaches(self, dag_id: str, run_id: str, *states: str, task_id: str = "hub", index: int = -1) -> Any:
-        """Wait until the task is in one of the states; a wrong final state fails at once, with its log."""
+        """Wait until the task is in one of the states; a wrong final state fails at once, with all its logs."""
         last: dict[str, Any] = {}
 
         def look() -> Any:
             last.update(self.task(dag_id, run_id, task_id, index))
             if last["state"] in ("success", "failed", "upstream_failed") and last["state"] not in states:
-                raise AssertionError(f"{dag_id} is {last['state']}:\n{self.log(dag_id, run_id, task_id)}")
+                tries = range(1, int(last["try_number"]) + 1)
+                logs = "\n".join(self.log(dag_id, run_id, task_id, attempt, index) for attempt in tries)
+                raise AssertionError(f"{dag_id} is {last['state']}:\n{logs}")
             return last if last["state"] in states else None
 
         return until(f"{dag_id}.{task_id} {states}", look)
