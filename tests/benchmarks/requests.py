@@ -2,7 +2,8 @@
 
 It sends what the request budget allows (11 an orchestration of one activity; 4 of queues and 2 history rows an activity
 of a fan-out) over TaskHub's own request layer, from one event loop: no engine, no receives (every put is a claim), no
-renewals, no executor. Nothing waits for a delete.
+renewals, no executor. Nothing waits for a delete. TaskHub itself puts no message for a response that its own session
+takes, so that this ceiling is a little too low for it.
 """
 
 from __future__ import annotations
