@@ -70,7 +70,7 @@ def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json
 def put_back(
     message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Put messages into their queues again, once what was wrong is mended.
+    """Put messages into their queues again, once what was wrong is mended; of a stuck instance all of them.
 
     Example: taskhub quarantine put-back --all
     """
@@ -109,17 +109,20 @@ def _each(
     if bool(message_ids) == every:
         raise typer.BadParameter("give ids, or --all")
 
-    async def work(client: Client) -> dict[str, bool]:
-        ids = message_ids or [item.message_id for item in await client.quarantined(bodies=False)]
-        return {message_id: await do(client, message_id) for message_id in ids}
+    async def work(client: Client) -> set[str]:
+        there = {item.message_id for item in await client.quarantined(bodies=False)}
+        found = there if every else there & set(message_ids or ())
+        for message_id in sorted(found):
+            await do(client, message_id)  # one that is not there any more went with another of its instance
+        return found
 
     done = _with_client(hub, work)
-    missing = [message_id for message_id, found in done.items() if not found]
+    missing = [message_id for message_id in message_ids or () if message_id not in done]
     if json:
-        as_json({"done": sum(done.values()), "missing": missing})
+        as_json({"done": len(done), "missing": missing})
     else:
-        console.print(f"{sum(done.values())} {what}", soft_wrap=True)
-    if missing and not every:
+        console.print(f"{len(done)} {what}", soft_wrap=True)
+    if missing:
         fail(f"not in quarantine: {', '.join(missing)}", Exit.NOT_FOUND)
 
 
@@ -142,6 +145,7 @@ def _shown(item: Quarantined, *, text: bool) -> dict[str, Any]:
         "inserted": item.inserted,
         "dequeue_count": item.dequeue_count,
         "cause": item.cause,
+        "stuck": item.stuck,
     }
     return shown | {"text": item.text} if text else shown
 

@@ -122,18 +122,15 @@ class Backend:
         self.draining = False
         self.absences = Absences(hub, members, settings.no_worker_timeout)
         self.sessions: Sessions[Live] = Sessions(dropped=Live.close)
-        self.orchestrations = Dispatcher(
-            "orchestrations",
-            Orchestrations(
-                hub=hub,
-                registry=registry,
-                sessions=self.sessions,
-                claims=self._claims,
-                adopt=self._adopt,
-                unknown=self.absences.orchestrator,
-            ),
-            settings.orchestrations,
+        self.processor = Orchestrations(
+            hub=hub,
+            registry=registry,
+            sessions=self.sessions,
+            claims=self._claims,
+            adopt=self._adopt,
+            unknown=self.absences.orchestrator,
         )
+        self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
         self.work = Activities(
             hub=hub,
             registry=registry,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, serve
@@ -165,6 +167,7 @@ class Host:
         stack.push_async_callback(owner.stop, settings.drain_timeout)
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
+        self._watch_episodes(stack, backend)
         if options.health_port is not None:
             health = Health(backend=backend, owner=owner, started=SYSTEM_CLOCK.monotonic())
             await serve(stack, health, options.health_port)
@@ -189,6 +192,17 @@ class Host:
 
         task = asyncio.create_task(watch(), name="watch owner")
         stack.callback(task.cancel)
+
+    def _watch_episodes(self, stack: AsyncExitStack, backend: Backend) -> None:
+        processor = backend.processor
+
+        async def keep(running: Running, cause: str) -> None:
+            async with open_store(self._settings) as store:
+                await processor.keep_stuck(running, cause, store)
+
+        watch = EpisodeWatch(processor.episodes, thread=threading.get_ident(), keep=keep)
+        watch.start()
+        stack.callback(watch.stop)
 
 
 def _live(members: Members) -> Callable[[], Coroutine[Any, Any, Sequence[Member]]]:

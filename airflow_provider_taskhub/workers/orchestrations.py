@@ -61,10 +61,12 @@ from airflow_provider_taskhub.storage.primitives import (
     RowOperation,
     RowVerb,
     Step,
+    Store,
     Transact,
     Unit,
 )
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
+from airflow_provider_taskhub.workers.episodes import Episodes, Running
 
 log = structlog.get_logger(__name__)
 
@@ -172,6 +174,7 @@ class Orchestrations:
         self._hub, self._registry, self._sessions = hub, registry, sessions
         self._claims, self._adopt, self._unknown = claims, adopt, unknown
         self._committer = Committer(hub)
+        self.episodes = Episodes()
 
     async def next(self) -> tuple[Session[Live], list[Held]]:
         return await self._sessions.next()
@@ -205,6 +208,8 @@ class Orchestrations:
             live, facts = await self._open(session, batch)
         else:
             facts = live.facts()
+        if session.reader.stuck:
+            batch = await self._spared(session, batch, facts)
         found = await self._judge(session, batch, facts, live.stored.sentinel_etag)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
@@ -228,13 +233,14 @@ class Orchestrations:
         live, loaded = await self._load(instance_id)
         sentinel = loaded.sentinel
         if loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None:
-            await self._resume(session, live)
+            await self._resume(session, live, batch)
         facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
         return live, facts
 
-    async def _resume(self, session: Session[Live], live: Live) -> None:
+    async def _resume(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """Commit the rest of a generation switch that was cut off between two transactions."""
-        episode = live.execution.resume()
+        with self.episodes.computing(session.instance_id, live.execution_id, batch):
+            episode = live.execution.resume()
         if episode.history:
             log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
             await self._commit(session, live, episode, [])
@@ -358,7 +364,7 @@ class Orchestrations:
                 reason=reason,
             )
         if found.stale and live.past:
-            await self._repair(session, live)
+            await self._repair(session, live, [held for held, _ in found.stale])
         for held in found.cancel:
             judged = await self._cancel_start(session, held)
             if judged.verdict is Verdict.STALE:
@@ -369,11 +375,12 @@ class Orchestrations:
         for held, judged in found.later:
             await self._abandon(session, found.facts, held, judged)
 
-    async def _repair(self, session: Session[Live], live: Live) -> None:
+    async def _repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=True)
-        replayed, custom_status = _recalled(live)
+        with self.episodes.computing(session.instance_id, live.execution_id, batch):
+            replayed, custom_status = _recalled(live)
         repaired = repair_row(
             live.past,
             row,
@@ -484,11 +491,32 @@ class Orchestrations:
                 log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
                 session.reader.release([held])
 
-    async def _quarantine(self, session: Session[Live], held: Held, cause: str) -> None:
+    async def _quarantine(self, session: Session[Live], held: Held, cause: str, *, stuck: str | None = None) -> None:
         """Nothing more is expected of the message: it is kept, with the cause (K35)."""
         log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=cause)
-        await self._hub.store.commit(quarantine.unit(self._hub.names, quarantine.of_held(held, cause), held))
+        item = quarantine.of_held(held, cause, stuck=stuck)
+        await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
         session.reader.release([held])
+
+    async def _spared(self, session: Session[Live], batch: list[Held], facts: Facts) -> list[Held]:
+        """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it."""
+        generation = _generation(facts.execution_id, batch)
+        if generation is None or not await session.reader.shuns(session.instance_id, generation):
+            return batch
+        ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
+        for held in batch:
+            if held not in ends:
+                await self._quarantine(session, held, "its instance is in quarantine", stuck=generation)
+        return ends
+
+    async def keep_stuck(self, running: Running, cause: str, store: Store) -> None:
+        """Bring an instance whose episode does not end into quarantine.
+
+        From another thread, which has a store of its own: this one's loop is what does not come to an end.
+        """
+        for held in running.batch:
+            item = quarantine.of_held(held, cause, stuck=running.execution_id)
+            await store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
 
     # running
 
@@ -502,7 +530,8 @@ class Orchestrations:
             events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
             past = live.execution.history
         try:
-            episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
+            with self.episodes.computing(session.instance_id, _generation(live.execution_id, batch), batch):
+                episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
             gave_up = self._unknown(error.name)
             if gave_up is None:
@@ -579,6 +608,12 @@ def _recalled(live: Live) -> tuple[bool, str | None]:
         return True, live.execution.recall()
     except UnknownOrchestrator:
         return False, None
+
+
+def _generation(execution_id: str | None, batch: Sequence[Held]) -> str | None:
+    """The execution id that a batch is for. :param execution_id: of what is stored."""
+    event = batch[0].message.event
+    return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
 
 
 def _judged(held: Held, facts: Facts, hidden: int) -> Judged:

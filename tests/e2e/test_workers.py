@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import signal
 import sqlite3
 import time
@@ -186,3 +188,24 @@ def test_a_worker_needs_no_airflow(embedded: House) -> None:
     done = embedded.command("instances", "start", "chain", "--input", "2", "--wait", "--json", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert worker.end() == 0
+
+
+async def test_an_endless_orchestrator_ends_its_worker_and_no_other_instance(house: House) -> None:
+    app = "endless_app:app"
+    one = house.worker("one", app=app).ready()
+    async with house.client() as client:
+        await client.start("endless", instance_id="endless")
+        for number in range(4):
+            await client.start("other", instance_id=f"other-{number}")
+        assert one.process.wait(60) == os.EX_SOFTWARE, one.text()
+        assert "episode_slow" in one.text()
+        assert re.search(r"episode_stuck .*endless_app\.py:2\d in endless", one.text()), one.text()
+        kept = house.json("quarantine", "list")
+        assert [(item["instance_id"], bool(item["stuck"])) for item in kept] == [("endless", True)]
+        two = house.worker("two", app=app).ready()
+        for number in range(4):
+            assert (await client.wait(f"other-{number}", timeout=LIMIT)).output == "14"
+        assert two.end() == 0
+        house.worker("three", app=app, MENDED="1").ready()
+        assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": []}
+        assert (await client.wait("endless", timeout=LIMIT)).output == "7"

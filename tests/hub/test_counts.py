@@ -99,6 +99,7 @@ def in_virtual_time(
     async def scene() -> Any:
         clock = JumpingClock()
         async with STORES[kind](clock) as store, house(store, book.app(), clock=clock, **settings) as hub:
+            await clock.sleep(1.0)  # each reader has asked once what is in quarantine
             return await play(hub, clock)
 
     return run(scene())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, TaskCompleted
+from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, Status, TaskCompleted
 from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.control import decode_message
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.workers import orchestrations
+from airflow_provider_taskhub.workers.episodes import Running
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Effects, World, simulate
 
@@ -203,3 +208,57 @@ def test_nothing_else_is_slowed_down_by_what_cannot_be_processed(broken: dict[st
         return spent
 
     assert took(True) <= took(False) + 1.0
+
+
+async def stuck(world: World) -> str:
+    """An instance whose episode with its first event did not end, and another worker; returns its generation."""
+    client, names = world.client, world.client.hub.names
+    await client.start("counter", [], instance_id="one")
+    await world.clock.sleep(1.0)
+    state = await client.get("one")
+    assert state is not None
+    machine = world.machines[0]
+    await machine.stop()
+    await client.raise_event("one", "add", 0)
+    queue = names.control(partition_of("one", client.hub.info.partitions))
+    (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))
+    batch = [await decode_message(world.store, names, queue, message, 0.0)]
+    running = Running("one", state.execution_id, batch)
+    await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+    await world.join("two")
+    await world.clock.sleep(60.0)
+    return state.execution_id
+
+
+def test_an_instance_in_quarantine_is_left_alone_until_it_is_put_back() -> None:
+    async def drive(world: World) -> Any:
+        generation = await stuck(world)
+        for number in (1, 2, 3):
+            await world.client.raise_event("one", "add", number)
+        await world.client.start("counter", [], instance_id="other")
+        await world.clock.sleep(5.0)
+        kept = await world.client.quarantined()
+        assert [item.stuck for item in kept] == [generation] * 4
+        assert Counter(item.cause for item in kept) == {"it did not end": 1, "its instance is in quarantine": 3}
+        states = [await world.client.get(name) for name in ("one", "other")]
+        assert [state and state.status for state in states] == [Status.RUNNING] * 2
+        assert await world.client.put_back(kept[2].message_id)
+        state = await world.wait("one")
+        await world.settle()
+        return state.output, await world.client.quarantined()
+
+    assert play(drive) == ("[0,1,2,3]", ())
+
+
+def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:
+    async def drive(world: World) -> Any:
+        await stuck(world)
+        await world.client.terminate("one", "it never ends")
+        ended = await world.wait("one")
+        await world.client.start("counter", [], instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+        for number in range(4):
+            await world.client.raise_event("one", "add", number)
+        again = await world.wait("one")
+        return ended.status, again.output, len(await world.client.quarantined())
+
+    assert play(drive) == (Status.TERMINATED, "[0,1,2,3]", 1)

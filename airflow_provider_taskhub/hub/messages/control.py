@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
-from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, Message, Store
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 
 log = structlog.get_logger(__name__)
 
@@ -213,7 +213,8 @@ class Reader:
     async def _quarantine(self, item: quarantine.Quarantined, message: Message) -> None:
         log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause)
         try:
-            await self._store.commit(quarantine.unit(self._names, item, message.receipt))
+            deletion = DeleteMessage(queue=self.queue, message=message.receipt, quiet=True)
+            await self._store.commit(quarantine.unit(self._names, item, deletion))
         except StorageError as error:  # it stays in the queue and is tried at its next delivery
             log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
 
@@ -258,7 +259,30 @@ class ControlReader(Reader):
         self._moved = clock.monotonic()
         self.buffered = 0
         self.buffered_bytes = 0
+        self.stuck: set[tuple[str, str]] = set()
+        """Instances in quarantine, with their generations, as far as this tenure knows."""
         self._forward = deliver
+
+    async def run(self) -> None:
+        while not self.stopping:
+            try:
+                self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
+                break
+            except StorageError as error:
+                log.warning("quarantine_unread", queue=self.queue, error=str(error))
+                await self._clock.sleep(1.0)
+        await super().run()
+
+    async def shuns(self, instance_id: str, execution_id: str | None) -> bool:
+        """Whether a generation of an instance is in quarantine; whoever is told so is told by the store.
+
+        :raises StorageError: when that does not answer.
+        """
+        if (instance_id, execution_id) not in self.stuck:
+            return False
+        self.stuck -= {one for one in self.stuck if one[0] == instance_id}
+        self.stuck |= await quarantine.stuck(self._store, self._names, self.queue, instance_id)
+        return (instance_id, execution_id) in self.stuck
 
     @property
     def progressed(self) -> float:

@@ -1,16 +1,24 @@
-"""Messages that cannot be processed: kept with their bytes and the cause, never dropped (K35, K42)."""
+"""Messages that cannot be processed: kept with their bytes and the cause, never dropped (K35, K42).
+
+An instance whose orchestrator does not come to an end is in quarantine as a whole: its messages are kept here as
+*stuck*, with the generation that is. Whoever serves its partition leaves that generation alone, and adds what comes for
+it, until one of these messages is put back: then all of them are (DESIGN §9).
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import uuid5
 
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress
 from airflow_provider_taskhub.engine.identity import NAMESPACE
+from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, decode, encode
 from airflow_provider_taskhub.hub.messages.held import ACTION_UUID, Held
 from airflow_provider_taskhub.storage.primitives import (
+    And,
     Compare,
     DeleteBlob,
     DeleteMessage,
@@ -18,8 +26,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     PutBlob,
     PutMessage,
-    Receipt,
-    ReceiptHolder,
     RowOperation,
     RowVerb,
     Step,
@@ -29,7 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 INLINE_BYTES = 60_000
-_SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount")
+_SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount", "Stuck")
 MAX_FAILURES = 20
 """Failed processings of one message before it is quarantined."""
 MAX_DELIVERIES = 100
@@ -41,6 +47,7 @@ class Quarantined:
     """A row of ``{Hub}Quarantine``.
 
     :param text: the message as it was in the queue; "" when it was not asked for.
+    :param stuck: the execution id of an instance that is in quarantine with this message; None: only the message is.
     :param since: the storage service's time of the row; None in writes. :param etag: of the row.
     """
 
@@ -51,11 +58,12 @@ class Quarantined:
     dequeue_count: int
     inserted: Timestamp
     instance_id: str = ""
+    stuck: str | None = None
     since: Timestamp | None = None
     etag: str = ""
 
 
-def unit(names: HubNames, item: Quarantined, message: Receipt | ReceiptHolder) -> Unit:
+def unit(names: HubNames, item: Quarantined, deletion: DeleteMessage) -> Unit:
     """Keep, then delete: in that order, so that nothing is lost between."""
     data = compress(item.text)
     inline = len(data) <= INLINE_BYTES
@@ -68,6 +76,7 @@ def unit(names: HubNames, item: Quarantined, message: Receipt | ReceiptHolder) -
             "InstanceId": item.instance_id,
             "Inserted": item.inserted,
             "DequeueCount": item.dequeue_count,
+            "Stuck": item.stuck,
             "Body": data if inline else None,
             "BodyBlobName": None if inline else blob,
         },
@@ -78,7 +87,7 @@ def unit(names: HubNames, item: Quarantined, message: Receipt | ReceiptHolder) -
         steps=(
             Step(name="payloads", operations=keep),
             Step(name="quarantine", operations=(Transact(table=names.quarantine, rows=(row,)),)),
-            Step(name="delete", operations=(DeleteMessage(queue=item.queue, message=message, quiet=True),)),
+            Step(name="delete", operations=(deletion,)),
         )
     )
 
@@ -95,8 +104,8 @@ def of_message(queue: str, message: Message, cause: str) -> Quarantined:
     )
 
 
-def of_held(held: Held, cause: str) -> Quarantined:
-    """A message that was decoded and could not be processed."""
+def of_held(held: Held, cause: str, *, stuck: str | None = None) -> Quarantined:
+    """A message that was decoded and could not be processed. :param stuck: as in :class:`Quarantined`."""
     return Quarantined(
         queue=held.queue,
         message_id=held.message_id,
@@ -105,13 +114,32 @@ def of_held(held: Held, cause: str) -> Quarantined:
         dequeue_count=held.dequeue_count,
         inserted=held.inserted,
         instance_id=held.message.instance.instance_id,
+        stuck=stuck,
     )
 
 
-async def listing(store: Store, names: HubNames, *, bodies: bool = True, limit: int | None = None) -> list[Quarantined]:
-    """What is in quarantine, in the order of queues. :param bodies: with texts. :param limit: at most so many."""
+async def stuck(store: Store, names: HubNames, queue: str, instance_id: str | None = None) -> set[tuple[str, str]]:
+    """Instances of a partition that are in quarantine as a whole. :returns: their ids, with the execution ids."""
+    conditions = [Compare("PartitionKey", "eq", queue), Compare("Stuck", "gt", "")]
+    if instance_id is not None:
+        conditions.append(Compare("InstanceId", "eq", instance_id))
+    found = set()
+    async for entity in store.rows(names.quarantine, And(tuple(conditions)), select=("InstanceId", "Stuck", "PutBack")):
+        if not entity.properties.get("PutBack"):
+            found.add((str(entity.properties["InstanceId"]), str(entity.properties["Stuck"])))
+    return found
+
+
+async def listing(
+    store: Store, names: HubNames, *, bodies: bool = True, limit: int | None = None, instance_id: str | None = None
+) -> list[Quarantined]:
+    """What is in quarantine, in the order of queues.
+
+    :param bodies: with texts. :param limit: at most so many. :param instance_id: only messages for this one.
+    """
     found: list[Quarantined] = []
-    async for entity in store.rows(names.quarantine, select=None if bodies else _SHOWN):
+    where = None if instance_id is None else Compare("InstanceId", "eq", instance_id)
+    async for entity in store.rows(names.quarantine, where, select=None if bodies else _SHOWN):
         if limit is not None and len(found) >= limit:
             break
         found.append(await _read(store, names, entity, bodies=bodies))
@@ -126,17 +154,28 @@ async def find(store: Store, names: HubNames, message_id: str) -> Quarantined | 
 
 
 async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
-    """Into its queue again, as if it were new: its failures are forgotten.
+    """Into its queue again, as if it were new: its failures are forgotten. Of a stuck instance all messages go.
 
     :param item: as just found. :raises Conflict: when somebody else has put it back or dropped it since.
     :raises NotFound: as well.
     """
+    marked = [(item, await _mark(store, names, item))]  # of two at a time one goes on
+    if item.stuck is not None:
+        for other in await listing(store, names, instance_id=item.instance_id):
+            if other.stuck is not None and other.queue == item.queue and other.message_id != item.message_id:
+                with suppress(Conflict, NotFound):
+                    marked.append((other, await _mark(store, names, other)))
+    for one, etag in sorted(marked, key=lambda pair: pair[0].inserted):
+        again = PutMessage(queue=one.queue, text=_afresh(one))
+        await store.commit(Unit(steps=(Step(name="again", operations=(again,)), *_removal(names, one, etag))))
+
+
+async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
     row = Entity(partition_key=item.queue, row_key=item.message_id, properties={"PutBack": True})
     mark = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.MERGE, entity=row, etag=item.etag),))
-    etags = await store.execute(mark)  # of two at a time one goes on
+    etags = await store.execute(mark)
     assert isinstance(etags, tuple)
-    again = PutMessage(queue=item.queue, text=_afresh(item))
-    await store.commit(Unit(steps=(Step(name="again", operations=(again,)), *_removal(names, item, etags[0]))))
+    return etags[0]
 
 
 async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
@@ -174,7 +213,7 @@ async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) 
     if bodies and not isinstance(body, bytes):
         blob = await store.get_blob(names.large_messages, str(columns.get("BodyBlobName", "")))
         body = blob.data if blob else b""
-    inserted, count = columns.get("Inserted"), columns.get("DequeueCount")
+    inserted, count, stuck = columns.get("Inserted"), columns.get("DequeueCount"), columns.get("Stuck")
     return Quarantined(
         queue=entity.partition_key,
         message_id=entity.row_key,
@@ -183,6 +222,7 @@ async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) 
         dequeue_count=count if isinstance(count, int) else 0,
         inserted=inserted if isinstance(inserted, Timestamp) else Timestamp(0),
         instance_id=str(columns.get("InstanceId", "")),
+        stuck=str(stuck) if stuck else None,
         since=entity.timestamp,
         etag=entity.etag,
     )

@@ -1,0 +1,154 @@
+"""Episodes under a watch: an orchestrator that never gives the loop back must not keep its partition for ever.
+
+Orchestrator code runs on the worker's loop (DESIGN §9). While it runs nothing else of the worker does, but for the
+partitions' thread, which keeps renewing the leases: without a watch an endless loop in one orchestrator would stop
+every instance of its worker for good. So a thread of its own looks: an episode of a second is reported with its source
+line; one of ten seconds loses its messages to the quarantine, and the process ends. Whoever serves the partition next
+leaves the instance alone until it is put back (``quarantine``).
+
+Time is counted in looks, not read from a clock: a machine that sleeps for an hour has not computed for an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.engine.decisions import Where
+from airflow_provider_taskhub.hub.messages.held import Held
+
+log = structlog.get_logger(__name__)
+
+TICK = 0.25
+"""Seconds between two looks."""
+SLOW = 1.0
+"""Seconds after which an episode is reported."""
+STUCK = 10.0
+"""Seconds after which it is ended, and its process with it."""
+LAST_WORDS = 15.0
+"""Seconds that the messages may take on their way into the quarantine."""
+STATUS = os.EX_SOFTWARE
+"""What the process exits with."""
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """An episode that is being computed.
+
+    :param execution_id: the generation that it is, or begins. :param batch: the messages that it is for.
+    """
+
+    instance_id: str
+    execution_id: str | None
+    batch: Sequence[Held]
+
+
+class Episodes:
+    """What the loop computes at the moment: written by the loop's thread, read by the watch."""
+
+    __slots__ = ("running",)
+
+    def __init__(self) -> None:
+        self.running: Running | None = None
+
+    @contextmanager
+    def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Held]) -> Iterator[None]:
+        """While it is entered, user code runs for these messages."""
+        self.running = Running(instance_id, execution_id, batch)
+        try:
+            yield
+        finally:
+            self.running = None
+
+
+class EpisodeWatch:
+    """The thread that looks.
+
+    :param thread: identifies the thread that computes. :param keep: brings the messages of an episode that is stuck
+        into quarantine, with a cause; runs on a loop of its own. :param end: ends the process with a status.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        *,
+        thread: int,
+        keep: Callable[[Running, str], Coroutine[Any, Any, None]],
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._episodes, self._target, self._keep, self._exit = episodes, thread, keep, end
+        self._seen: Running | None = None
+        self._looks = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="taskhub-episodes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _work(self) -> None:
+        while not self._over.wait(TICK):
+            self.look()
+
+    def look(self) -> None:
+        """One look."""
+        running = self._episodes.running
+        if running is None or running is not self._seen:
+            self._seen, self._looks = running, 0
+            return
+        self._looks += 1
+        if self._looks == round(SLOW / TICK):
+            log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=self._where())
+        elif self._looks >= round(STUCK / TICK):
+            self._end(running)
+
+    def _end(self, running: Running) -> None:
+        cause = f"its episode did not end within {STUCK:g} s, at {self._where()}"
+        # whatever hangs from here on, a process that computes nothing any more must not keep its partitions
+        final = threading.Timer(LAST_WORDS + 5.0, self._exit, (STATUS,))
+        final.daemon = True
+        final.start()
+        try:
+            asyncio.run(asyncio.wait_for(self._keep(running, cause), LAST_WORDS))
+        except Exception as error:
+            log.error("quarantine_failed", instance_id=running.instance_id, error=repr(error))
+        log.critical(
+            "episode_stuck",
+            instance_id=running.instance_id,
+            cause=cause,
+            messages=len(running.batch),
+            hint="this worker ends; mend the orchestrator, then `taskhub quarantine put-back`",
+        )
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        final.cancel()
+        self._exit(STATUS)
+
+    def _where(self) -> str:
+        """The orchestrator's line, and the line that it has called there, if that is another one."""
+        frame = sys._current_frames().get(self._target)
+        while frame is not None and _is_ours(frame):  # in the middle of a call of the context
+            frame = frame.f_back
+        if frame is None:
+            return "an unknown line"
+        outer = inner = frame
+        while outer.f_back is not None and not _is_ours(outer.f_back):
+            outer = outer.f_back
+        return str(Where.of(inner)) if outer is inner else f"{Where.of(outer)}, in {Where.of(inner)}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
