@@ -14,7 +14,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.errors import NotFound, StorageError
+from airflow_provider_taskhub.errors import LeaseLost, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
@@ -58,6 +58,7 @@ class Reader:
 
     :param room: how many messages may be claimed now; 0 waits for :meth:`wake`.
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
+    :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class Reader:
         max_polling: timedelta,
         room: Callable[[], int],
         deliver: Callable[[Held], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue = queue
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
         self.visibility = visibility
-        self._room, self._deliver = room, deliver
+        self._room, self._deliver, self._check = room, deliver, check
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
@@ -149,6 +151,8 @@ class Reader:
                 except NotFound:
                     log.error("queue_missing", queue=self.queue)
                     await self._clock.sleep(1.0)
+                except LeaseLost:  # whoever watches the lease ends this reader: it need not be said twice
+                    await self._clock.sleep(1.0)
                 except StorageError as error:
                     log.warning("receive_failed", queue=self.queue, error=str(error))
                     await self._clock.sleep(1.0)
@@ -166,6 +170,7 @@ class Reader:
             if self._room() <= 0 and not self.stopping:
                 await self._space.wait()
             return
+        self._check()
         self.last_poll = sent = self._clock.monotonic()
         self._woken.clear()  # before the receive: a stop or a wake that comes during it must end the wait after it
         messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self.visibility)
@@ -253,6 +258,7 @@ class ControlReader(Reader):
                 )
             ),
             deliver=self._buffer,
+            check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late (T21)
         )
         self.tenure = tenure
         self.load = Load(clock.monotonic())
