@@ -41,7 +41,7 @@ from airflow_provider_taskhub.hub.contract import (
     StartPolicy,
 )
 from airflow_provider_taskhub.hub.history import activities as records
-from airflow_provider_taskhub.hub.history.instances import created_row
+from airflow_provider_taskhub.hub.history.instances import created_row, ended
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
@@ -527,14 +527,15 @@ class Client:
         """
         deadline = None if timeout is None else self.hub.clock.monotonic() + timeout.total_seconds()
         pause = FIRST_PAUSE
-        while True:
-            row = await self._existing(instance_id)
-            if row.status.is_final:
-                return await self.get(instance_id) or row
-            if deadline is not None and self.hub.clock.monotonic() >= deadline:
-                raise TimeoutError(f"instance {instance_id!r} is {row.status} after {timeout}")
-            await self.hub.clock.sleep(pause)
-            pause = min(longest, pause * 1.5)
+        async with self.hub.store.hearing(ended(self.hub.names, escape(instance_id))) as news:
+            while True:
+                row = await self._existing(instance_id)
+                if row.status.is_final:
+                    return await self.get(instance_id) or row
+                if deadline is not None and self.hub.clock.monotonic() >= deadline:
+                    raise TimeoutError(f"instance {instance_id!r} is {row.status} after {timeout}")
+                await news(pause)
+                pause = min(longest, pause * 1.5)
 
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
         """The events of the instance's current generation."""

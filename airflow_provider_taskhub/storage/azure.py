@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.storage import rules
-from airflow_provider_taskhub.storage.bell import Listener, bell_of
+from airflow_provider_taskhub.storage.bell import Listener, Waiter, bell_of
 from airflow_provider_taskhub.storage.neighbours import Neighbours
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
@@ -127,7 +127,11 @@ class AzureStore:
                 await self._messages.delete(operation)
                 return None
             case Transact():
-                return await self._rows.transact(operation)
+                etags = await self._rows.transact(operation)
+                if operation.news:
+                    self._bell.announce(operation.news)
+                    self._neighbours.tell(operation.news)
+                return etags
             case PutBlob():
                 return await self._blobs.put(operation)
             case DeleteBlob():
@@ -176,6 +180,16 @@ class AzureStore:
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         self._neighbours.listen(queues)
         return await self._listener.arrival(queues, timeout)
+
+    @asynccontextmanager
+    async def hearing(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+        self._neighbours.listen(())
+        waiter = Waiter()
+        self._bell.enter((name,), waiter)
+        try:
+            yield waiter.wait
+        finally:
+            self._bell.leave((name,), waiter)
 
     # tables
 

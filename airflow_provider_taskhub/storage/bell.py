@@ -39,6 +39,13 @@ class Bell:
         for waiter in waiters:
             waiter.wake()
 
+    def announce(self, name: str) -> None:
+        """There is news under this name. Nothing is kept of it for those who do not wait yet."""
+        with self._lock:
+            waiters = tuple(self._waiting.get(name, ()))
+        for waiter in waiters:
+            waiter.wake()
+
     def count(self, queue: str, *, now: float) -> int:
         """Rings so far, those included whose delay is over."""
         with self._lock:

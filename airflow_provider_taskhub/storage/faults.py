@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
@@ -256,6 +256,10 @@ class FaultyStore:
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         """A hint cannot fail: it goes through without the plan."""
         return await self._inner.arrival(queues, timeout)
+
+    def hearing(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+        """As :meth:`arrival`."""
+        return self._inner.hearing(name)
 
     # tables
 

@@ -119,6 +119,8 @@ class Neighbours:
                 return
             if queue in self._queues:
                 self._bell.ring(queue, now=asyncio.get_running_loop().time())
+            else:
+                self._bell.announce(queue)
 
 
 def _check_private(folder: Path) -> None:

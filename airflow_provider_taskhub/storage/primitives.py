@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -219,10 +220,13 @@ class Transact:
     """Rows of one table and one partition key, all or nothing. Result: tuple of ETags ("" for a delete).
 
     One row goes as a plain request, 2 to 100 as an entity-group transaction.
+
+    :param news: whoever hears of this name is told when it is done (:meth:`Store.hearing`).
     """
 
     table: str
     rows: tuple[RowOperation, ...]
+    news: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +362,13 @@ class Store(Protocol):
         """Wait until something may be receivable in one of the queues, at most ``timeout`` seconds.
 
         A hint: True when a put or a visibility change was signalled (SQLite: by any process; Azure: by this one).
+        """
+
+    def hearing(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+        """Hear of what is done under a name (``Transact.news``), from the moment it is entered.
+
+        What it gives waits for news since it was last called, at most so many seconds. A hint, which may be false, and
+        may be missing: whoever hears looks, and looks now and then without it.
         """
 
     # tables

@@ -7,7 +7,8 @@ it is committed whole or not at all; with ``stepwise`` (the simulation) it goes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,21 @@ class SqliteStore:
                 if self._access.fallback is not None:
                     waits.append(self._access.fallback)
                 await heard(news, self._clock, min(waits))
+
+    @asynccontextmanager
+    async def hearing(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+        await self._access.listen((name,))
+        with ExitStack() as ear:
+            news = ear.enter_context(self._access.waiters.listening((name,)))
+
+            async def wait(seconds: float) -> None:
+                nonlocal news
+                await heard(news, self._clock, seconds)
+                if news.done():
+                    ear.pop_all().close()
+                    news = ear.enter_context(self._access.waiters.listening((name,)))
+
+            yield wait
 
     async def _earliest(self, names: Sequence[str]) -> int | None:
         """When the next message of any of these queues is visible; an absent queue has none."""

@@ -39,7 +39,7 @@ from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, Stora
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.checkpoint import Stored, completion
-from airflow_provider_taskhub.hub.history.instances import repair_row, terminate_row
+from airflow_provider_taskhub.hub.history.instances import changed, repair_row, terminate_row
 from airflow_provider_taskhub.hub.history.load import Loaded, load, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
@@ -58,11 +58,8 @@ from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
     Entity,
     PutBlob,
-    RowOperation,
-    RowVerb,
     Step,
     Store,
-    Transact,
     Unit,
 )
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
@@ -403,8 +400,7 @@ class Orchestrations:
     async def _merge(
         self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
     ) -> str:
-        verb = RowVerb.MERGE if etag else RowVerb.UPSERT_MERGE
-        row = Transact(table=self._hub.names.instances, rows=(RowOperation(verb=verb, entity=entity, etag=etag),))
+        row = changed(self._hub.names, entity, etag)
         steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
         etags = (await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check)))[1][0]
         assert isinstance(etags, tuple)

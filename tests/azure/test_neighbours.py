@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.storage import neighbours
-from airflow_provider_taskhub.storage.bell import Bell, Listener
+from airflow_provider_taskhub.storage.bell import Bell, Listener, Waiter
 from airflow_provider_taskhub.storage.neighbours import Neighbours
 
 ACCOUNT = "https://account"
@@ -62,6 +62,21 @@ async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.tell('a')", str(folder)], check=True)
     assert await house.rings("a", within=10)
     house.neighbours.close()
+
+
+async def test_who_waits_for_a_name_is_woken_by_another_process(folder: Path) -> None:
+    house, other = House(folder), House(folder)
+    house.neighbours.listen(())
+    waiter = Waiter()
+    house.bell.enter(("=one",), waiter)
+    waiting = asyncio.ensure_future(waiter.wait(3600.0))
+    other.neighbours.tell("=two")
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    other.neighbours.tell("=one")
+    await asyncio.wait_for(waiting, 10)
+    for one in (house, other):
+        one.neighbours.close()
 
 
 async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) -> None:

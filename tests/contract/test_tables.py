@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID, uuid4
 
 import pytest
@@ -24,6 +24,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
 )
 
+Elapse = Callable[[float], Awaitable[None]]
 INSERT, MERGE, REPLACE, DELETE = RowVerb.INSERT, RowVerb.MERGE, RowVerb.REPLACE, RowVerb.DELETE
 UPSERT_MERGE, UPSERT_REPLACE = RowVerb.UPSERT_MERGE, RowVerb.UPSERT_REPLACE
 
@@ -488,3 +489,40 @@ async def test_guids_are_text_nowhere(store: Store, table: str) -> None:
     found = (await read(store, table)).properties
     assert (found["A"], found["B"]) == (guid, str(guid))
     assert isinstance(found["A"], UUID)
+
+
+# --- news
+
+
+async def done(store: Store, table: str, news: str) -> None:
+    row = RowOperation(verb=UPSERT_MERGE, entity=Entity(partition_key="p", row_key="r"))
+    await store.execute(Transact(table=table, rows=(row,), news=news))
+
+
+async def test_what_is_done_under_a_name_is_heard_by_whoever_waits_for_it(store: Store, table: str) -> None:
+    async with store.hearing("=one") as one, store.hearing("=two") as two:
+        waiting = [asyncio.ensure_future(one(3600.0)), asyncio.ensure_future(two(3600.0))]
+        await asyncio.sleep(0.05)
+        await done(store, table, "=one")
+        await asyncio.wait_for(waiting[0], 10)
+        await asyncio.sleep(0.05)
+        assert not waiting[1].done()
+        await done(store, table, "=two")
+        await asyncio.wait_for(waiting[1], 10)
+
+
+async def test_news_between_two_looks_is_not_missed(store: Store, table: str) -> None:
+    async with store.hearing("=one") as wait:
+        for _ in range(3):
+            await done(store, table, "=one")
+            await asyncio.wait_for(wait(3600.0), 10)
+
+
+async def test_who_hears_nothing_waits_no_longer_than_asked(store: Store, table: str, elapse: Elapse) -> None:
+    async with store.hearing("=one") as wait:
+        waiting = asyncio.ensure_future(wait(0.2))
+        await done(store, table, "")
+        await elapse(0.1)
+        assert not waiting.done()
+        await elapse(0.2)
+        await asyncio.wait_for(waiting, 5)

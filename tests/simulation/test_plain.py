@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub import client as client_module
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine.events import Status
 from tests.simulation.world import World, running, simulate
@@ -161,3 +162,30 @@ def test_more_slots_than_one_receive_can_fill() -> None:
 
     assert simulate(play) == []
     assert len(book.begun) == 60
+
+
+@pytest.mark.parametrize("ending", ["by itself", "terminated", "before it began"])
+def test_who_waits_for_an_instance_is_told_of_its_end(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """Not found by looking now and then: there is no other look within an hour."""
+    monkeypatch.setattr(client_module, "FIRST_PAUSE", 3600.0)
+
+    async def play() -> Any:
+        async with World(Book().app()) as hub:
+            await hub.join("only")
+            soon = hub.clock.utc_now().datetime() + timedelta(days=1)
+            await hub.client.start("one", 600.0, instance_id="one", start_at=soon if "began" in ending else None)
+            waiting = hub.spawn(hub.client.wait("one", longest=3600.0))
+            began = hub.clock.monotonic()
+            await asyncio.sleep(60)
+            if ending != "by itself":
+                await hub.client.terminate("one", "enough")
+            state = await waiting
+            return state.status, hub.clock.monotonic() - began
+
+    status, waited = simulate(play)
+    if ending == "by itself":
+        assert status is Status.COMPLETED
+        assert 600 <= waited < 605
+    else:
+        assert status is Status.TERMINATED
+        assert 60 <= waited < 65

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.history.instances import merge_row
+from airflow_provider_taskhub.hub.history.instances import changed, merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
 from airflow_provider_taskhub.hub.history.records import (
     MAX_CONSUMED,
@@ -117,7 +117,7 @@ def build(
             episode, names=names, now=now, container_url=container_url, history_blobs=tuple(payloads)
         )
         payloads.extend(merge_blobs)
-        instance.append(Step(name="instance", operations=(_instance(names, merge, stored.row_etag),)))
+        instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
     steps = [
         Step(name="payloads", operations=(*blobs, *payloads)),
         Step(name="outbound", operations=tuple(puts)),
@@ -151,7 +151,7 @@ def rest(
     merge, merge_blobs = merge_row(episode, names=names, now=now, container_url=container_url, history_blobs=())
     steps = (
         Step(name="payloads", operations=tuple(merge_blobs)),
-        Step(name="instance", operations=(_instance(names, merge, row_etag),)),
+        Step(name="instance", operations=(changed(names, merge, row_etag),)),
         *tail(names, episode, processed, tags),
     )
     return Unit(steps=steps, check=check)
@@ -292,8 +292,3 @@ def _deletions(episode: Episode, stored: Stored, committed: int, names: HubNames
         for ordinal in range(committed, stored.rows + stored.surplus)
     ]
     return [tuple(left[start : start + BATCH_ROWS]) for start in range(0, len(left), BATCH_ROWS)]
-
-
-def _instance(names: HubNames, merge: Entity, etag: str | None) -> Transact:
-    verb = RowVerb.UPSERT_MERGE if etag is None else RowVerb.MERGE
-    return Transact(table=names.instances, rows=(RowOperation(verb=verb, entity=merge, etag=etag),))

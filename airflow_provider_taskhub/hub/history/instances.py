@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_bl
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.wire import Kind
-from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
+from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob, RowOperation, RowVerb, Transact
 
 FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
@@ -46,6 +47,7 @@ def _history_spill(event: str, column: str) -> re.Pattern[str]:
 
 _STARTED_INPUT = _history_spill("ExecutionStarted", "Input")
 _COMPLETED_RESULT = _history_spill("ExecutionCompleted", "Result")
+_FINAL = frozenset(status.value for status in Status if status.is_final)
 _NEVER = re.compile(r"(?!)")
 _LARGE = {"input": "Input", "output": "Output", "custom_status": "CustomStatus"}
 _ADDRESSED = (("input", "Input"), ("output", "Output"))
@@ -85,6 +87,22 @@ def created_row(
         "Tags": _tags(event.tags),
     }
     return _row(instance_id, properties), tuple(texts.blobs)
+
+
+def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
+    """The write of columns that have changed; an end is told to whoever waits for it (:func:`ended`).
+
+    :param etag: of the row; None where there may be none.
+    """
+    verb = RowVerb.UPSERT_MERGE if etag is None else RowVerb.MERGE
+    row = RowOperation(verb=verb, entity=merge, etag=etag)
+    over = merge.properties.get("RuntimeStatus") in _FINAL
+    return Transact(table=names.instances, rows=(row,), news=ended(names, merge.partition_key) if over else "")
+
+
+def ended(names: HubNames, key: str) -> str:
+    """Under what name the end of an instance is told; no queue has it. :param key: the row's PartitionKey."""
+    return f"={zlib.crc32(f'{names.instances}/{key}'.encode()):08x}"
 
 
 def merge_row(

@@ -24,7 +24,7 @@ class Change:
     def __init__(self, connection: sqlite3.Connection, source: Callable[[], int]) -> None:
         self.connection = connection
         self.touched: dict[str, int] = {}
-        """Queues with news, each with the earliest time at which something in it becomes visible."""
+        """What there is news of: queues, with the earliest time at which something in them is visible; other names."""
         self._source = source
         row = connection.execute("SELECT sequence, shift, high, identity FROM anchor").fetchone()
         self._sequence: int = row[0]
