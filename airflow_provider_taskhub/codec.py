@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -17,6 +16,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation,
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.values import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)

@@ -6,7 +6,6 @@ The engine says *what* leaves an instance and in which order; queues, rows and b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -17,6 +16,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
+from airflow_provider_taskhub.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

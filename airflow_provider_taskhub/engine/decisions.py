@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType, FrameType
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
 from airflow_provider_taskhub.engine.traces import passed_on, span_of
+from airflow_provider_taskhub.values import dataclass
 
 HISTORY_INPUT = 1024
 """Characters up to which an input is kept in its scheduling event too, for monitors; the message always has it."""

@@ -6,13 +6,13 @@ Knows tasks only by whether they are settled. What a return or an error means is
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
-from dataclasses import dataclass
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from airflow_provider_taskhub.engine.decisions import Where
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import OrchestrationError
+from airflow_provider_taskhub.values import dataclass
 
 MAX_STEPS = 1_000_000
 """Awaits in one turn: more is a loop over tasks that are complete."""

@@ -7,11 +7,11 @@ Members that are ours alone start with ``taskhub_`` and are optional: a .NET row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.values import dataclass
 
 
 class EventType(IntEnum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 
 from airflow_provider_taskhub.clock import Clock
@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
+from airflow_provider_taskhub.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.values import dataclass
 
 MAX_MESSAGE_BYTES = 65_536
 """UTF-8 bytes of a queue message's text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from airflow_provider_taskhub.hub.messages.outbound import claimed
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Unit
+from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.slots import Slots
 

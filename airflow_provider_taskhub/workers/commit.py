@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import uuid4
 
 import structlog
@@ -19,6 +19,7 @@ from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
 from airflow_provider_taskhub.storage.primitives import Results
+from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.hub.contract import ActivityRecord
+from airflow_provider_taskhub.values import dataclass
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 
 import structlog
@@ -62,6 +62,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     Unit,
 )
+from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
 

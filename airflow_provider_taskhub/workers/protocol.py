@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.values import dataclass
 
 _LENGTHS = struct.Struct("!II")
 MAX_HEADER = 4 * 1024 * 1024

@@ -7,7 +7,6 @@ the names of the crash points.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
@@ -35,6 +34,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
+from airflow_provider_taskhub.values import dataclass
 
 WATCH_TAG = "taskhub.watch"
 """Tag of a start whose end is announced in ``{Hub}Completions`` (DESIGN §10)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from airflow_provider_taskhub.codec import decompress
 from airflow_provider_taskhub.engine.events import HistoryEvent
@@ -19,6 +18,7 @@ from airflow_provider_taskhub.hub.history.records import (
 )
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
+from airflow_provider_taskhub.values import dataclass
 
 PARALLEL = 16
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -25,6 +24,7 @@ from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.layouts import LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind
 from airflow_provider_taskhub.storage.primitives import Entity, Property
+from airflow_provider_taskhub.values import dataclass
 
 SENTINEL = "sentinel"
 """Row key of the sentinel; sorts after every event's."""

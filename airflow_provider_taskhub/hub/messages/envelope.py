@@ -11,7 +11,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn
 from uuid import UUID
@@ -24,6 +24,7 @@ from airflow_provider_taskhub.hub.keys import message_folder
 from airflow_provider_taskhub.hub.layouts import EVENT_ID, HISTORY, LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind, Members
 from airflow_provider_taskhub.storage.primitives import PutBlob
+from airflow_provider_taskhub.values import dataclass
 
 SPILL_BYTES = 45 * 1024
 """UTF-8 bytes of a message's JSON above which it is spilled (spec §2.3)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 
 import structlog
@@ -18,6 +18,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
+from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -20,6 +19,7 @@ from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
+from airflow_provider_taskhub.values import dataclass
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
 """Sender of a client's messages (spec §2.2)."""

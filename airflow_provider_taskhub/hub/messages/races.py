@@ -7,7 +7,6 @@ event is. Both times come from the storage service, so no clock of a worker matt
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
@@ -23,6 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.values import dataclass
 
 SECOND = 10_000_000
 RACE_CEILING = 4.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import TypeAlias
@@ -25,6 +24,7 @@ from airflow_provider_taskhub.storage.primitives import (
     RowVerb,
     Transact,
 )
+from airflow_provider_taskhub.values import dataclass
 
 MAX_SCANNED = 5_000
 """Rows looked at for one page; then the page ends early and goes on, so that no read holds a thread for long."""
