@@ -1,4 +1,4 @@
-"""The executor: the process that runs users' activities, one thread each. ``python -m …workers.child SOCKET_FD``.
+"""The executor: the process that runs users' activities, each in a thread. ``python -m …workers.child SOCKET_FD``.
 
 The main thread loads the apps, starts Spark if this executor is for it, and then is the event loop of ``async``
 activities. A reader thread serves the socket. When the socket closes, the host is gone: this process ends with
@@ -12,11 +12,15 @@ import contextlib
 import faulthandler
 import inspect
 import os
+import queue
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from functools import partial
 from typing import Any, NoReturn
 
 from airflow_provider_taskhub import activity, tracing
@@ -57,16 +61,21 @@ class Link:
         self._connection.set_inheritable(False)
         self._decoder = Decoder()
         self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
         """Blocks while the host does not read: output cannot outrun it. Ends this process when the host is gone."""
         if os.getpid() != self._owner:
             return  # a process that user code forked: two writers would garble the stream
-        frame = encode(message)
+        self._waiting.append(encode(message))
         try:
-            with self._lock:
-                self._connection.sendall(frame)
+            with self._lock:  # whoever comes first sends what all others have made meanwhile
+                frames = []
+                while self._waiting:
+                    frames.append(self._waiting.popleft())
+                if frames:
+                    self._connection.sendall(b"".join(frames))
         except OSError:
             end()
 
@@ -87,6 +96,37 @@ def end() -> NoReturn:
     if os.getsid(0) == os.getpid():  # else somebody runs this module by hand: the session is not ours to kill
         groups.kill(os.getpid())
     os._exit(1)
+
+
+class Threads:
+    """Threads for user code, kept for what comes next: to start one costs as much as a small activity does.
+
+    Each job has a context of its own, as in a new thread.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that wait, or are about to, less the jobs that are theirs already."""
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job at once; a thread is started when none is idle."""
+        with self._lock:
+            idle = self._idle > 0
+            self._idle -= idle
+        if idle:
+            self._jobs.put(job)
+        else:
+            threading.Thread(target=self._serve, args=(job,), name="activities", daemon=True).start()
+
+    def _serve(self, job: Callable[[], None]) -> NoReturn:
+        while True:
+            Context().run(job)
+            del job  # with what it holds
+            with self._lock:
+                self._idle += 1
+            job = self._jobs.get()
 
 
 class Attempt:
@@ -169,6 +209,7 @@ class Child:
         self._configure = configure
         self._loop = asyncio.new_event_loop()
         self._attempts: dict[int, Attempt] = {}
+        self._threads = Threads()
         self._registry = Registry.of(())
         self._spark: WarmSpark | None = None
 
@@ -247,8 +288,10 @@ class Child:
         self._attempts[run.number] = attempt
         if inspect.iscoroutinefunction(definition.function) and not definition.spark:
             asyncio.run_coroutine_threadsafe(self._run_async(attempt), self._loop)
-        else:
+        elif definition.spark:  # py4j pins a thread of the JVM to one of ours, with what Spark keeps for it
             threading.Thread(target=self._run, args=(attempt,), name=f"activity-{run.name}", daemon=True).start()
+        else:
+            self._threads.run(partial(self._run, attempt))
 
     def _cancel(self, number: int) -> None:
         attempt = self._attempts.get(number)

@@ -145,6 +145,7 @@ class Executor:
         self._attempts: dict[int, _Attempt] = {}
         self._stopping = 0
         self._unanswered = 0
+        self._frames: list[bytes] = []
         self._reason: str | None = None
         self._failed: StartFailed | None = None
         self._process: ChildProcess | None = None
@@ -325,9 +326,16 @@ class Executor:
         """Errors of a socket whose process is gone are not told here: its end is, to all attempts."""
         assert self._process is not None
         frame = encode(message)
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush, self._process)
+        self._frames.append(frame)
         with contextlib.suppress(ConnectionError):
-            self._process.writer.write(frame)
             await self._process.writer.drain()
+
+    def _flush(self, process: ChildProcess) -> None:
+        """What was sent in one turn of the loop goes in one piece: each piece wakes the process."""
+        frames, self._frames = self._frames, []
+        process.writer.write(b"".join(frames))
 
     async def _live(self, process: ChildProcess) -> None:
         """From a started process to a buried one."""

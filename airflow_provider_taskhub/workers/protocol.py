@@ -157,6 +157,10 @@ _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (Configure, Run, Cancel, Ping, Ready, StartFailed, Dying, Log, Progress, Done, Failed, Pong)
 }
+_HEADERS = {
+    kind: tuple(field.name for field in dataclasses.fields(kind) if field.name != "body") for kind in _KINDS.values()
+}
+"""What stands in a frame's header."""
 
 
 def encode(message: Message) -> bytes:
@@ -164,8 +168,10 @@ def encode(message: Message) -> bytes:
 
     :raises InputError: for a message above the frame's limits, naming it.
     """
-    values = {field.name: getattr(message, field.name) for field in dataclasses.fields(message) if field.name != "body"}
-    header = dumps([type(message).__name__, values], what=type(message).__name__).encode()
+    kind = type(message)
+    header = dumps(
+        [kind.__name__, {name: getattr(message, name) for name in _HEADERS[kind]}], what=kind.__name__
+    ).encode()
     if len(header) > MAX_HEADER or len(message.body) > MAX_BODY:
         raise InputError(
             f"{type(message).__name__} message of {len(header):,} + {len(message.body):,} bytes is too large for an "

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date
 
@@ -58,6 +59,16 @@ def optional(name: str = "nobody") -> str:
 async def asynchronous(text: str) -> str:
     await asyncio.sleep(0)
     return text + " " + threading.current_thread().name
+
+
+_mark: ContextVar[str] = ContextVar("mark", default="none")
+
+
+@app.activity
+def mark(text: str) -> list[str | int]:
+    before = _mark.get()
+    _mark.set(text)
+    return [before, threading.get_ident()]
 
 
 @app.activity

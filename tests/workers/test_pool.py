@@ -32,6 +32,12 @@ async def test_async_activities_share_the_loop(pool: ExecutorPool) -> None:
     assert (await pool.run(request("asynchronous", "on"))).result == '"on MainThread"'
 
 
+async def test_activities_share_threads_but_no_context(pool: ExecutorPool) -> None:
+    marks = [json.loads((await pool.run(request("mark", text))).result or "") for text in "abcdefgh"]
+    assert [before for before, _ in marks] == ["none"] * 8
+    assert len({thread for _, thread in marks}) < 8, "a thread is taken again once its activity is over"
+
+
 @pytest.mark.rows("K51")
 async def test_an_activity_knows_its_call(pool: ExecutorPool) -> None:
     carried = TraceContext(trace_parent=f"00-{'a' * 32}-{'b' * 16}-01", trace_state="vendor=x")
