@@ -97,11 +97,13 @@ class RowOperation:
     """One row of a table write.
 
     :param etag: the condition of REPLACE, MERGE and DELETE; must be ``None`` for the other verbs.
+    :param absent: of an UPSERT_REPLACE: the row is hardly there. Only a hint: what the store does is the same.
     """
 
     verb: RowVerb
     entity: Entity
     etag: str | EtagOf | None = None
+    absent: bool = False
 
 
 # --- filters ------------------------------------------------------------------------------------------------------

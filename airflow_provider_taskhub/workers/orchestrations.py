@@ -262,6 +262,7 @@ class Orchestrations:
             sentinel_etag=sentinel.etag,
             rows=len(loaded.past),
             surplus=loaded.surplus,
+            tails=loaded.tails,
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
             row_etag=row.etag if row else None,
@@ -285,7 +286,7 @@ class Orchestrations:
 
     def _restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel."""
-        stored = replace(old.stored, rows=0, surplus=0, consumed=(), status=None)
+        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     # judging

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
+from airflow_provider_taskhub.storage.rest.wire import Answer, Request
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -137,6 +139,30 @@ def history(name: str) -> Unit:
             ),
         )
     )
+
+
+async def test_rows_that_are_not_there_are_inserted_and_a_wrong_hint_costs_one_request_more(
+    azurite: str, store: AzureStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator looks at every row of the hub with the same key for an insert, and twice for an upsert."""
+    sent: list[bytes] = []
+    send = store._wire.send
+
+    async def listen(request: Request) -> Answer:
+        sent.append(request.body)
+        return await send(request)
+
+    monkeypatch.setattr(store._wire, "send", listen)
+    rows = tuple(replace(row(RowVerb.UPSERT_REPLACE, key), absent=True) for key in ("a", "b"))
+    for turn, methods in enumerate((["POST"], ["POST", "PUT"])):
+        store.requests.clear()
+        sent.clear()
+        await store.execute(Transact(table=name, rows=(*rows, row(RowVerb.INSERT, str(turn)))))
+        assert store.requests == {"table.batch": len(methods)}
+        for body, method in zip(sent, methods, strict=True):
+            assert [line.split()[0].decode() for line in re.findall(rb"^[A-Z]+ http", body, re.M)] == [method] * 2 + [
+                "POST"
+            ]
 
 
 async def test_steps_in_order_with_their_crash_points(azurite: str, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -195,6 +196,29 @@ async def test_merge_keeps_columns_and_replace_drops_them(
 async def test_upsert_inserts_what_is_absent(store: Store, table: str, verb: RowVerb) -> None:
     await write(store, table, row(verb, properties={"A": 1, "B": None}))
     assert (await read(store, table)).properties == {"A": 1}
+
+
+@pytest.mark.parametrize("there", [(), ("1",), ("1", "2")], ids=["none", "one", "both"])
+async def test_an_upsert_does_the_same_whether_its_hint_is_right_or_wrong(
+    store: Store, table: str, there: tuple[str, ...]
+) -> None:
+    for key in there:
+        await write(store, table, row(INSERT, key, {"A": 1}))
+    hinted = [replace(row(UPSERT_REPLACE, key, {"B": 2}), absent=True) for key in ("1", "2")]
+    etags = await write(store, table, *hinted, row(INSERT, "lock"))
+    for key, etag in zip(("1", "2"), etags, strict=False):
+        found = await read(store, table, key)
+        assert (found.properties, found.etag) == ({"B": 2}, etag)
+    with pytest.raises(Conflict):
+        await write(
+            store,
+            table,
+            *(replace(each, entity=replace(each.entity, properties={})) for each in hinted),
+            row(INSERT, "lock"),
+        )
+    assert (await read(store, table)).properties == {"B": 2}, "refused as a whole"
+    (alone,) = await write(store, table, hinted[0])
+    assert (await read(store, table)).etag == alone
 
 
 async def test_a_row_may_have_no_columns_and_empty_keys(store: Store, table: str) -> None:

@@ -156,6 +156,20 @@ def test_what_a_half_commit_left_is_removed_first_unless_it_is_overwritten() -> 
     assert all(group.rows[-1].entity.properties["IsCheckpointComplete"] is False for group in made[:-1])
 
 
+def test_rows_are_said_to_be_absent_unless_something_may_stand_in_their_place() -> None:
+    def absent(made: Episode, stored: Stored) -> set[bool]:
+        return {row.absent for group in transacts(plan(made, stored)) for row in group.rows[:-1]}
+
+    known = Stored(sentinel_etag="e1", rows=6)
+    assert absent(episode(), Stored()) == absent(episode(), known) == {True}
+    assert absent(episode(), replace(known, surplus=1)) == {False}
+    assert absent(episode(switched=True), known) == {False}
+    common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": (), "row_etag": None, "now": 9.0}
+    assert absent(episode(), after(known, episode(), **common)) == {True}
+    switched = after(known, episode(switched=True), **common)
+    assert absent(episode(), switched) == absent(episode(), after(switched, episode(), **common)) == {False}
+
+
 @pytest.mark.rows("K28", "K47")
 def test_a_switch_counts_from_its_first_transaction_on() -> None:
     """The generation before is gone with it; the rest is made again (``Execution.resume``)."""

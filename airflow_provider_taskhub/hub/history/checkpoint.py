@@ -46,7 +46,8 @@ class Stored:
 
     :param sentinel_etag: None: no sentinel yet, it will be inserted. :param rows: history rows of the generation.
     :param row_etag: of the instance row; None: not known, the merge is then an upsert.
-    :param surplus: rows beyond ``rows`` that a half commit left behind.
+    :param surplus: rows beyond ``rows`` that a half commit left behind. :param tails: an earlier generation may have
+        left some there.
     :param completed: CheckpointCompletedTimestamp as stored.
     :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
         long after, and no row of this generation tells that their events were taken.
@@ -56,6 +57,7 @@ class Stored:
     sentinel_etag: str | None = None
     rows: int = 0
     surplus: int = 0
+    tails: bool = False
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
     row_etag: str | None = None
@@ -209,6 +211,7 @@ def after(
     return Stored(
         sentinel_etag=sentinel_etag,
         rows=count,
+        tails=stored.tails or episode.switched,
         completed=completed,
         consumed=consumed,
         row_etag=row_etag if written else stored.row_etag,
@@ -244,8 +247,10 @@ def _history_steps(
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
     groups = _deletions(episode, stored, committed, names)
+    absent = not (episode.switched or stored.surplus or stored.tails)
     groups.extend(
-        tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row) for row in group) for group in batches(rows)
+        tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row, absent=absent) for row in group)
+        for group in batches(rows)
     )
     steps: list[Step] = []
     standing = before

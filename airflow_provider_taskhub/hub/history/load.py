@@ -33,11 +33,13 @@ class Loaded:
 
     :param sentinel: None when the instance has no history.
     :param surplus: rows that a half commit left behind the committed ones.
+    :param tails: whether an earlier, longer generation left rows behind them.
     """
 
     past: tuple[HistoryEvent, ...] = ()
     sentinel: Sentinel | None = None
     surplus: int = 0
+    tails: bool = False
 
     @property
     def begun(self) -> bool:
@@ -55,6 +57,7 @@ class Rows:
     committed: tuple[Entity, ...] = ()
     sentinel: Sentinel | None = None
     surplus: int = 0
+    tails: bool = False
 
 
 async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
@@ -65,7 +68,8 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     rows = await load_rows(store, names, instance_id)
     if rows.sentinel is None:
         return Loaded()
-    return Loaded(past=await decoded(store, names, rows.committed), sentinel=rows.sentinel, surplus=rows.surplus)
+    past = await decoded(store, names, rows.committed)
+    return Loaded(past=past, sentinel=rows.sentinel, surplus=rows.surplus, tails=rows.tails)
 
 
 async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
@@ -81,7 +85,8 @@ async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
         return Rows()
     current = _generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
-    return Rows(committed=tuple(current[:committed]), sentinel=sentinel, surplus=len(current) - committed)
+    surplus, tails = len(current) - committed, len(rows) > len(current)
+    return Rows(committed=tuple(current[:committed]), sentinel=sentinel, surplus=surplus, tails=tails)
 
 
 async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:
