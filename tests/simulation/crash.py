@@ -8,15 +8,18 @@ reproduces it; ends with 1 when there was any.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.storage.azure import AzureStore
 from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
 from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.still import Still, still_azurite
@@ -24,6 +27,8 @@ from tests.simulation.world import MEMORY, WHOLE, Place
 
 STORES = ("sqlite", "sqlite-units", "azurite")
 MODULE = "python -m tests.simulation.crash"
+LIVES = 100
+"""In one emulator: it keeps in memory what was deleted."""
 
 
 @dataclass(slots=True)
@@ -134,12 +139,22 @@ def _options() -> argparse.ArgumentParser:
 def _place(store: str, stack: ExitStack) -> Place:
     if store != "azurite":
         return MEMORY if store == "sqlite" else WHOLE
-    return azurite_at(stack.enter_context(still_azurite()))
+    emulators = stack.enter_context(ExitStack())
+    lives = itertools.count()
+    current: list[Still] = []
+
+    def open(clock: JumpingClock) -> AzureStore:
+        if next(lives) % LIVES == 0:
+            emulators.close()
+            current[:] = [emulators.enter_context(still_azurite())]
+        return current[0].store()
+
+    return azurite_at(open)
 
 
-def azurite_at(still: Still) -> Place:
-    """The emulator, with the lease times of Azure."""
-    return Place(name="azurite", open=lambda clock: still.store(), shared=True, lease=AZURE_LEASE)
+def azurite_at(open: Callable[[JumpingClock], AzureStore]) -> Place:
+    """An emulator, with the lease times of Azure."""
+    return Place(name="azurite", open=open, shared=True, lease=AZURE_LEASE)
 
 
 def _once(scenario: Scenario, wrong: Trouble, place: Place) -> int:

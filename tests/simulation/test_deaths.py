@@ -55,7 +55,7 @@ def test_everything_else_that_goes_wrong_at_a_call_is_made_good(scenario: Scenar
 @pytest.fixture(scope="module")
 def azurite_place() -> Iterator[Place]:
     with still_azurite() as still:
-        yield azurite_at(still)
+        yield azurite_at(lambda clock: still.store())
 
 
 @pytest.mark.rows("K10", "K26", "K27", "K28", "K29", "K37")
