@@ -128,8 +128,9 @@ class Settings(BaseSettings):
     buffer: int = Field(default=64, ge=1, le=10_000)
     """Messages prefetched per partition (K14)."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
-    session_idle: timedelta = timedelta(seconds=30)
-    """An idle live session is evicted after this (ExtendedSessionIdleTimeout, K22)."""
+    session_idle: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(0))
+    """An idle orchestrator ends after this, and its history is kept (ExtendedSessionIdleTimeout, K22). 0: at the end of
+    each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
     max_polling: timedelta = timedelta(seconds=30)
     """Ceiling of the polling back-off (MaxQueuePollingInterval, K38)."""
     request_timeout: timedelta = timedelta(seconds=30)

@@ -128,6 +128,13 @@ class Execution:
         if self._generation is not None:
             self._generation.close()
 
+    def rest(self) -> None:
+        """Let go of the coroutine and keep the history: the next events replay it (K21, K23)."""
+        if self._generation is not None:
+            self._custom_status = self._generation.custom_status
+            self._generation.close()
+            self._generation = None
+
     def advance(
         self,
         new: Sequence[HistoryEvent],

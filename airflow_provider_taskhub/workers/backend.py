@@ -121,7 +121,9 @@ class Backend:
         self.dead_loops: list[str] = []
         self.draining = False
         self.absences = Absences(hub, members, settings.no_worker_timeout)
-        self.sessions: Sessions[Live] = Sessions(dropped=Live.close)
+        self.sessions: Sessions[Live] = Sessions(
+            extended=settings.session_idle > timedelta(0), rested=Live.rest, dropped=Live.close
+        )
         self.processor = Orchestrations(
             hub=hub,
             registry=registry,
@@ -170,7 +172,8 @@ class Backend:
 
     def start(self) -> None:
         """Begin to work, on the running loop."""
-        self._spawn("sessions", self._evict())
+        if self._settings.session_idle > timedelta(0):
+            self._spawn("sessions", self._evict())
         self._spawn("absences", self.absences.run())
         if ORCHESTRATOR in self.roles:
             self._spawn("orchestrations", self.orchestrations.run())

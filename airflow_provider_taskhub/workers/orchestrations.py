@@ -123,6 +123,10 @@ class Live:
                 case ExecutionCompleted():
                     self.ended = event.status
 
+    def rest(self) -> None:
+        """Only its history is kept."""
+        self.execution.rest()
+
     def close(self) -> None:
         """Nobody keeps it any more."""
         self.execution.close()

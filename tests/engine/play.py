@@ -1,4 +1,5 @@
-"""A stage for one instance: every episode is made twice, live and by replay, and must come out the same."""
+"""A stage for one instance: every episode is made live, by replay, and from a history in memory, and must come out the
+same."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ class Play:
         self.registry = Registry.of([app])
         self.now = START
         self.live = Execution(self.registry, (), instance=instance)
+        self.resting = Execution(self.registry, (), instance=instance)
         self.past: tuple[HistoryEvent, ...] = ()
         self.status: str | None = None
         self.instance = instance
@@ -65,11 +67,14 @@ class Play:
         return self.take(started, *with_events)
 
     def take(self, *events: HistoryEvent) -> Episode:
-        """One episode, made live and made by replay."""
+        """One episode, made live, made by replay, and made by what rested since the one before."""
         again = run(self.registry, self.past, events, instance=self.instance, now=self.now, custom_status=self.status)
         episode = self.live.advance(events, now=self.now)
         different = differences(episode, again)
         assert not different, f"live and replayed differ: {different}"
+        different = differences(episode, self.resting.advance(events, now=self.now))
+        assert not different, f"live and rested differ: {different}"
+        self.resting.rest()
         self.past = episode.history if episode.switched else self.past + episode.history
         assert self.live.history == self.past
         self.instance, self.status = episode.current, episode.custom_status

@@ -200,8 +200,8 @@ def test_a_step_of_a_live_chain_reads_nothing_and_replays_nothing(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_an_evicted_instance_is_replayed_once_and_then_lives_again(kind: str) -> None:
-    """Evicted after seven of its ten events: they are read and replayed once, and the last ones not at all."""
+def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: str) -> None:
+    """Ended after seven of its ten events: they are replayed once, from memory, and the last ones not at all."""
     book = Book()
 
     async def play(hub: House, clock: JumpingClock) -> list[tuple[int, int, int, int]]:
@@ -220,7 +220,7 @@ def test_an_evicted_instance_is_replayed_once_and_then_lives_again(kind: str) ->
 
     found = in_virtual_time(kind, play, book, session_idle=timedelta(seconds=180))
     alive = [(1, 0, number + 1, 0) for number in range(7)]
-    assert found == [*alive, (0, 1, 8, 7), (1, 0, 9, 7), (1, 0, 10, 7)]
+    assert found == [*alive, (1, 0, 8, 7), (1, 0, 9, 7), (1, 0, 10, 7)]
 
 
 def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:

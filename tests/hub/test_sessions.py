@@ -142,7 +142,7 @@ async def _idle(sessions: Sessions[str], mine: ControlReader, name: str, size: i
 
 
 @pytest.mark.rows("K22")
-async def test_idle_sessions_are_evicted_by_time_and_by_size_oldest_first() -> None:
+async def test_idle_sessions_are_evicted_by_size_oldest_first() -> None:
     dropped: list[str] = []
     sessions: Sessions[str] = Sessions(limit_bytes=100, dropped=dropped.append)
     mine = reader()
@@ -152,9 +152,28 @@ async def test_idle_sessions_are_evicted_by_time_and_by_size_oldest_first() -> N
     await _idle(sessions, mine, "b", 40, 3.0)  # used again: c is the oldest now
     await _idle(sessions, mine, "d", 40, 4.0)
     assert dropped == ["a0", "b1", "c2"], "what b had was replaced when it was used again"
-    assert sessions.evict_idle(before=4.0) == 1
-    assert len(sessions) == 1
-    assert sessions.get("d") is not None
+    assert len(sessions) == 2
+
+
+@pytest.mark.rows("K22", "K23")
+async def test_what_idled_is_ended_once_and_is_the_first_to_go_when_memory_is_short() -> None:
+    rested: list[str] = []
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=100, rested=rested.append, dropped=dropped.append)
+    mine = reader()
+    for number, name in enumerate("ab"):
+        await _idle(sessions, mine, name, 40, float(number))
+    assert sessions.evict_idle(before=1.0) == 1
+    assert sessions.evict_idle(before=1.0) == 0
+    assert (rested, dropped, len(sessions)) == (["a0"], [], 2)
+    await _idle(sessions, mine, "a", 40, 2.0)  # live again
+    assert sessions.evict_idle(before=2.0) == 1
+    assert rested == ["a0", "b1"]
+    await _idle(sessions, mine, "c", 40, 3.0)
+    assert dropped == ["a0", "b1"]
+    assert sessions.close(mine) == []
+    assert dropped == ["a0", "b1", "a2", "c3"]
+    assert len(sessions) == 0
 
 
 @pytest.mark.rows("K22")

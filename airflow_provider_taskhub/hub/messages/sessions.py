@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
@@ -65,17 +66,26 @@ def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
 class Sessions(Generic[State]):
     """All sessions of a worker.
 
-    :param limit_bytes: idle live state beyond this is dropped, oldest first (K22).
+    :param limit_bytes: idle state beyond this is dropped, oldest first (K22).
+    :param extended: whether an orchestrator stays alive between its episodes.
+    :param rested: told of state of which only the history is kept from now on: it holds for as long as nobody else
+        commits over the sentinel's ETag, so it is not read again (K23).
     :param dropped: told of state that is not kept any more.
     """
 
     def __init__(
-        self, *, limit_bytes: int = 256 * 1024 * 1024, dropped: Callable[[State], None] = lambda state: None
+        self,
+        *,
+        limit_bytes: int = 256 * 1024 * 1024,
+        extended: bool = True,
+        rested: Callable[[State], None] = lambda state: None,
+        dropped: Callable[[State], None] = lambda state: None,
     ) -> None:
-        self._dropped = dropped
+        self._extended, self._rested, self._dropped = extended, rested, dropped
         self._active: dict[str, Session[State]] = {}
         self._sessions: dict[str, Session[State]] = {}
         self._resting: OrderedDict[str, Session[State]] = OrderedDict()
+        self._histories: OrderedDict[str, Session[State]] = OrderedDict()  # used before all that rest
         self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
         self._limit = limit_bytes
         self._bytes = 0
@@ -104,7 +114,7 @@ class Sessions(Generic[State]):
             return  # K24; offered again when that episode ends, even if it is one of an earlier tenure
         if session.mail and not session.queued and not session.closed:
             session.queued = True
-            self._resting.pop(session.instance_id, None)
+            self._wake(session)
             self._ready.put_nowait(session)
 
     async def next(self) -> tuple[Session[State], list[Held]]:
@@ -137,6 +147,8 @@ class Sessions(Generic[State]):
             if successor is not None:
                 self._offer(successor)
             return
+        if session.state is not None and not self._extended:
+            self._rested(session.state)
         self._offer(session)
         if not session.queued:
             self._rest(session)
@@ -146,8 +158,14 @@ class Sessions(Generic[State]):
         """Without mail: kept only for its state."""
         if session.state is None:
             self._forget(session)
-        else:
+        elif self._extended:
             self._resting[session.instance_id] = session
+        else:
+            self._histories[session.instance_id] = session
+
+    def _wake(self, session: Session[State]) -> None:
+        self._resting.pop(session.instance_id, None)
+        self._histories.pop(session.instance_id, None)
 
     def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
         """Set what is kept of the instance; None drops it."""
@@ -175,20 +193,22 @@ class Sessions(Generic[State]):
             await self._forgotten.wait()
 
     def evict_idle(self, *, before: float) -> int:
-        """Drop live state that was last used before a monotonic second; returns how many."""
-        idle = [session for session in self._resting.values() if session.last_used < before]
+        """End what was last used before a monotonic second, and keep its history; returns how many."""
+        idle = list(takewhile(lambda session: session.last_used < before, self._resting.values()))
         for session in idle:
-            self._forget(session)
+            assert session.state is not None
+            self._rested(session.state)
+            self._histories[session.instance_id] = self._resting.pop(session.instance_id)
         return len(idle)
 
     def _evict_over_limit(self) -> None:
         """Only what rests is looked at: at the limit every episode comes here, however many instances are in memory."""
-        while self._bytes > self._limit and self._resting:
-            self._forget(next(iter(self._resting.values())))
+        while self._bytes > self._limit and (resting := self._histories or self._resting):
+            self._forget(next(iter(resting.values())))
 
     def _forget(self, session: Session[State]) -> None:
         self.keep(session, None)
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
-            self._resting.pop(session.instance_id, None)
+            self._wake(session)
         self._forgotten.set()
