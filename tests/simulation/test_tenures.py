@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield MEMORY
     else:
         with still_azurite() as still:
-            yield azurite_at(still)
+            yield azurite_at(lambda clock: still.store())
 
 
 def world(place: Place, effects: Effects | None = None, **settings: Any) -> World:
