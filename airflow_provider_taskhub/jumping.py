@@ -33,11 +33,16 @@ class TimeLimit(RuntimeError):
     """The program went on beyond the virtual time that it was given."""
 
 
+_GLANCE = 32
+"""Jumps per look at what is outside, while nothing there is waited for: a system call costs more than a jump."""
+
+
 class _JumpingSelector(selectors.BaseSelector):
     """Polls the real selector; where that has nothing, moves the loop's time by what it would have waited."""
 
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()
+        self._jumps = 0
         self.now = 0.0
         self.limit = YEAR.total_seconds()
         self.threads = 0
@@ -58,6 +63,12 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real.close()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if not self.threads and timeout is not None:
+            if timeout == 0:
+                return []
+            self._jumps += 1
+            if self._jumps % _GLANCE:
+                return self._jump(timeout)
         ready = self._real.select(None if self.threads and timeout != 0 else 0)
         if ready or timeout == 0 or self.threads:
             return ready
@@ -65,10 +76,13 @@ class _JumpingSelector(selectors.BaseSelector):
             raise Deadlock(
                 f"nothing is ready and no timer is set at {self.now:g} s of virtual time: every task waits for another"
             )
+        return self._jump(timeout)
+
+    def _jump(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
         self.now += max(0.0, timeout)
         if self.now > self.limit:
             raise TimeLimit(f"still running after {self.limit:g} s of virtual time")
-        return ready
+        return []
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
