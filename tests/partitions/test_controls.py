@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import Conflict, InputError
-from airflow_provider_taskhub.hub.contract import Control, ControlKind, Service
+from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
@@ -155,6 +157,28 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         await cluster.leave(a)
         await cluster.leave(b)
         assert await steering(cluster).kick(0) is None, "nobody has it"
+
+
+async def in_half_a_second(call: Awaitable[None]) -> None:
+    await asyncio.sleep(0.5)
+    await call
+
+
+@scenario
+@pytest.mark.rows("T57")
+async def test_a_kick_waits_for_a_renewal_that_is_under_way() -> None:
+    cluster = Cluster()
+    cluster.lease_store = BLOB
+    async with cluster:
+        (a,) = await settled("a", cluster=cluster)
+        lease, seized = await cluster.leases.read(NAMES.control(0)), str(uuid4())
+        assert lease is not None
+        blob = NAMES.leases, f"default/{lease.queue}"
+        await cluster.store.change_lease(*blob, lease_id=lease.etag, new_lease_id=seized)
+        released = cluster.store.release_lease(*blob, lease_id=seized)
+        kicked, _ = await asyncio.gather(steering(cluster).kick(0), in_half_a_second(released))
+        assert kicked == "a@host/a-1"
+        await cluster.leave(a)
 
 
 @participant
