@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
@@ -26,6 +27,12 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.lifecycle import (
+    ActivityHappening,
+    ActivityReaction,
+    ActivityState,
+    react_activity,
+)
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
@@ -290,31 +297,42 @@ class Activities:
             return
 
     async def _claim(self, held: Held, event: TaskScheduled) -> Attempt | None:
-        """Claim the next attempt's record; None when an earlier one had an outcome (its response is put again)."""
+        """Claim the next attempt's record; None when there is to be none: an earlier one had an outcome, whose response
+        is put again, or the instance was ended."""
         hub, instance = self._hub, held.message.instance
         watched: tuple[str, float] | None = None
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id)
             last = found[-1] if found else None
-            mine = last is not None and _is_of(last[0], event)
-            if last is not None and mine and last[0].state in (RecordState.COMPLETED, RecordState.FAILED):
-                await self._again(held, event, *last)
-                return None
-            if last is not None and mine and last[0].state in (RecordState.CANCELLING, RecordState.CANCELLED):
-                await self._drop(held, "its instance was ended")
-                return None
-            silent = None
-            if last is not None and last[0].state in (RecordState.RUNNING, RecordState.CANCELLING):
+            reaction, silent = ActivityReaction.RUN, None
+            if last is not None:
                 record, entity = last
-                now = hub.clock.monotonic()
+                state, now = ActivityState(record.state), hub.clock.monotonic()
+                reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
                 if watched is None or watched[0] != entity.etag:
                     watched = (entity.etag, now)
-                if not self._dead(record.worker) and now - watched[1] < self._times.take.total_seconds():
+                late = now - watched[1] >= self._times.take.total_seconds()
+                if reaction is ActivityReaction.WAIT and (late or self._dead(record.worker)):
+                    reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
+                if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
+                    reaction = ActivityReaction.RUN_NEXT  # it was of an action that is rewound
+            match reaction:
+                case ActivityReaction.REPEAT if last is not None:
+                    await self._again(held, event, *last)
+                    return None
+                case ActivityReaction.DROP:
+                    await self._drop(held, "its instance was ended")
+                    return None
+                case ActivityReaction.CLOSE if last is not None:
+                    with suppress(Conflict):  # its holder is alive after all: look again
+                        await self._close(held, *last)
+                        return None
+                    continue
+                case ActivityReaction.WAIT:
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
                         return None
                     continue
-                silent = entity
             number = last[0].attempt + 1 if last else 1
             claim = self._new_record(held, event, number)
             etag = await self._write_claim(claim, silent)
@@ -443,16 +461,21 @@ class Activities:
 
     async def _cancelled(self, held: Held, attempt: Attempt) -> None:
         """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
-        hub = self._hub
-        found = await records.newest(hub.store, hub.names, attempt.record)
-        if found is not None and found[0].state is RecordState.CANCELLING:
-            ended = replace(found[0], state=RecordState.CANCELLED, ended=hub.clock.utc_now())
-            await hub.store.execute(records.update(hub.names, ended, found[1].etag))
-            await self._drop(held, "cancelled")
+        found = await records.newest(self._hub.store, self._hub.names, attempt.record)
+        state = ActivityState(found[0].state) if found is not None else ActivityState.QUEUED
+        reaction = react_activity(state, ActivityHappening.CONFIRMED).reaction
+        if found is not None and reaction is ActivityReaction.CLOSE:
+            await self._close(held, *found)
         elif held.gone:
             self.reader.release([held])
         else:
             await self.reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
+        """Nothing of a cancelled attempt runs any more. :raises Conflict: when somebody else has written its record."""
+        ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
+        await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
+        await self._drop(held, "cancelled")
 
     async def _record_outcome(
         self, held: Held, event: TaskScheduled, attempt: Attempt, outcome: ActivityOutcome

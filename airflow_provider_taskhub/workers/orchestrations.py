@@ -32,6 +32,12 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
+from airflow_provider_taskhub.engine.lifecycle import (
+    ActivityHappening,
+    ActivityReaction,
+    ActivityState,
+    react_activity,
+)
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.traces import begun
@@ -593,9 +599,12 @@ class Orchestrations:
     async def _cancel_activity(self, found: tuple[ActivityRecord, Entity] | None) -> None:
         hub = self._hub
         for _ in range(CANCEL_TRIES):
-            if found is None or found[0].state is not RecordState.RUNNING:
+            if found is None:
                 return
             record, entity = found
+            move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
+            if move.reaction is not ActivityReaction.ASK:
+                return
             asked = replace(record, state=RecordState.CANCELLING)
             try:
                 await hub.store.execute(records.update(hub.names, asked, entity.etag))

@@ -56,3 +56,32 @@ def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault:
     assert state.output == '"done"'
     assert [(record.attempt, record.state) for record in records] == [(1, RecordState.COMPLETED)]
     assert superseded == []
+
+
+@pytest.mark.parametrize("first", ["death", "terminate"])
+@pytest.mark.rows("D60", "D63", "D66")
+def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(first: str) -> None:
+    """Whoever waits for a terminate waits for records that say that nothing of them runs: nobody's may be left open."""
+
+    async def play() -> Any:
+        async with World(app()) as hub:
+            one, _ = await hub.join("one", roles=("activity",)), await hub.join("two", roles=("orchestrator",))
+            await hub.client.start("once", 600.0, instance_id="one")
+            await asyncio.sleep(10)
+            if first == "death":
+                one.die()
+            await hub.client.terminate("one", "enough")
+            await asyncio.sleep(0.3)
+            one.die()
+            began = hub.clock.monotonic()
+            await hub.join("three", roles=("activity",))
+            async with asyncio.timeout(300):
+                await hub.client.terminate("one", "enough", wait=True)
+            waited = hub.clock.monotonic() - began
+            await hub.settle()
+            return waited, await hub.client.activities("one"), await hub.queued()
+
+    waited, records, queued = simulate(play)
+    assert [(record.attempt, record.state) for record in records] == [(1, RecordState.CANCELLED)]
+    assert waited < 15
+    assert queued == 0
