@@ -30,6 +30,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     Operation,
     Page,
+    Paged,
     PutBlob,
     PutMessage,
     Receipt,
@@ -57,7 +58,7 @@ GIVEN_BACK = timedelta(seconds=10)
 longer one renews a claim: its end is hardly ever reached, and to wake for it would cost a receive per renewal."""
 
 
-class AzureStore:
+class AzureStore(Paged):
     """:class:`~airflow_provider_taskhub.storage.primitives.Store` over an Azure Storage account.
 
     :param connection: a connection string (account key or shared access signature), or the account's address
@@ -221,18 +222,6 @@ class AzureStore:
     ) -> Page:
         rules.check_query(table, filter, select, limit)
         return await self._rows.query(table, filter, select=select, limit=limit, continuation=continuation)
-
-    async def rows(
-        self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
-    ) -> AsyncIterator[Entity]:
-        continuation: str | None = None
-        while True:
-            page = await self.query(table, filter, select=select, continuation=continuation)
-            for entity in page.entities:
-                yield entity
-            continuation = page.continuation
-            if continuation is None:
-                return
 
     # blobs
 

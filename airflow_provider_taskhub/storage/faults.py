@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +29,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     Operation,
     Page,
+    Paged,
     Result,
     Results,
     Store,
@@ -152,7 +153,7 @@ def seeded(seed: int | str, rates: Rates) -> Plan:
     return plan
 
 
-class FaultyStore:
+class FaultyStore(Paged):
     """A :class:`~airflow_provider_taskhub.storage.primitives.Store` over another one, and a plan of faults.
 
     :param crash: with ``stepwise``, awaited at each crash point of a unit.
@@ -290,18 +291,6 @@ class FaultyStore:
             (table, filter),
             lambda: self._inner.query(table, filter, select=select, limit=limit, continuation=continuation),
         )
-
-    async def rows(
-        self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
-    ) -> AsyncIterator[Entity]:
-        continuation: str | None = None
-        while True:
-            page = await self.query(table, filter, select=select, continuation=continuation)
-            for entity in page.entities:
-                yield entity
-            continuation = page.continuation
-            if continuation is None:
-                return
 
     # blobs
 

@@ -432,3 +432,19 @@ class Store(Protocol):
 
 CrashPoint: TypeAlias = Callable[[str], Awaitable[None]]
 """Called with the name of each crash point as a unit is carried out; a test's raises to crash there."""
+
+
+class Paged:
+    """What of a store follows from the rest of it."""
+
+    async def rows(
+        self: Store, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Entity]:
+        continuation: str | None = None
+        while True:
+            page = await self.query(table, filter, select=select, continuation=continuation)
+            for entity in page.entities:
+                yield entity
+            continuation = page.continuation
+            if continuation is None:
+                return

@@ -35,6 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     Operation,
     Page,
+    Paged,
     PutBlob,
     PutMessage,
     Result,
@@ -46,7 +47,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
 
 
-class SqliteStore:
+class SqliteStore(Paged):
     """A :class:`~airflow_provider_taskhub.storage.primitives.Store` in SQLite.
 
     :param path: the file, made if absent; None: a private database in memory, which works inline under any event loop
@@ -253,18 +254,6 @@ class SqliteStore:
             ),
             long=True,
         )
-
-    async def rows(
-        self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
-    ) -> AsyncIterator[Entity]:
-        continuation: str | None = None
-        while True:
-            page = await self.query(table, filter, select=select, continuation=continuation)
-            for entity in page.entities:
-                yield entity
-            continuation = page.continuation
-            if continuation is None:
-                return
 
     # --- blobs
 
