@@ -12,9 +12,10 @@ STORAGE ?= sqlite
 DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
 N ?= 20
 REAL = tests/airflow/ tests/browser/ tests/demo/ tests/e2e/
-# arguments of make crash and make storm, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
+# arguments of make crash, storm and soak, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
+SOAK ?=
 SECONDS := 300
 RUNS ?= 20
 # arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
@@ -80,6 +81,10 @@ storm: .venv/.test .venv/.azurite ## kill one of 4 workers every 2 s for SECONDS
 .PHONY: still
 still: .venv/.test .venv/.azurite ## chains while their worker stops or dies, RUNS=20 times: the longest time without progress
 	@$(BIN)/python -m tests.e2e.storm still --runs $(RUNS) $(STORM)
+
+.PHONY: soak
+soak: .venv/.test .venv/.azurite ## SIGKILL, SIGSTOP, drains and SIGTERM in turn for SECONDS=600: two readers of a queue? (SOAK="--store sqlite")
+	@$(BIN)/python -m tests.e2e.soak --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(SOAK)
 
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here beside goals and the stores' ceilings, JSON lines in .bench (BENCH="--store embedded")

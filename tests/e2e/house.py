@@ -72,10 +72,17 @@ class House:
     hub: str
     workers: list[Worker] = field(default_factory=list)
     lease: LeaseTimes = EMBEDDED_LEASE
+    partitions: int = 4
 
     @property
     def settings(self) -> Settings:
-        return Settings(hub=self.hub, connection=self.connection, lease=self.lease, max_polling=timedelta(seconds=0.5))
+        return Settings(
+            hub=self.hub,
+            connection=self.connection,
+            lease=self.lease,
+            partitions=self.partitions,
+            max_polling=timedelta(seconds=0.5),
+        )
 
     @property
     def environment(self) -> dict[str, str]:

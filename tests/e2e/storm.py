@@ -140,7 +140,7 @@ async def storm(house: House, *, seconds: float, count: int, workers: int) -> tu
         for job in work:
             await check(client, job, damage, left=AFTERWARDS.total_seconds() - (time.monotonic() - over))
         passed = time.monotonic() - over
-        await _check_all(client, house, damage)
+        await check_all(client, house, damage)
     fleet.end()
     return damage, fleet.kills, passed
 
@@ -162,7 +162,7 @@ async def check(client: Client, job: Job, damage: Damage, *, left: float) -> Non
         damage.lost.append(f"{job.instance_id} is {state.status} with {state.output}, not {job.output}")
 
 
-async def _check_all(client: Client, house: House, damage: Damage) -> None:
+async def check_all(client: Client, house: House, damage: Damage) -> None:
     """Histories, records, quarantine, and what the recorded activities did."""
     damage.lost += [f"in quarantine: {kept.cause}" for kept in await client.quarantined()]
     ran = Counter(int(line) for line in house.effects())
