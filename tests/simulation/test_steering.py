@@ -142,6 +142,79 @@ def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
     assert play(drive) == 0
 
 
+# --- every state, every operation ---------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[[Client, str], Awaitable[Any]]] = {
+    "event": lambda client, name: client.raise_event(name, "go"),
+    "suspend": lambda client, name: client.suspend(name),
+    "resume": lambda client, name: client.resume(name),
+    "terminate": lambda client, name: client.terminate(name),
+    "rewind": lambda client, name: client.rewind(name),
+    "restart": lambda client, name: client.restart(name),
+    "restart anew": lambda client, name: client.restart(name, new_id=True),
+    "purge": lambda client, name: client.purge(name),
+}
+GONE, REFUSED, THERE = "gone", "refused", "there"
+_ENDED = {"event": REFUSED, "suspend": REFUSED, "resume": REFUSED, "rewind": REFUSED, "purge": GONE}
+_OPEN = {"rewind": REFUSED, "restart": THERE, "purge": REFUSED, "terminate": "Terminated"}
+REACTIONS: dict[str, dict[str, str]] = {
+    "missing": {**dict.fromkeys(OPERATIONS, GONE)},
+    "scheduled": {**dict.fromkeys(OPERATIONS, "Pending"), **_OPEN},
+    "pending": {**dict.fromkeys(OPERATIONS, "Running"), **_OPEN, "suspend": "Suspended"},
+    "running": {**dict.fromkeys(OPERATIONS, "Running"), **_OPEN, "suspend": "Suspended"},
+    "suspended": {**dict.fromkeys(OPERATIONS, "Suspended"), **_OPEN, "resume": "Running"},
+    "Completed": {**dict.fromkeys(OPERATIONS, "Completed"), **_ENDED},
+    "Failed": {**dict.fromkeys(OPERATIONS, "Failed"), **_ENDED, "rewind": "Failed"},
+    "Terminated": {**dict.fromkeys(OPERATIONS, "Terminated"), **_ENDED, "restart": "Running"},
+}
+"""State → operation → the status half a minute later, or what the caller is told. What failed fails again."""
+
+
+async def _in_state(world: World, state: str, instance_id: str) -> None:
+    if state in FINAL:
+        await ended_as(world, state, instance_id)
+    elif state != "missing":
+        start_at = START + timedelta(days=1) if state == "scheduled" else None
+        await world.client.start("patient", instance_id=instance_id, start_at=start_at)
+    if state == "suspended":
+        await world.client.suspend(instance_id)
+
+
+@pytest.mark.rows("K41", "K46")
+@pytest.mark.parametrize("state", REACTIONS)
+def test_every_operation_in_every_state(state: str) -> None:
+    async def drive() -> Any:
+        async with World(app_of(Effects())) as world:
+            if state != "pending":
+                await world.join("one")
+            for operation in OPERATIONS:
+                await _in_state(world, state, operation)
+            if state in ("running", "suspended"):
+                await world.clock.sleep(5.0)
+            found = {}
+            for operation, carry_out in OPERATIONS.items():
+                try:
+                    await carry_out(world.client, operation)
+                except InstanceNotFound:
+                    found[operation] = GONE
+                except InstanceExists:
+                    found[operation] = THERE
+                except InputError:
+                    found[operation] = REFUSED
+            if state == "pending":
+                await world.join("one")
+            await world.clock.sleep(30.0)
+            for operation in OPERATIONS:
+                if operation not in found:
+                    row = await world.client.get(operation)
+                    found[operation] = GONE if row is None else str(row.status)
+            assert not world.defects(), world.defects()
+            assert not await world.client.quarantined()
+            return found
+
+    assert simulate(drive) == REACTIONS[state]
+
+
 # --- before its time ----------------------------------------------------------------------------------------------
 
 
