@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from airflow_provider_taskhub.hub.contract import Member, Service, Tenure, Worke
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
+from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.sessions import Sessions
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.activities import Activities, Runner
@@ -129,6 +131,7 @@ class Backend:
             registry=registry,
             sessions=self.sessions,
             claims=self._claims,
+            promise=self._promise,
             adopt=self._adopt,
             unknown=self.absences.orchestrator,
         )
@@ -319,11 +322,13 @@ class Backend:
             return 0, self._visibility
         return max(0, self._settings.buffer - reader.buffered), self._visibility
 
-    def _adopt(self, messages: Sequence[Held]) -> None:
-        """Hand over what a commit claimed, or give it to whoever reads the queue.
+    def _promise(self, mail: Sequence[Letter]) -> AbstractContextManager[None]:
+        """Keep the slots that a checkpoint under way claims work items for."""
+        work_items = self.hub.names.work_items
+        return self.work.slots.promised(sum(made.claim is not None and made.queue == work_items for made in mail))
 
-        Episodes that ran side by side have counted on the same free slots: what is too much is given to others.
-        """
+    def _adopt(self, messages: Sequence[Held]) -> None:
+        """Hand over what a commit claimed, or give it to whoever reads the queue: slots may be fewer than they were."""
         back = []
         for held in messages:
             reader: Reader | None = self._readers.get(held.queue)

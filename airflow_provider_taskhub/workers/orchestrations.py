@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from datetime import timedelta
 
@@ -50,6 +51,7 @@ from airflow_provider_taskhub.hub.history.load import Loaded, load, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.races import (
     Facts,
     Judged,
@@ -165,7 +167,8 @@ class Orchestrations:
     """The processor of orchestrations.
 
     :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
-    :param adopt: takes the claimed messages once their history is committed.
+    :param promise: keeps the room that messages claim until their history is committed.
+    :param adopt: takes the claimed messages then.
     :param unknown: orchestrator name → a text, once no live worker has had it for too long (K43); else None.
     """
 
@@ -176,11 +179,12 @@ class Orchestrations:
         registry: Registry,
         sessions: Sessions[Live],
         claims: Callable[[str], tuple[int, timedelta]],
+        promise: Callable[[Sequence[Letter]], AbstractContextManager[None]],
         adopt: Callable[[Sequence[Held]], None],
         unknown: Callable[[str], str | None],
     ) -> None:
         self._hub, self._registry, self._sessions = hub, registry, sessions
-        self._claims, self._adopt, self._unknown = claims, adopt, unknown
+        self._claims, self._promise, self._adopt, self._unknown = claims, promise, adopt, unknown
         self._committer = Committer(hub)
         self.episodes = Episodes()
 
@@ -566,9 +570,10 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         mail = self._hub.outbound(episode, self._claims)
-        done = await self._committer.commit(
-            episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags
-        )
+        with self._promise(mail):
+            done = await self._committer.commit(
+                episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags
+            )
         live.remember(done.stored)
         session.reader.release(batch)
         self._adopt(done.claimed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.hub.messages.held import Held
@@ -28,6 +30,7 @@ class Slots:
         self._running: set[Held] = set()
         self._waiting: deque[tuple[float, Held]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
+        self._promised = 0
         self._changed = asyncio.Event()
         self._arrived = asyncio.Event()
 
@@ -41,7 +44,17 @@ class Slots:
         since = self._clock.monotonic() - MOMENT
         while self._ended and self._ended[0] < since:
             self._ended.popleft()
-        return max(0, self._limit + len(self._ended) - len(self._running) - len(self._waiting))
+        taken = len(self._running) + len(self._waiting) + self._promised
+        return max(0, self._limit + len(self._ended) - taken)
+
+    @contextmanager
+    def promised(self, count: int) -> Iterator[None]:
+        """Keep room for so many until the end of the block: episodes side by side would count on the same slots."""
+        self._promised += count
+        try:
+            yield
+        finally:
+            self._promised -= count
 
     def put(self, held: Held) -> None:
         """A work item that waits for its slot from now on."""

@@ -148,6 +148,19 @@ def test_only_a_result_that_took_long_to_find_is_put_into_a_message(kind: str, s
     assert spent - renewals == ONE | {"queue.put": messages, "queue.delete": messages}
 
 
+def test_episodes_side_by_side_claim_no_slot_twice() -> None:
+    """What is claimed without a slot for it costs an update that gives it back, and a receive."""
+
+    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+        store = hub.client.hub.store
+        await asyncio.gather(*(hub.client.start("patient", 1) for _ in range(40)))
+        before = store.requests.copy()
+        await clock.sleep(0.5)  # the first activities still run, the others wait
+        return store.requests - before
+
+    assert "queue.update" not in in_virtual_time("embedded", play, Book())
+
+
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("width", [10, 150])
 def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(kind: str, width: int) -> None:
