@@ -185,7 +185,7 @@ class SqliteStore(Paged):
                     waits.append((due - self._access.now()) / TICKS)
                 if self._access.fallback is not None:
                     waits.append(self._access.fallback)
-                await heard(news, self._clock, min(waits))
+                await heard(news, min(waits))
 
     @asynccontextmanager
     async def hearing(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
@@ -195,10 +195,12 @@ class SqliteStore(Paged):
 
             async def wait(seconds: float) -> None:
                 nonlocal news
-                await heard(news, self._clock, seconds)
-                if news.done():
-                    ear.pop_all().close()
-                    news = ear.enter_context(self._access.waiters.listening((name,)))
+                try:
+                    await heard(news, seconds)
+                finally:
+                    if news.done():
+                        ear.pop_all().close()
+                        news = ear.enter_context(self._access.waiters.listening((name,)))
 
             yield wait
 

@@ -33,6 +33,7 @@ class Dispatcher:
         self.name = name
         self._processor, self._limit = processor, limit
         self._running: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -44,18 +45,18 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch until cancelled; what runs then goes on (see :meth:`drain`)."""
-        gate = asyncio.Semaphore(self._limit)
         while True:
-            await gate.acquire()
-            try:
-                item = await self._processor.next()
-            except BaseException:
-                gate.release()
-                raise
+            while self.free <= 0:
+                self._room.clear()
+                await self._room.wait()
+            item = await self._processor.next()
             task = asyncio.create_task(self._one(item), name=self.name)
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            task.add_done_callback(lambda _: gate.release())
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._room.set()
 
     async def _one(self, item: object) -> None:
         try:

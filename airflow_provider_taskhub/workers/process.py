@@ -474,7 +474,7 @@ async def within(clock: Clock, future: asyncio.Future[Any], timeout: timedelta |
     :returns: whether it was done in time.
     """
     if timeout is None:
-        await asyncio.wait({future})
+        await asyncio.shield(future)
         return True
     alarm: asyncio.Future[Any] = asyncio.ensure_future(clock.sleep(timeout.total_seconds()))
     try:

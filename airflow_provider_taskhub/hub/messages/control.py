@@ -24,6 +24,9 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessa
 
 log = structlog.get_logger(__name__)
 
+_WRAPPED = '"TaskMessage":null'
+"""In the text of a message whose payload lies in a blob."""
+
 
 async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
     """A received message with its spilled payload fetched.
@@ -83,7 +86,8 @@ class Reader:
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
         self._space = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._woken = False
+        self._nap: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
 
@@ -110,13 +114,13 @@ class Reader:
     def wake(self) -> None:
         """Something changed: look at the queue again, now and then at the pace of the back-off's beginning."""
         self._backoff.received()
-        self._woken.set()
+        self._wake()
         self._space.set()
 
     def hurry(self, pace: float) -> None:
         """Look at the queue now, and go on at this pace in seconds: there may be something, but nobody has said so."""
         self._backoff.hasten(pace)
-        self._woken.set()
+        self._wake()
 
     async def stop(self) -> None:
         """Receive nothing more; returns when the receive under way has been delivered. What is held stays renewed."""
@@ -172,28 +176,40 @@ class Reader:
             return
         self._check()
         self.last_poll = sent = self._clock.monotonic()
-        self._woken.clear()  # before the receive: a stop or a wake that comes during it must end the wait after it
+        self._woken = False  # before the receive: a stop or a wake that comes during it must end the wait after it
         messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self.visibility)
         if not messages:
             await self._wait()
             return
         self._backoff.received()
-        for outcome in await asyncio.gather(*(self._take(message, sent) for message in messages)):
+        if any(_WRAPPED in message.text for message in messages):  # payloads are fetched side by side
+            outcomes = await asyncio.gather(*(self._take(message, sent) for message in messages))
+        else:  # a task for each would cost as much as it does
+            outcomes = [await self._take(message, sent) for message in messages]
+        for outcome in outcomes:
             if outcome is not None:
                 self._deliver(outcome)
 
     async def _wait(self) -> None:
         """Until the back-off is over, the store says that something came, or :meth:`wake`."""
-        arrival = asyncio.ensure_future(self._store.arrival([self.queue], self._backoff.next(self._draw)))
-        woken = asyncio.ensure_future(self._woken.wait())
+        if self._woken:
+            return
         try:
-            await asyncio.wait((arrival, woken), return_when=asyncio.FIRST_COMPLETED)
-            if arrival.done() and arrival.result():
-                self._backoff.received()
+            async with asyncio.timeout(None) as self._nap:
+                if await self._store.arrival([self.queue], self._backoff.next(self._draw)):
+                    self._backoff.received()
+        except TimeoutError:
+            if not self._woken:
+                raise
         finally:
-            for task in (arrival, woken):
-                task.cancel()
-            await asyncio.gather(arrival, woken, return_exceptions=True)
+            self._nap = None
+
+    def _wake(self) -> None:
+        """End the nap, or the next one before it begins. Two tasks side by side would say the same in six more turns of
+        the loop, in which a message waits."""
+        if not self._woken and self._nap is not None:
+            self._nap.reschedule(asyncio.get_running_loop().time())
+        self._woken = True
 
     async def _take(self, message: Message, sent: float) -> Held | None:
         known = self._renewer.known(message.receipt.message_id)

@@ -39,6 +39,8 @@ class Shared:
         self._listening = asyncio.Lock()
         self._listener: Listener | None = None
         self._deaf = False
+        self._unanswered: dict[asyncio.Future[Any], float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         self.waiters = Waiters()
         self.identity = 0
 
@@ -84,11 +86,23 @@ class Shared:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         opened.writer.submit(Job(work, loop, future, time.monotonic() + self._timeout))
+        self._unanswered[future] = loop.time() + self._timeout * 1.1  # the writer refuses first what it has not begun
+        if self._alarm is None:
+            self._alarm = loop.call_at(self._unanswered[future], self._expire)
         try:
-            async with asyncio.timeout(self._timeout * 1.1):  # the writer refuses first what it has not begun
-                return await future
-        except TimeoutError:
-            raise Unavailable(f"no answer from {self._path} within {self._timeout:g} s") from None
+            return await future
+        finally:
+            del self._unanswered[future]
+
+    def _expire(self) -> None:
+        """Answer what has waited for too long. One alarm for all writes: each of its own costs more than most works."""
+        loop, self._alarm = asyncio.get_running_loop(), None
+        for future, deadline in self._unanswered.items():  # the oldest first
+            if deadline > loop.time():
+                self._alarm = loop.call_at(deadline, self._expire)
+                return
+            if not future.done():
+                future.set_exception(Unavailable(f"no answer from {self._path} within {self._timeout:g} s"))
 
     async def read(self, reading: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
         """The result of a reading; ``long`` ones run in the store's reader thread."""

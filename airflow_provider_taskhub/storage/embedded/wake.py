@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.storage.embedded.journal import Change
 from airflow_provider_taskhub.storage.embedded.moments import TICKS, boot_ticks
 
@@ -52,17 +51,21 @@ class Waiters:
         """Tell who waits for these queues; None: for any."""
         for name in list(self._waiting) if queues is None else queues:
             for future in self._waiting.get(name, ()):
-                if not future.done():
-                    future.set_result(None)
+                _settle(future)
 
 
-async def heard(news: asyncio.Future[None], clock: Clock, seconds: float) -> None:
+async def heard(news: asyncio.Future[None], seconds: float) -> None:
     """Wait for news, at most so long. A millisecond at least: a virtual clock that fires a hair early must move on."""
-    sleep = asyncio.ensure_future(clock.sleep(max(seconds, 0.001)))
+    alarm = asyncio.get_running_loop().call_later(max(seconds, 0.001), _settle, news)
     try:
-        await asyncio.wait((news, sleep), return_when=asyncio.FIRST_COMPLETED)
+        await news
     finally:
-        sleep.cancel()
+        alarm.cancel()
+
+
+def _settle(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
 
 
 class Listener:

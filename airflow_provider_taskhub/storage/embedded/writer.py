@@ -84,6 +84,7 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._file = path.stat().st_ino
         self._version = 0
+        self._ended = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="taskhub-writer", daemon=True)
         self._thread.start()
@@ -123,6 +124,7 @@ class Writer:
     def _serve_group(self, first: Job) -> bool:
         """One transaction that begins with ``first``. False when the thread is to end."""
         jobs: list[tuple[Job, Outcome]] = []
+        pressing = time.monotonic() - self._ended < COURTESY
         try:
             retried(self._begin, max(0.0, first.deadline - time.monotonic()))
         except Exception as error:
@@ -139,7 +141,9 @@ class Writer:
             return go_on
         settle(jobs)
         self._caller.call(calls)
-        self._give_way()
+        if pressing:  # else the lock was free for long enough
+            self._give_way()
+        self._ended = time.monotonic()
         return go_on
 
     def _begin(self) -> None:
