@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _CODES = {"^": "^^", "/": "^0", "\\": "^1", "#": "^2", "?": "^3"}
 _BACK = {code[1]: char for char, code in _CODES.items()}
@@ -14,6 +15,7 @@ _UNFIT = re.compile(r"[\^\\\x00-\x1f\x7f-\x9f]|(?:^|/)\.{0,2}(?:/|$)")
 which no blob name carries unchanged, and ``^``, so that no two instances share a folder."""
 
 
+@lru_cache(maxsize=1024)  # asked for with every row of an episode
 def escape(instance_id: str) -> str:
     """The PartitionKey of an instance; not idempotent (spec §2.8)."""
     return _ESCAPED.sub(lambda match: _escape(match.group()), instance_id)

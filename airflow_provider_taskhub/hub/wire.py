@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -131,7 +132,7 @@ _WRITERS: Mapping[Kind, Callable[[Any, bool], Any]] = {
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_CONSTANTS = ("NaN", "Infinity")
+_NAN, _INFINITY = "NaN", "Infinity"
 
 
 def dumps(value: Any) -> str:
@@ -142,8 +143,8 @@ def dumps(value: Any) -> str:
     try:
         text = to_json(value, ensure_ascii=True, inf_nan_mode="constants").decode()
     except (PydanticSerializationError, ValueError):
-        text = _CONSTANTS[0]
-    if not any(constant in text for constant in _CONSTANTS):
+        text = _NAN
+    if _NAN not in text and _INFINITY not in text:
         return text
     try:
         return _ENCODER.encode(value)  # half as fast, and knows what is not JSON
@@ -166,11 +167,18 @@ class Members:
         if not isinstance(value, dict):
             raise InputError(f"{where} is {shown(value)}, not an object")
         self.where = where
-        self._values = {name.lower(): member for name, member in value.items()}
+        self._values = value
 
     def raw(self, name: str) -> Any:
         """The member as it is; None when missing or null."""
-        return self._values.get(name.lower())
+        return self._find(name, None)
+
+    def _find(self, name: str, missing: Any) -> Any:
+        value = self._values.get(name, self)  # as everybody writes it today
+        if value is not self:
+            return value
+        other = _spelt(tuple(self._values)).get(name.lower())
+        return missing if other is None else self._values[other]
 
     def has(self, name: str) -> bool:
         """Whether it is there and not null."""
@@ -178,7 +186,7 @@ class Members:
 
     def is_null(self, name: str) -> bool:
         """Whether it is there and null."""
-        return self._values.get(name.lower(), self) is None
+        return self._find(name, self) is None
 
     def get(self, name: str, kind: Kind) -> Any:
         """The member's value, None when missing or null. :raises InputError: naming it."""
@@ -190,6 +198,12 @@ class Members:
         if value is None:
             raise InputError(f"{self.where} has no {name}")
         return value
+
+
+@lru_cache(maxsize=256)
+def _spelt(names: tuple[str, ...]) -> Mapping[str, str]:
+    """Names by their lower case; objects of a few shapes make up all messages."""
+    return {name.lower(): name for name in names}
 
 
 def shown(value: Any) -> str:

@@ -118,6 +118,7 @@ def check_blob_name(name: str) -> None:
         raise InputError(f"blob name {name!r}: no slash at either end, and no segment may end in a dot")
 
 
+@cache_names  # an episode names its instance in every row
 def check_key(what: str, value: str) -> None:
     r"""A PartitionKey or RowKey: at most 512 UTF-16 units, none of ``/ \ # ?``, no control character.
 
@@ -191,10 +192,14 @@ def check_property(name: str, value: Property | None) -> None:
     elif isinstance(value, int):
         _check_integer(name, value)
     elif isinstance(value, Timestamp):
-        if not MIN_TIME <= value <= MAX_TIME:
+        if not _time_fits(value):
             raise InputError(f"column {name!r}: time out of Azure's range (years 1601 to 9999): {value.ticks} ticks")
     else:
         raise InputError(f"column {name!r}: type {type(value).__name__} is none of Azure's; convert it")
+
+
+def _time_fits(value: Timestamp) -> bool:
+    return MIN_TIME.ticks <= value.ticks <= MAX_TIME.ticks
 
 
 def _check_string(name: str, value: str) -> None:
@@ -224,6 +229,9 @@ def check_entity(entity: Entity) -> int:
             characters += len(value)
             if len(value) > SHORT or not value.isascii():
                 _check_string(name, value)
+        elif type(value) is Timestamp:
+            if not _time_fits(value):
+                check_property(name, value)
         elif value is not None and type(value) is not bool:
             check_property(name, value)
             characters += len(value) if isinstance(value, str | bytes) else 0
@@ -238,6 +246,11 @@ def _check_columns(names: tuple[str, ...]) -> None:
         check_column(name)
         if name in KEY_COLUMNS:
             raise InputError(f"column {name!r} is the row's own; it cannot be a property")
+
+
+def surely_fits(properties: int, characters: int) -> bool:
+    """Whether a row of so many properties, of which texts and bytes have so many characters, is within all limits."""
+    return properties <= MAX_PROPERTIES and _bound(properties, characters) <= MAX_ENTITY_BYTES
 
 
 def check_size(entity: Entity) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from uuid import uuid4
+from secrets import token_hex
 
 import structlog
 
@@ -65,7 +65,7 @@ class Committer:
         :raises StorageError: when the store does not answer for too long; whether it was committed is then unknown,
             and the redelivery of the messages finds out.
         """
-        hub, commit_id = self._hub, uuid4().hex  # of all tries: a write that was only late is found to be ours
+        hub, commit_id = self._hub, token_hex(16)  # of all tries: a write that was only late is found to be ours
 
         def planned(stored: Stored) -> Plan:
             return hub.checkpoint(episode, stored, mail, batch, tags=tags, check=tenure.check, commit_id=commit_id)

@@ -105,11 +105,7 @@ def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
 
 
 def _characters(row: Entity) -> int:
-    characters = 0
-    for value in row.properties.values():
-        if isinstance(value, str):
-            characters += len(value)
-    return characters
+    return sum([len(value) for value in row.properties.values() if isinstance(value, str)])
 
 
 def _estimate(row: Entity) -> int:

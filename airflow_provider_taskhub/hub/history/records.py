@@ -57,7 +57,8 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
     :param ordinal: place in the generation, from 0.
     """
     properties: dict[str, Property | None] = {}
-    for name, field, write in _COLUMNS[type(event)]:
+    kind, columns = _COLUMNS[type(event)]
+    for name, field, write in columns:
         value = getattr(event, field)
         if write is not None:
             properties[name] = write(value)
@@ -67,7 +68,7 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
         del properties["Input"]
     if isinstance(event, GenericEvent):
         properties.update(_rewound(event))
-    properties["EventType"] = event.event_type.name
+    properties["EventType"] = kind
     properties["ExecutionId"] = execution_id
     return Entity(partition_key=escape(instance_id), row_key=row_key(ordinal), properties=properties)
 
@@ -80,10 +81,14 @@ def _column(member: Member) -> Callable[[Any], str] | None:
 
 
 _COLUMNS = {
-    cls: tuple((_RENAMED.get(member.name, member.name), member.field, _column(member)) for member in layout.row)
+    cls: (
+        cls.event_type.name,
+        tuple((_RENAMED.get(member.name, member.name), member.field, _column(member)) for member in layout.row),
+    )
     for cls, layout in LAYOUT_OF.items()
 }
-"""Of each class of events, of each column: its name, the event's field, and how it is written if not as it is."""
+"""Of each class of events: ``EventType``, and of each column its name, the event's field, and how it is written if not
+as it is."""
 
 
 def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:

@@ -16,6 +16,8 @@ from itertools import chain
 from typing import Any, NoReturn
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
@@ -226,6 +228,10 @@ def _parse(text: str) -> Any:
     plain = text.lstrip("\ufeff \t\r\n")
     if not plain.startswith("{"):
         plain = _unbase64(plain)
+    try:
+        return from_json(plain, allow_inf_nan=False)
+    except (ValueError, TypeError):
+        pass  # half as fast, and knows what is wrong: no JSON, or a text that no UTF-8 can hold
     try:
         value = _DECODER.decode(plain)
         _check_surrogates(plain, value)

@@ -48,6 +48,7 @@ class Held:
     claimed: float
     gone: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _identity: str | None = field(default=None, init=False, repr=False)
 
     @property
     def message(self) -> TaskMessage:
@@ -70,8 +71,10 @@ class Held:
 
         A put whose answer was lost is put again under another message id, but for the same action (DESIGN §7).
         """
-        name = self.envelope.activity_id
-        return str(name) if name.int >> 76 & 0xF == ACTION_UUID else self.message_id
+        if self._identity is None:
+            name = self.envelope.activity_id
+            self._identity = str(name) if name.int >> 76 & 0xF == ACTION_UUID else self.message_id
+        return self._identity
 
     def deletion(self) -> DeleteMessage:
         """What removes it; of a stale receipt nothing."""

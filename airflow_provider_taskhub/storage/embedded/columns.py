@@ -62,9 +62,21 @@ def kind_and_value(packed: Packed) -> tuple[str, Any]:
 
 def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
     """All properties that are not None."""
-    return {
-        name: value if type(value) is str else pack(value) for name, value in properties.items() if value is not None
-    }
+    packed: dict[str, Packed] = {}
+    for name, value in properties.items():
+        if type(value) is str:  # the most frequent first
+            packed[name] = value
+        elif type(value) is Timestamp:
+            packed[name] = {"t": value.ticks}
+        elif value is not None:
+            packed[name] = pack(value)
+    return packed
+
+
+def characters(packed: Mapping[str, Packed]) -> int:
+    """Of all texts, and of Binary in hexadecimal."""
+    texts = [value.get("b", "") if isinstance(value, dict) else value for value in packed.values()]
+    return sum([len(text) for text in texts if isinstance(text, str)])
 
 
 def unpack_all(packed: Mapping[str, Packed]) -> dict[str, Property]:

@@ -26,6 +26,7 @@ class Change:
         self.touched: dict[str, int] = {}
         """What there is news of: queues, with the earliest time at which something in them is visible; other names."""
         self._source = source
+        self._identifiers: dict[tuple[str, str], int] = {}
         row = connection.execute("SELECT sequence, shift, high, identity FROM anchor").fetchone()
         self._sequence: int = row[0]
         self._shift: int = row[1]
@@ -45,6 +46,17 @@ class Change:
     def touch(self, queue: str, visible: int) -> None:
         """Note that a message of the queue can be received from ``visible`` on."""
         self.touched[queue] = min(visible, self.touched.get(queue, visible))
+
+    def identifier(self, kind: str, name: str) -> int:
+        """As :func:`identifier`; asked once in a transaction."""
+        number = self._identifiers.get((kind, name))
+        if number is None:
+            number = self._identifiers[kind, name] = identifier(self.connection, kind, name)
+        return number
+
+    def forget(self) -> None:
+        """One of them is dropped, whatever case its name was asked for in."""
+        self._identifiers.clear()
 
     def keep(self) -> None:
         """Write sequence and time back, as the last statement before the commit."""

@@ -44,7 +44,7 @@ def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], st
 
     :param resolve: the ETag that an earlier operation of the unit gave a row.
     """
-    table = identifier(change.connection, "tables", operation.table)
+    table = change.identifier("tables", operation.table)
     etags: list[str] = []
     for whole, group in groupby(operation.rows, lambda row: row.verb is RowVerb.UPSERT_REPLACE):
         rows = tuple(group)
@@ -76,6 +76,8 @@ def _upsert(count: int) -> str:
 
 def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[EtagOf], str]) -> str:
     entity = row.entity
+    if row.verb is RowVerb.INSERT:
+        return _insert(change, table, entity)
     found = change.connection.execute(
         "SELECT number, etag, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
         (table, entity.partition_key, entity.row_key),
@@ -92,8 +94,6 @@ def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[Eta
 
 
 def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[EtagOf], str]) -> None:
-    if row.verb is RowVerb.INSERT and etag is not None:
-        raise Conflict(f"{rules.place(row.entity)} exists")
     if row.verb not in _MUST_EXIST:
         return
     if etag is None:
@@ -104,6 +104,8 @@ def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[Eta
 
 
 def _check_merged(entity: Entity, packed: dict[str, columns.Packed]) -> None:
+    if rules.surely_fits(len(packed), columns.characters(packed)):
+        return
     rules.check_size(
         Entity(partition_key=entity.partition_key, row_key=entity.row_key, properties=columns.unpack_all(packed))
     )
@@ -123,6 +125,17 @@ def _store(change: Change, table: int, entity: Entity, number: int | None, data:
     return _etag(etag)
 
 
+def _insert(change: Change, table: int, entity: Entity) -> str:
+    etag, data = change.next(), columns.dump(columns.pack_all(entity.properties))
+    made = change.connection.execute(
+        "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        (table, entity.partition_key, entity.row_key, etag, change.now(), data),
+    )
+    if made.rowcount == 0:
+        raise Conflict(f"{rules.place(entity)} exists")
+    return _etag(etag)
+
+
 def _etag(number: int) -> str:
     return f'W/"{number}"'
 
@@ -138,6 +151,7 @@ def get(connection: sqlite3.Connection, table: str, partition_key: str, row_key:
 def drop(change: Change, table: str) -> None:
     """Remove a table and its rows; none is no error."""
     row = change.connection.execute("DELETE FROM tables WHERE name = ? RETURNING id", (table,)).fetchone()
+    change.forget()
     if row is not None:
         change.connection.execute("DELETE FROM rows WHERE tbl = ?", row)
 
