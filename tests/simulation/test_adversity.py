@@ -32,7 +32,7 @@ from airflow_provider_taskhub.storage.primitives import PutMessage, Results, Uni
 from airflow_provider_taskhub.storage.steps import resolved
 from tests.simulation.lives import live
 from tests.simulation.scenarios import SCENARIOS, app_of
-from tests.simulation.world import Effects, World, simulate
+from tests.simulation.world import Effects, Place, World, simulate
 
 HOUR = timedelta(hours=1)
 
@@ -430,9 +430,9 @@ async def _status(hub: World, instance_id: str) -> Status | None:
 
 @pytest.mark.rows("K44")
 @pytest.mark.parametrize("policy", list(StartPolicy))
-def test_of_forty_starts_at_once_exactly_one_starts(policy: StartPolicy) -> None:
+def test_of_forty_starts_at_once_exactly_one_starts(policy: StartPolicy, place: Place) -> None:
     async def play() -> Any:
-        async with world() as hub:
+        async with world(place=place) as hub:
             await hub.join("one")
             await hub.join("two")
 

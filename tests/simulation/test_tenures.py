@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -26,19 +25,8 @@ from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.faults import late, unsent
 from airflow_provider_taskhub.storage.primitives import Message, Transact
-from tests.simulation.crash import azurite_at
 from tests.simulation.scenarios import app_of
-from tests.simulation.still import still_azurite
-from tests.simulation.world import MEMORY, Effects, Machine, Place, World, simulate
-
-
-@pytest.fixture(scope="module", params=["sqlite", "azurite"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    if request.param == "sqlite":
-        yield MEMORY
-    else:
-        with still_azurite() as still:
-            yield azurite_at(lambda clock: still.store())
+from tests.simulation.world import Effects, Machine, Place, World, simulate
 
 
 def world(place: Place, effects: Effects | None = None, **settings: Any) -> World:

@@ -1,0 +1,21 @@
+"""Where worlds are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.crash import azurite_at
+from tests.simulation.still import still_azurite
+from tests.simulation.world import MEMORY, Place
+
+
+@pytest.fixture(scope="module", params=["sqlite", "azurite"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Each store in turn, under the world's clock."""
+    if request.param == "sqlite":
+        yield MEMORY
+    else:
+        with still_azurite() as still:
+            yield azurite_at(lambda clock: still.store())
