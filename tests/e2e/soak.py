@@ -280,9 +280,9 @@ class Moves:
     died: float
 
 
-async def moves(house: House) -> Moves:
-    """One worker, a second one that joins, and dies."""
-    crew = Crew(house)
+async def moves(house: House, crowd: int) -> Moves:
+    """One worker, a second one that joins, and dies. :param crowd: workers on one machine."""
+    crew = Crew(house, crowd=crowd)
     async with house.client():
         await asyncio.to_thread(crew.hire("one").ready)
         await asyncio.to_thread(until, lambda: len(by_queue(recorded(crew.folder))) == house.partitions, what="service")
@@ -318,13 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="of the measured hand-over and death")
     parser.add_argument("--store", default="azurite", choices=("sqlite", "azurite"))
     options = parser.parse_args(arguments)
-    for _ in range(options.runs):
+    for crowd in (1, 2) * options.runs:
         with place(options.store, ORIGINAL_LEASE) as house:
-            found = asyncio.run(moves(house))
+            found = asyncio.run(moves(house, crowd))
         print(
-            f"{options.store}: 2 partitions handed over to a joining worker within {found.joined:.2f} s of its start, "
-            f"each without a reader for {found.moving:.2f} s at most; served again {found.died:.2f} s after a silent "
-            "death (lease 20 s, scan 1 s)",
+            f"{options.store}: 2 partitions read by a joining worker {found.joined:.2f} s after its start, each "
+            f"without a reader for {found.moving:.2f} s at most; read again {found.died:.2f} s after its death on "
+            f"{'a machine of its own' if crowd == 1 else 'the same machine'} (lease 20 s, scan 1 s)",
             flush=True,
         )
     if options.seconds <= 0:

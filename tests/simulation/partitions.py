@@ -29,7 +29,7 @@ import time
 import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -66,6 +66,8 @@ SLOWEST = 8 * 1.1
 """Scans that a throttled host may be late with the next one."""
 KNOWN = 20_000
 """Decoded rows that are kept."""
+COARSE = 2.0
+"""Seconds between two looks at everything, at most."""
 TRACE = 40
 """Last events shown with a violation."""
 HOURS_PER_SEED = 20.0
@@ -386,7 +388,7 @@ class World:
         times = self.shape.times
         self._scan = times.scan.total_seconds()
         # what a host does with a full second of requests in its way, and a coarse look of ours
-        self.within = times.take.total_seconds() * 1.001 + self._scan * 1.15 + 2.0
+        self.within = times.take.total_seconds() * 1.001 + self._scan * 1.15 + COARSE
         if self.shape.lease_store == BLOB:
             # who dies between two requests of a write leaves a blob leased under an id that nobody knows
             self.within += min(max(times.take.total_seconds(), 15.0), 60.0)
@@ -459,7 +461,7 @@ class World:
 
     async def watch(self) -> None:
         """Look at everything, all the time; hosts that could not start are started again."""
-        pause = min(2.0, self.shape.times.take.total_seconds() / 20)
+        pause = min(COARSE, self.shape.times.take.total_seconds() / 20)
         lonely: dict[int, float] = {}
         while True:
             await asyncio.sleep(pause)
@@ -786,7 +788,8 @@ def main() -> int:
     seeds = _seeds(options.seed, options.seeds, options.hours)
     done, requests, events, began = 0.0, 0, Counter[str](), time.monotonic()
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for played in pool.map(partial(_played, hours=each), seeds):
+        for play in as_completed([pool.submit(_played, seed, each) for seed in seeds]):
+            played = play.result()
             print(played.line, flush=True, file=sys.stdout if played.hours else sys.stderr)
             if not played.hours:
                 pool.shutdown(cancel_futures=True)
