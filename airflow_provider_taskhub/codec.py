@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.values import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
+_ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps would make an encoder each time
 
@@ -53,12 +53,11 @@ class Timestamp:
         match = _ISO.fullmatch(text)
         if match is None:
             raise InputError(f"not an ISO 8601 time: {text!r}")
-        year, month, day, hour, minute, second, fraction, zone = match.groups()
+        whole, fraction, zone = match.groups()
         try:
-            whole = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+            ticks = _ticks(whole) + int((fraction or "0").ljust(9, "0")[:7])
         except ValueError as error:
             raise InputError(f"not an ISO 8601 time: {text!r} ({error})") from error
-        ticks = cls.from_datetime(whole).ticks + int((fraction or "0").ljust(9, "0")[:7])
         if zone and zone != "Z":
             digits = zone[1:].replace(":", "")
             offset = (int(digits[:2]) * 60 + int(digits[2:])) * 600_000_000
@@ -91,6 +90,12 @@ class Timestamp:
 def _second(seconds: int) -> str:
     """A whole second without its zone; those of a worker's messages are few."""
     return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would not pad year 1
+
+
+@lru_cache(maxsize=16)
+def _ticks(second: str) -> int:
+    """The same, read. :raises ValueError: for a day or an hour that there is not."""
+    return Timestamp.from_datetime(datetime.fromisoformat(second)).ticks
 
 
 def ticks_of(value: timedelta) -> int:

@@ -161,13 +161,14 @@ class Members:
     :param where: what the object is, for errors: ``TaskMessage.Event``.
     """
 
-    __slots__ = ("_values", "where")
+    __slots__ = ("_spelling", "_values", "where")
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
             raise InputError(f"{where} is {shown(value)}, not an object")
         self.where = where
         self._values = value
+        self._spelling: Mapping[str, str] | None = None
 
     def raw(self, name: str) -> Any:
         """The member as it is; None when missing or null."""
@@ -177,7 +178,9 @@ class Members:
         value = self._values.get(name, self)  # as everybody writes it today
         if value is not self:
             return value
-        other = _spelt(tuple(self._values)).get(name.lower())
+        if self._spelling is None:
+            self._spelling = _spelt(tuple(self._values))
+        other = self._spelling.get(name.lower())
         return missing if other is None else self._values[other]
 
     def has(self, name: str) -> bool:
@@ -190,7 +193,8 @@ class Members:
 
     def get(self, name: str, kind: Kind) -> Any:
         """The member's value, None when missing or null. :raises InputError: naming it."""
-        return read(kind, self.raw(name), f"{self.where}.{name}")
+        value = self._find(name, None)
+        return None if value is None else _READERS[kind](value, f"{self.where}.{name}")
 
     def need(self, name: str, kind: Kind) -> Any:
         """The same for a member that must be there."""

@@ -10,6 +10,8 @@ import dataclasses
 import struct
 from collections.abc import Mapping
 
+from pydantic_core import to_json
+
 from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import InputError
@@ -169,9 +171,11 @@ def encode(message: Message) -> bytes:
     :raises InputError: for a message above the frame's limits, naming it.
     """
     kind = type(message)
-    header = dumps(
-        [kind.__name__, {name: getattr(message, name) for name in _HEADERS[kind]}], what=kind.__name__
-    ).encode()
+    values = [kind.__name__, {name: getattr(message, name) for name in _HEADERS[kind]}]
+    try:
+        header = to_json(values)
+    except ValueError:  # a text that no UTF-8 can hold; this one escapes it
+        header = dumps(values, what=kind.__name__).encode()
     if len(header) > MAX_HEADER or len(message.body) > MAX_BODY:
         raise InputError(
             f"{type(message).__name__} message of {len(header):,} + {len(message.body):,} bytes is too large for an "

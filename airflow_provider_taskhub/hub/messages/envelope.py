@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
 from pydantic_core import from_json
@@ -153,22 +153,39 @@ def _message(message: TaskMessage) -> dict[str, Any]:
 
 
 def _event(event: HistoryEvent) -> dict[str, Any]:
-    layout = LAYOUT_OF[type(event)]
-    before, after = layout.message
-    data: dict[str, Any] = {"$type": HISTORY + layout.name}
+    name, before, after = _WRITTEN[type(event)]
+    data: dict[str, Any] = {"$type": name}
     _write_members(data, event, before)
     data["EventType"] = int(event.event_type)
     _write_members(data, event, after)
     return data
 
 
-def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[Member, ...]) -> None:
-    for member in members:
-        value = getattr(event, member.field)
+def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[_Written, ...]) -> None:
+    for name, field, kind, always in members:
+        value = getattr(event, field)
         if value is not None:
-            data[member.name] = value if member.kind in wire.PLAIN else wire.write(member.kind, value, typed=True)
-        elif not member.ours:
-            data[member.name] = None
+            data[name] = value if kind is None else wire.write(kind, value, typed=True)
+        elif always:
+            data[name] = None
+
+
+_Written: TypeAlias = tuple[str, str, Kind | None, bool]
+"""A member's name, its field, its kind unless JSON has that itself, and whether it is written as null too."""
+
+
+def _written(members: tuple[Member, ...]) -> tuple[_Written, ...]:
+    return tuple(
+        (member.name, member.field, None if member.kind in wire.PLAIN else member.kind, not member.ours)
+        for member in members
+    )
+
+
+_WRITTEN = {
+    cls: (HISTORY + layout.name, _written(layout.message[0]), _written(layout.message[1]))
+    for cls, layout in LAYOUT_OF.items()
+}
+"""Of each class of events: its ``$type``, and its members before and after ``EventType``."""
 
 
 def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
