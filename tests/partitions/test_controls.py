@@ -496,7 +496,7 @@ async def test_a_release_that_fails_costs_others_the_take_time_and_nothing_else(
         async def refuse(held: object, reason: str) -> None:
             raise Conflict("somebody else is always first")
 
-        a.owner._write_release = refuse  # type: ignore[method-assign,assignment]
+        a.owner._holds._write_release = refuse  # type: ignore[method-assign,assignment]
         began = now()
         await steering(cluster).prohibit([number], ["a"])
         await asyncio.sleep(CYCLE)

@@ -199,14 +199,16 @@ def test_an_ask_is_no_sign_of_life() -> None:
     assert dotnet.life != replace(dotnet, etag="5").life
 
 
-@pytest.mark.rows("T25", "T47")
+@pytest.mark.rows("T25", "T47", "T83")
 def test_silence_is_counted_from_the_first_sight_of_an_etag() -> None:
     sightings = Sightings()
-    assert sightings.note("p", "1", 100.0) == 0
-    assert sightings.note("p", "1", 130.0) == 30
-    assert sightings.note("p", "2", 140.0) == 0
+    assert sightings.note("p", ("a/1", 1), 100.0) == 0
+    assert sightings.note("p", ("a/1", 1), 130.0) == 30
+    assert sightings.note("p", ("a/1", 2), 140.0) == 0
+    assert sightings.note("p", ("a/1", 1), 150.0) == 10, "an older sign that comes late is no new one"
+    assert sightings.note("p", ("b/2", 1), 160.0) == 0
     sightings.keep([])
-    assert sightings.note("p", "2", 200.0) == 0, "a row that vanished and came back is watched anew"
+    assert sightings.note("p", ("b/2", 1), 200.0) == 0, "a row that vanished and came back is watched anew"
 
 
 def seen(

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -15,10 +16,11 @@ from pydantic import ValidationError
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import Conflict, Throttled, Unavailable
+from airflow_provider_taskhub.hub.partitions.signs import LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
-from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.jumping import START, run
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import Store, Transact
+from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults
 from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, participant, scenario
 
@@ -29,7 +31,8 @@ def writes_a_lease(name: str, arguments: Sequence[object]) -> bool:
 
 
 def scans(name: str, arguments: Sequence[object]) -> bool:
-    return name == "rows" and arguments[0] == NAMES.partitions
+    """Each scan reads the list of the workers once, and the leases only when there is a reason to."""
+    return name == "rows" and arguments[0] == NAMES.members
 
 
 @pytest.mark.rows("T09", "E58", "K05")
@@ -251,30 +254,146 @@ async def test_who_joins_and_asks_does_not_delay_the_taking_over_of_a_dead_worke
         assert now() - died <= TAKE + SCAN * JITTER + 1.1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a stable cluster asks of its store, by the virtual second. :param rows: read of each table."""
+
+    lease_writes: float
+    member_writes: float
+    queries: float
+    rows: dict[str, float]
+
+
+def cost(partitions: int, workers: int, seconds: int = 2_000) -> Cost:
+    async def main() -> Cost:
+        async with Cluster(partitions) as cluster:
+            faults, rows, lease_writes = Faults(cluster.store), Counter[str](), Counter[str]()
+            read = faults.rows
+
+            async def counted(table: str, *arguments: object, **named: object):  # type: ignore[no-untyped-def]
+                async for row in read(table, *arguments, **named):
+                    rows[table.removeprefix(NAMES.hub)] += 1
+                    yield row
+
+            async def note(name: str, arguments: tuple[object, ...]) -> None:
+                lease_writes["all"] += writes_a_lease(name, arguments)
+
+            faults.rows = counted  # type: ignore[method-assign,assignment]
+            for number in range(workers):
+                await cluster.join(f"w{number}", store=faults)  # type: ignore[arg-type]
+            await cluster.settle()
+            await asyncio.sleep(100)
+            faults.before, before = note, cluster.store.requests.copy()
+            rows.clear()
+            await asyncio.sleep(seconds)
+            used = cluster.store.requests - before
+            assert set(used) == {"table.update", "table.query", "blob.lease"}
+            return Cost(
+                lease_writes=lease_writes["all"] / seconds,
+                member_writes=(used["table.update"] - lease_writes["all"]) / seconds,
+                queries=used["table.query"] / seconds,
+                rows={table: count / seconds for table, count in rows.items()},
+            )
+
+    return run(main(), limit=timedelta(days=2))
+
+
+@pytest.mark.rows("T84", "T85", "E16")
+@pytest.mark.parametrize("told", [False, True], ids=["by reading every lease", "by what owners say"])
+def test_the_request_budget_is_what_the_arithmetic_says(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P partitions, S workers: P/d lease writes and S·P/d' lease rows read a second (T84); without the latter, T85."""
+    partitions, workers = 64, 8
+    if not told:
+        monkeypatch.setattr(LeaseMap, "told", lambda self, *arguments, **named: None)
+    used = cost(partitions, workers)
+    assert used.lease_writes == pytest.approx(partitions / (0.925 * RENEW), rel=0.02)
+    assert used.member_writes == pytest.approx(workers / (0.925 * RENEW), rel=0.02)
+    assert used.rows.pop("Members") == pytest.approx(workers * workers / SCAN, rel=0.02)
+    if told:
+        assert used.queries == pytest.approx(2 * workers / SCAN, rel=0.02)
+        assert used.rows == {}, "not one lease is read"
+    else:
+        assert used.queries == pytest.approx(3 * workers / SCAN, rel=0.02)
+        assert used.rows == {"Partitions": pytest.approx(workers * partitions / SCAN, rel=0.02)}
+
+
 @scenario
-@pytest.mark.rows("T84", "E16")
-async def test_the_request_budget_is_what_the_arithmetic_says() -> None:
-    """P partitions, S workers: P/d lease writes and S·P/d' row reads a second, in requests S·ceil(P/1000)/d'."""
-    partitions, workers, seconds = 64, 8, 2_000
-    async with Cluster(partitions) as cluster:
-        faults, rows, lease_writes = Faults(cluster.store), [0], [0]
+@pytest.mark.rows("T85", "T86", "T16")
+async def test_a_renewal_that_is_tried_again_is_a_new_sign() -> None:
+    """Its worker says at each try what it has sent. The one that succeeds at last counts from its own sending."""
+    renew, give_up, take = 2.0, 40.0, 41.0
+    times = LeaseTimes(
+        renew=timedelta(seconds=renew),
+        give_up=timedelta(seconds=give_up),
+        take=timedelta(seconds=take),
+        scan=timedelta(seconds=2),
+    )
+    async with Cluster(2, times=times) as cluster:
+        faults, failing, succeeded = Faults(cluster.store), [False], [0.0]
 
-        async def note(name: str, arguments: tuple[object, ...]) -> None:
-            rows[0] += partitions if scans(name, arguments) else 0
-            lease_writes[0] += writes_a_lease(name, arguments)
+        async def fail(name: str, arguments: tuple[object, ...]) -> None:
+            if succeeded[0] or (failing[0] and writes_a_lease(name, arguments)):
+                raise Unavailable("no answer")
 
-        for number in range(workers):
-            await cluster.join(f"w{number}", store=faults)  # type: ignore[arg-type]
+        async def cut_off(name: str, arguments: tuple[object, ...]) -> None:
+            if writes_a_lease(name, arguments):
+                succeeded[0] = now()
+
+        a, b = await cluster.join("a", store=faults), await cluster.join("b")  # type: ignore[arg-type]
         await cluster.settle()
-        await asyncio.sleep(100)
-        faults.before, counted = note, cluster.store.requests.copy()
-        await asyncio.sleep(seconds)
-        used = cluster.store.requests - counted
-        assert lease_writes[0] == pytest.approx(partitions * seconds / (0.925 * RENEW), rel=0.02)
-        assert rows[0] == pytest.approx(workers * partitions * seconds / SCAN, rel=0.02)
-        assert used["table.update"] - lease_writes[0] == pytest.approx(workers * seconds / (0.925 * RENEW), rel=0.02)
-        assert used["table.query"] == pytest.approx(3 * workers * seconds / SCAN, rel=0.02)
-        assert set(used) == {"table.update", "table.query", "blob.lease"}
+        await asyncio.sleep(60)
+        faults.before, failing[0] = fail, True
+        await asyncio.sleep(give_up - 5)
+        faults.after, failing[0] = cut_off, False
+        await asyncio.sleep(5 + take + 10)
+        # meanwhile the cluster has looked, twenty times a second, whether two serve a partition
+        lost, taken = max(at for at, _ in a.when("lost")), max(at for at, _ in b.when("taken"))
+        assert lost - succeeded[0] == pytest.approx(give_up, abs=1)
+        assert taken - succeeded[0] >= take
+
+
+@participant
+@pytest.mark.rows("T85", "T87")
+async def test_who_cannot_say_what_it_serves_keeps_it() -> None:
+    """Its line in the list of workers grows old, and is removed at last: others read its leases, which live."""
+    async with Cluster(4) as cluster:
+        faults = Faults(cluster.store)
+
+        async def fail(name: str, arguments: tuple[object, ...]) -> None:
+            operation = arguments[0] if arguments else None
+            if name == "execute" and isinstance(operation, Transact) and operation.table == NAMES.members:
+                raise Unavailable("no answer")
+
+        a, b = await cluster.join("a", store=faults), await cluster.join("b")  # type: ignore[arg-type]
+        await cluster.settle()
+        await asyncio.sleep(60)
+        faults.before = fail
+        await asyncio.sleep(500)
+        assert (len(a.held), len(b.held)) == (2, 2)
+        assert not a.when("lost")
+
+
+@participant
+@pytest.mark.rows("T85", "T83")
+async def test_an_old_word_that_arrives_late_delays_nothing() -> None:
+    """A dead worker's last lines in the list arrive in turns: its partitions are taken all the same."""
+    async with Cluster(4) as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await asyncio.sleep(60)
+        lines = []
+        for _ in range(2):
+            rows = [row async for row in cluster.store.rows(NAMES.members)]
+            lines += [row for row in rows if row.properties["Worker"] == str(a.me)]
+            await asyncio.sleep(RENEW + 1)
+        died = now()
+        await cluster.crash(a)
+        for number in range(11):
+            await asyncio.sleep((TAKE + SCAN * JITTER) / 11)
+            late = RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=lines[number % 2])
+            await cluster.store.execute(Transact(table=NAMES.members, rows=(late,)))
+        assert now() - died <= TAKE + SCAN * JITTER + 0.1
+        assert len(b.held) == 4
 
 
 @scenario

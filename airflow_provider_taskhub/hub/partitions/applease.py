@@ -7,12 +7,18 @@ together. We hold it the same way, so that a .NET app waits for us and we refuse
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import HubError, LeaseLost, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.partitions.hashing import fnv1a32
 from airflow_provider_taskhub.storage.primitives import PutBlob, Store
+
+log = structlog.get_logger("taskhub.partitions")
 
 SECONDS = 60
 """AppLeaseOptions' lease interval."""
@@ -95,3 +101,40 @@ class AppLease:
     async def _write_info(self) -> None:
         data = json.dumps({"OwnerId": self._id, "DesiredSwapId": None}, separators=(",", ":")).encode()
         await self._store.execute(PutBlob(container=self._names.app_lease, name=self._names.app_lease_info, data=data))
+
+
+class HeldApp:
+    """The app lease as a worker's loop holds it. :param lost: called when another app has taken the hub."""
+
+    def __init__(self, lease: AppLease, clock: Clock, *, lost: Callable[[], None]) -> None:
+        self._lease = lease
+        self._clock = clock
+        self._lost = lost
+        self._sent: float | None = None
+
+    async def acquire(self) -> None:
+        """:raises HubError: another app holds it, or the hub is not there."""
+        sent = self._clock.monotonic()
+        await self._lease.acquire()
+        self._sent = sent
+
+    async def renew(self) -> None:
+        sent = self._clock.monotonic()
+        try:
+            await self._lease.renew()
+        except HubError as error:
+            self._sent = None
+            log.error("app_lease_lost", error=str(error))
+            self._lost()
+        else:
+            self._sent = sent
+
+    async def held(self) -> bool:
+        """Whether partitions may be taken; after an outage longer than the app lease it is asked for first."""
+        if self._sent is not None and self._clock.monotonic() - self._sent > SECONDS:
+            await self.renew()
+        return self._sent is not None
+
+    async def release(self) -> None:
+        """Only for the last worker of the app."""
+        await self._lease.release()

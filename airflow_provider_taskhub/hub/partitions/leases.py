@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
+from typing import TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import HubNames, Service
@@ -31,6 +32,8 @@ _OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED})
 NOBODY = "kicked"
 """Asks for a partition that was kicked: no worker, so whoever is allowed may take it (T58)."""
 NO_SERVICE = Service()
+Life: TypeAlias = tuple[str, int]
+"""A tenure, and how many signs of life its owner has given in it."""
 _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 
@@ -40,7 +43,8 @@ class Lease:
 
     :param owner: who serves; None: free. :param next_owner: who asked for it.
     :param epoch: count of takes, for display only; None in a row that never had our column.
-    :param renewals: count of its owners' renewals, likewise. :param load: as its owner published it last (T76).
+    :param renewals: number of its owner's last renewal; each that is sent has a higher one, also after one that failed.
+    :param load: as its owner published it last (T76).
     :param polled: when its owner last asked the queue for messages, by the owner's clock, for people (E70).
     :param previous: who had it before; with ``released`` why it was given up, until somebody takes it (E77).
     :param kicked: who made an owner hand it over last, when and why (T57).
@@ -71,15 +75,15 @@ class Lease:
         return number
 
     @property
-    def life(self) -> str:
+    def life(self) -> Life:
         """What changes with every sign of life of the owner, and with nothing else.
 
         The ETag changes too when somebody asks for the partition: a dead owner that is asked for would then be waited
         for all over again. Rows of .NET have no count of renewals, and only their ETag.
         """
         if self.renewals is None or self.epoch is None:
-            return self.etag
-        return f"{self.owner or ''}/{self.epoch}/{self.renewals}"
+            return self.etag, 0
+        return f"{self.owner or ''}/{self.epoch}", self.renewals
 
     # what its actors write
 
@@ -100,14 +104,16 @@ class Lease:
             released=None,
         )
 
-    def renewed(self, now: Timestamp, take: timedelta, *, draining: bool, service: Service = NO_SERVICE) -> Lease:
-        """Kept by its owner; whoever asked for it stays noted."""
+    def renewed(
+        self, now: Timestamp, take: timedelta, *, draining: bool, service: Service = NO_SERVICE, sent: int = 0
+    ) -> Lease:
+        """Kept by its owner; whoever asked for it stays noted. :param sent: number of the last renewal sent."""
         return replace(
             self,
             last_renewal=now,
             expires_at=now + take,
             draining=draining,
-            renewals=(self.renewals or 0) + 1,
+            renewals=max(self.renewals or 0, sent) + 1,
             load=service.load,
             polled=now + timedelta(seconds=-service.unpolled),
         )
@@ -210,19 +216,20 @@ def _time(value: Property | None) -> Timestamp | None:
 
 
 class Sightings:
-    """Since when a watcher has seen no sign of life in each row, by its own monotonic clock (T25, T26).
+    """Since when a watcher has seen no sign of life of each row's writer, by its own monotonic clock (T25, T26).
 
     Time runs from the moment an *answer* first showed the row so: the write that made it was sent before that, so
-    "unchanged for take" is always later than the writer's own "older than give-up" (T16).
+    "unchanged for take" is always later than the writer's own "older than give-up" (T16). A lower number of the same
+    tenure is an older sign, and so no new one (T83).
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._seen: dict[str, tuple[Life, float]] = {}
 
-    def note(self, key: str, life: str, now: float) -> float:
-        """Seconds for which the row has been unchanged; 0 at first sight (T27)."""
+    def note(self, key: str, life: Life, now: float) -> float:
+        """Seconds for which there has been no newer sign; 0 at first sight (T27)."""
         seen = self._seen.get(key)
-        if seen is None or seen[0] != life:
+        if seen is None or seen[0][0] != life[0] or seen[0][1] < life[1]:
             self._seen[key] = (life, now)
             return 0.0
         return now - seen[1]

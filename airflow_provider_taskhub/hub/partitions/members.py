@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
@@ -18,6 +18,7 @@ from airflow_provider_taskhub.codec import Timestamp, compress, decompress
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames, Member
 from airflow_provider_taskhub.hub.partitions.leases import Sightings
+from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving, decode_signs, encode_signs
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
 
@@ -39,12 +40,14 @@ class Roster:
 
     :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
     :param silent: the rest. :param newcomers: those that this watcher has seen for less than their take time.
+    :param serving: what those that are not silent say of their partitions.
     """
 
     live: tuple[Member, ...] = ()
     leaving: frozenset[str] = frozenset()
     silent: tuple[Member, ...] = ()
     newcomers: frozenset[str] = frozenset()
+    serving: Mapping[str, Serving] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class _Listing:
     key: str
     etag: str
     leaving: bool
+    serving: Serving
     renew: float
     take: float
 
@@ -95,11 +99,13 @@ class Members:
         }
         await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
 
-    async def renew(self, member: Member, *, leaving: bool = False) -> None:
-        """Show that a worker is alive; a row that somebody removed meanwhile is made again."""
+    async def renew(self, member: Member, *, leaving: bool = False, serving: Serving = NOTHING) -> None:
+        """Show that a worker is alive, and its partitions; a row that somebody removed meanwhile is made again."""
         columns: dict[str, Property | None] = {
             "Running": member.running,
             "Leaving": leaving,
+            "Serving": encode_signs(serving),
+            "Moving": serving.moving,
             "Renewed": self._clock.utc_now(),
         }
         try:
@@ -119,7 +125,7 @@ class Members:
         listings = await self._read()
         now = self._clock.monotonic()
         self._sightings.keep([listing.key for listing in listings])
-        silence = {item.key: self._sightings.note(item.key, item.etag, now) for item in listings}
+        silence = {item.key: self._sightings.note(item.key, (item.etag, 0), now) for item in listings}
         for item in listings:
             if silence[item.key] > FORGET * item.take:
                 await self._delete(item.key, item.etag)
@@ -130,6 +136,7 @@ class Members:
             leaving=frozenset(item.member.worker for item in fresh if item.leaving),
             silent=tuple(replace(item.member, alive=False) for item in listings if item not in fresh),
             newcomers=frozenset(item.member.worker for item in fresh if now - self._known[item.key] < item.take),
+            serving={item.member.worker: item.serving for item in fresh},
         )
 
     async def live(self) -> tuple[Member, ...]:
@@ -216,6 +223,7 @@ def _decode(entity: Entity) -> _Listing | None:
         key=entity.row_key,
         etag=entity.etag,
         leaving=columns.get("Leaving") is True,
+        serving=Serving(signs=decode_signs(columns.get("Serving")), moving=columns.get("Moving") is True),
         renew=_number(columns.get("RenewSeconds"), 10.0),
         take=_number(columns.get("TakeSeconds"), 30.0),
     )

@@ -1,0 +1,271 @@
+"""Looking at what others do, and taking what is free: one worker's scans.
+
+Decisions are those of ``balance``, ``leases`` and ``signs``; this module only reads, asks them, and carries out the
+answer. What a scan does not need to read it does not read; before anything is done, everything is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
+from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
+from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.holding import Holding
+from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
+from airflow_provider_taskhub.hub.partitions.members import Members, Roster
+from airflow_provider_taskhub.hub.partitions.signs import LeaseMap
+from airflow_provider_taskhub.hub.partitions.stores import Leases
+from airflow_provider_taskhub.settings import LeaseTimes
+
+log = structlog.get_logger("taskhub.partitions")
+
+_PATIENCE = 1.5
+"""Renewal intervals without a newer sign of an owner, after which its leases are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What a scan saw. :param silence: seconds without a sign of life, by partition."""
+
+    leases: Sequence[Lease]
+    silence: Mapping[int, float]
+    roster: Roster
+    orders: Orders
+    dead: Collection[str]
+
+
+class Scanner:
+    """One worker's scans.
+
+    :param partitions: of the hub. :param may_take: whether partitions may be taken, asked before each taking.
+    :param dead: full names of workers proven dead. :param stopping: set when this worker takes nothing more.
+    :param publish: writes this worker's line in the members table, when others should look soon.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        partitions: int,
+        *,
+        members: Members,
+        controls: Controls,
+        holding: Holding,
+        me: str,
+        times: LeaseTimes,
+        clock: Clock,
+        may_take: Callable[[], Awaitable[bool]],
+        dead: Callable[[], Collection[str]],
+        stopping: asyncio.Event,
+        publish: Callable[[], Awaitable[None]],
+        figures: Figures,
+    ) -> None:
+        self._leases = leases
+        self._partitions = partitions
+        self._members = members
+        self._controls = controls
+        self._holding = holding
+        self._me = me
+        self._take_after = times.take
+        self._take = times.take.total_seconds()
+        self._every = times.scan.total_seconds()
+        self._clock = clock
+        self._may_take = may_take
+        self._dead = dead
+        self._stopping = stopping
+        self._publish = publish
+        self._figures = figures
+        self._sightings = Sightings()
+        self._map = LeaseMap(self._sightings, _PATIENCE * times.renew.total_seconds())
+        self._runs_out = float("inf")
+        self._waiting_since: float | None = None
+        self._waiting_for: set[str] = set()
+
+    @property
+    def pace(self) -> float:
+        """Seconds to the next scan: fewer when a lease runs out before it. Else an orphan waits for two (T87)."""
+        return min(self._every, self._runs_out + self._every / 20)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether partitions are on their way here. Only for a while: whoever should hand over may be stuck."""
+        since = self._waiting_since
+        return since is not None and self._clock.monotonic() - since <= self._take
+
+    async def scan(self, member: Member) -> None:
+        """Look, and do what is to be done.
+
+        :param member: this worker. :raises StorageError: no answer; nothing was done.
+        """
+        roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
+        await self._bury(roster, dead)
+        ordered = orders(controls, self._workers(roster))
+        told = None if self._waiting_for else self._told(roster, ordered, dead)
+        if told is not None and self._plan(self._seen(told, roster, ordered, dead), member) == Plan():
+            return  # all is as it should be, by what its owners say: no lease need be read (T85)
+        leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
+        self._map.read(leases)
+        self._holding.compare(leases)
+        self._sightings.keep([lease.queue for lease in leases])
+        ordered = orders(controls, self._workers(roster) | {lease.owner for lease in leases if lease.owner})
+        seen = self._seen(leases, roster, ordered, dead)
+        self._waiting_for = {
+            lease.queue for lease in leases if lease.next_owner == self._me and lease.owner not in (None, self._me)
+        }
+        self._waiting_since = (self._waiting_since or self._clock.monotonic()) if self._waiting_for else None
+        if "orchestrator" in member.roles and await self._may_take():
+            await self._carry_out(self._plan(seen, member), seen)
+
+    def _told(self, roster: Roster, ordered: Orders, dead: Collection[str]) -> Sequence[Lease] | None:
+        return self._map.told(
+            self._partitions,
+            roster.serving,
+            mine=self._holding.leases,
+            me=self._me,
+            offline=ordered.rules.offline,
+            dead=dead,
+            now=self._clock.monotonic(),
+        )
+
+    def _workers(self, roster: Roster) -> set[str]:
+        return {self._me, *(member.worker for member in roster.live)}
+
+    def _seen(self, leases: Sequence[Lease], roster: Roster, ordered: Orders, dead: Collection[str]) -> _Seen:
+        now = self._clock.monotonic()
+        silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
+        left = (self._take - silence[lease.partition] for lease in leases if lease.owner)
+        self._runs_out = min((seconds for seconds in left if seconds > 0), default=float("inf"))
+        return _Seen(leases=leases, silence=silence, roster=roster, orders=ordered, dead=dead)
+
+    def _plan(self, seen: _Seen, member: Member) -> Plan:
+        if "orchestrator" not in member.roles:
+            return Plan()
+        rows = [
+            standing(
+                lease,
+                me=self._me,
+                held=lease.partition in self._holding,
+                unchanged=seen.silence[lease.partition],
+                take=self._take,
+                patience=2.5 * self._every,
+                dead=seen.dead,
+            )
+            for lease in seen.leases
+        ]
+        free = {row.partition for row in rows if row.free}
+        self._figures.seen(max((seen.silence[number] for number in free - seen.orders.rules.offline), default=0.0))
+        members = _participants(seen.leases, seen.roster, free, seen.dead) | {self._me}
+        weights = {other.worker: other.weight for other in (*seen.roster.live, member)}
+        seats = {
+            worker: Seat(
+                weight=weights.get(worker, 1),
+                cap=seen.orders.caps.get(worker),
+                newcomer=worker in seen.roster.newcomers and worker != self._me,
+            )
+            for worker in members - seen.orders.drained
+        }
+        return plan(rows, seats, self._me, seen.orders.rules)
+
+    async def _carry_out(self, decided: Plan, seen: _Seen) -> None:
+        if self._stopping.is_set():
+            return
+        by_number = {lease.partition: lease for lease in seen.leases}
+        for number in decided.shed:
+            if number in self._holding:
+                self._holding.shed(number, self._why(number, seen.orders))
+        await asyncio.gather(
+            *(self._claim(by_number[number], seen.silence[number]) for number in decided.take),
+            *(self._ask(by_number[number]) for number in decided.ask),
+        )
+        if decided.ask:
+            await self._publish()  # their owners see at their next scan that somebody waits, not at a renewal
+
+    def _why(self, partition: int, ordered: Orders) -> str:
+        """Why a partition is given up although nobody has asked for it."""
+        if partition in ordered.rules.offline:
+            return "it was taken offline"
+        if self._me in ordered.drained:
+            return "this worker is drained"
+        return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
+
+    async def _claim(self, lease: Lease, unchanged: float) -> None:
+        sent = self._clock.monotonic()
+        claim = lease.claimed(self._me, self._clock.utc_now(), self._take_after)
+        try:
+            claimed = await self._leases.write(claim)
+        except (Conflict, NotFound):
+            log.debug("partition_taken_by_another", partition=lease.partition)  # normal, not an error (E76)
+            return
+        except StorageError as error:  # never taken as ownership (E57); if it was written, the next scan says so
+            log.warning("partition_not_taken", partition=lease.partition, error=str(error))
+            return
+        if self._holding.take_up(claimed, sent) is None:
+            return
+        change = self._change(lease)
+        self._figures.taken(change)
+        log.info(
+            "partition_owner_changed",
+            partition=lease.partition,
+            previous=claimed.previous,
+            owner=self._me,
+            change=change,
+            reason=lease.released,
+            silent=round(unchanged, 1),
+            epoch=claimed.epoch,
+        )
+
+    def _change(self, lease: Lease) -> str:
+        """In a word, why the partition was free to take (E77)."""
+        if lease.owner is None:
+            return "new" if lease.previous is None else "handed over" if lease.next_owner == self._me else "released"
+        if lease.owner == self._me:
+            return "resumed"
+        return "taken over" if lease.owner in self._dead() else "expired"
+
+    async def _ask(self, lease: Lease) -> None:
+        try:
+            await self._leases.write(lease.asked(self._me))
+        except StorageError as error:
+            log.debug("partition_not_asked_for", partition=lease.partition, error=str(error))
+            return
+        self._waiting_for.add(lease.queue)
+        self._waiting_since = self._waiting_since or self._clock.monotonic()
+
+    async def collect(self) -> None:
+        """Look at the partitions that are on their way here alone, and take what has been released.
+
+        :raises StorageError: no answer.
+        """
+        leases = await self._leases.asked(self._me, self._waiting_for)
+        if not leases:
+            self._waiting_since = None  # the next scan says whether anything is still to come
+        released = [lease for lease in leases if lease.owner is None and lease.partition not in self._holding]
+        if released and not self._stopping.is_set() and await self._may_take():
+            await asyncio.gather(*(self._claim(lease, 0.0) for lease in released))
+
+    async def _bury(self, roster: Roster, dead: Collection[str]) -> None:
+        """Workers proven dead leave the list at once."""
+        for member in (*roster.live, *roster.silent):
+            if member.worker in dead:
+                await self._members.withdraw(member.worker)
+
+
+def _participants(
+    leases: Iterable[Lease], roster: Roster, free: Collection[int], dead: Collection[str]
+) -> frozenset[str]:
+    """Who counts for fair shares: listed members, and whoever renews a lease (.NET, or a row that was removed).
+
+    Not: who leaves, who is proven dead, whose leases have all fallen silent.
+    """
+    owners = {lease.owner for lease in leases if lease.owner and lease.partition not in free}
+    gone = {lease.owner for lease in leases if lease.owner and lease.partition in free} - owners
+    listed = {member.worker for member in roster.live if "orchestrator" in member.roles}
+    leaving = {lease.owner for lease in leases if lease.owner and lease.draining and not lease.next_owner}
+    return frozenset((listed | owners) - gone - leaving - roster.leaving - set(dead))

@@ -1,0 +1,121 @@
+"""What workers say of the partitions that they serve, and the map of leases that is kept by it (T85).
+
+Reading all leases in every scan costs S·P/d rows a second. But each worker reads the list of the others anyway: so each
+says there which partitions it serves, with the number of the last renewal that it has sent. Where all is as these signs
+say and nothing is on its way, nobody needs to read a lease.
+
+What a sign proves: its writer counts the lease's age from the sending of *confirmed* renewals (T16). Every renewal with
+a number up to the sign's was sent before the sign arrived, one with a higher number is a newer sign. So "no newer sign
+for take" is as late as "no newer row for take", however old the sign is, and whether or not that renewal succeeded. And
+whoever then takes the lease reads it first and writes it under its ETag. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings
+from airflow_provider_taskhub.storage.primitives import Property
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A worker's word that it serves a partition.
+
+    :param renewals: number of the last renewal that it has sent. :param load: messages a second.
+    """
+
+    epoch: int
+    renewals: int
+    load: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """All that a worker says. :param moving: it hands a partition over, or waits for one: look at the leases."""
+
+    signs: Mapping[int, Sign] = field(default_factory=dict)
+    moving: bool = False
+
+
+NOTHING = Serving()
+
+
+def encode_signs(serving: Serving) -> str:
+    """``partition:epoch:renewals[:load]`` with blanks between: 1,024 of them fit into one column."""
+    return " ".join(
+        f"{partition}:{sign.epoch}:{sign.renewals}{f':{sign.load:.4g}' if sign.load else ''}"
+        for partition, sign in serving.signs.items()
+    )
+
+
+def decode_signs(value: Property | None) -> dict[int, Sign]:
+    """What cannot be understood says nothing."""
+    signs: dict[int, Sign] = {}
+    for word in value.split() if isinstance(value, str) else ():
+        with suppress(ValueError):
+            partition, epoch, renewals, *load = word.split(":")
+            signs[int(partition)] = Sign(int(epoch), int(renewals), float(load[0]) if load else 0.0)
+    return signs
+
+
+class LeaseMap:
+    """The leases as one worker last read them, carried on by signs.
+
+    :param patience: seconds without a newer sign after which a lease is looked at itself.
+    """
+
+    def __init__(self, sightings: Sightings, patience: float) -> None:
+        self._sightings = sightings
+        self._patience = patience
+        self._leases: dict[int, Lease] = {}
+
+    def read(self, leases: Iterable[Lease]) -> None:
+        """All leases, as they have just been read."""
+        self._leases = {lease.partition: lease for lease in leases}
+
+    def told(
+        self,
+        partitions: int,
+        serving: Mapping[str, Serving],
+        *,
+        mine: Mapping[int, Lease],
+        me: str,
+        offline: Collection[int],
+        dead: Collection[str],
+        now: float,
+    ) -> tuple[Lease, ...] | None:
+        """Every lease, as its owner's sign says; None when any must be looked at.
+
+        :param mine: what ``me`` serves. :param offline: partitions that are to have no owner.
+        :param dead: workers proven dead, whatever they have said.
+        """
+        if any(worker.moving for worker in serving.values()):
+            return None
+        leases: list[Lease] = []
+        for partition in range(partitions):
+            known = self._leases.get(partition)
+            if known is None or known.next_owner is not None or known.draining or known.owner in dead:
+                return None
+            if known.owner is None:
+                if partition not in offline:
+                    return None
+                leases.append(known)
+                continue
+            if known.owner == me:
+                now_is = mine.get(partition)
+            else:
+                now_is = self._by_sign(known, serving.get(known.owner, NOTHING).signs.get(partition), now)
+            if now_is is None or now_is.epoch != known.epoch or now_is.next_owner is not None:
+                return None
+            leases.append(now_is)
+        self.read(leases)
+        return tuple(leases)
+
+    def _by_sign(self, known: Lease, sign: Sign | None, now: float) -> Lease | None:
+        if sign is None or sign.epoch != known.epoch or known.renewals is None:
+            return None
+        told = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
+        return told if self._sightings.note(told.queue, told.life, now) < self._patience else None
