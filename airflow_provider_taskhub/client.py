@@ -52,6 +52,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
@@ -123,6 +124,8 @@ class Client:
 
     def __init__(self, hub: Hub, times: LeaseTimes) -> None:
         self.hub = hub
+        self.routes = Routes(hub.store, hub.names, hub.info, hub.clock)
+        """Which worker serves an instance, for whoever must speak to that worker (T55)."""
         self._members = Members(hub.store, hub.names, times=times, clock=hub.clock)
 
     @classmethod

@@ -83,14 +83,17 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         state = await client.get(instance_id)
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
-        return state, await client.activities(instance_id), await client.history(instance_id)
+        owner = None if state.status.is_final else await client.routes.refresh(instance_id)
+        return state, owner, await client.activities(instance_id), await client.history(instance_id)
 
-    state, activities, history = _with_client(hub, work)
+    state, owner, activities, history = _with_client(hub, work)
     if json:
         events = [{"type": event.event_type.name, **plain(event)} for event in history]
-        as_json({"instance": state, "activities": activities, "history": events})
+        as_json({"instance": state, "worker": owner, "activities": activities, "history": events})
         return
     _print_state(state)
+    if not state.status.is_final:
+        console.print(f"served by {owner or 'nobody'}", soft_wrap=True, highlight=False)
     if activities:
         _print_activities(activities)
     table(

@@ -1,0 +1,79 @@
+"""Finding the worker that serves an instance, for whoever must speak to that worker and not to its queue (T52-T55).
+
+Messages need none of this: an instance's queue never changes. A map of owners is read once and believed until a worker
+answers that it is not the owner; then that one entry is read again. Takes nobody's word for an owner but the lease's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import TypeVar
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import HubError, LeaseLost
+from airflow_provider_taskhub.hub.contract import HubInfo, HubNames
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.partitions.stores import leases_of
+from airflow_provider_taskhub.storage.primitives import Store
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two looks at an entry that is still wrong, or empty: doubled from one to the other."""
+
+
+class Routes:
+    """Who serves what, as far as this reader knows. Belongs to one event loop."""
+
+    def __init__(self, store: Store, names: HubNames, info: HubInfo, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._leases = leases_of(store, names, info)
+        self._names = names
+        self._partitions = info.partitions
+        self._clock = clock
+        self._owners: dict[int, str | None] = {}
+
+    async def map(self) -> Mapping[int, str | None]:
+        """The owner of every partition, None where nobody serves it; read now (T52)."""
+        self._owners = {lease.partition: lease.owner for lease in await self._leases.scan()}
+        return dict(self._owners)
+
+    async def owner(self, instance_id: str) -> str | None:
+        """Full name of the worker that serves an instance, as last read; None: nobody."""
+        if not self._owners:
+            await self.map()
+        return self._owners.get(partition_of(instance_id, self._partitions))
+
+    async def refresh(self, instance_id: str) -> str | None:
+        """As :meth:`owner`, with this one entry read now."""
+        partition = partition_of(instance_id, self._partitions)
+        lease = await self._leases.read(self._names.control(partition))
+        self._owners[partition] = None if lease is None else lease.owner
+        return self._owners[partition]
+
+    async def call(
+        self, instance_id: str, ask: Callable[[str], Awaitable[T]], *, timeout: timedelta = timedelta(minutes=1)
+    ) -> T:
+        """What ``ask`` gets from the owner of an instance.
+
+        :param ask: given a worker's full name; raises ``LeaseLost`` for the answer "I am not the owner".
+        :param timeout: a handover, and a take-over from who has died, must fit in it.
+        :raises HubError: when no owner was found in that time. What else ``ask`` raises goes through.
+        """
+        began, pause = self._clock.monotonic(), 0.0
+        owner = await self.owner(instance_id)
+        while True:
+            if owner is not None:
+                try:
+                    return await ask(owner)
+                except LeaseLost:
+                    pass  # it has moved
+            left = began + timeout.total_seconds() - self._clock.monotonic()
+            if left <= 0:
+                raise HubError(
+                    f"nobody serves instance {instance_id!r} (partition {partition_of(instance_id, self._partitions)} "
+                    f"of hub {self._names.hub!r}; last known owner: {owner or 'nobody'}): is a worker running?"
+                )
+            await self._clock.sleep(min(pause, left))  # at first not at all: most likely the map was only old
+            pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+            owner = await self.refresh(instance_id)

@@ -1,0 +1,128 @@
+"""Routing to the worker that serves an instance, while partitions move (T52, T53, T55)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.errors import HubError, LeaseLost
+from airflow_provider_taskhub.hub.partitions.admin import read_hub
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.partitions.routing import Routes
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.settings import Settings
+from tests.partitions.cluster import NAMES, Cluster
+from tests.partitions.test_owner import SCAN, TAKE, now, participant
+
+INSTANCES = [f"instance-{number}" for number in range(32)]
+
+
+class Caller:
+    """A client that speaks to workers. A worker answers for what it serves, and says so when it does not."""
+
+    def __init__(self, cluster: Cluster, routes: Routes) -> None:
+        self._cluster, self.routes = cluster, routes
+        self.asked: list[str] = []
+
+    async def call(self, instance_id: str, **named: Any) -> str:
+        async def ask(owner: str) -> str:
+            self.asked.append(owner)
+            for node in self._cluster.nodes:
+                if str(node.me) == owner and node.serves(partition_of(instance_id, self._cluster.partitions)):
+                    return owner
+            raise LeaseLost("not the owner")
+
+        return await self.routes.call(instance_id, ask, **named)
+
+
+async def caller(cluster: Cluster) -> Caller:
+    return Caller(cluster, Routes(cluster.store, NAMES, await read_hub(cluster.store, NAMES), JumpingClock()))
+
+
+@participant
+@pytest.mark.rows("T55", "T52", "T53")
+async def test_the_map_is_read_once_and_only_a_wrong_entry_again() -> None:
+    async with Cluster(8) as cluster:
+        await cluster.join("a")
+        await cluster.settle()
+        reader = await caller(cluster)
+        scans, reads = [0], []  # type: list[int], list[str]
+        scan, read = reader.routes._leases.scan, reader.routes._leases.read
+
+        async def scanned() -> Any:
+            scans[0] += 1
+            return await scan()
+
+        async def one(queue: str) -> Any:
+            reads.append(queue)
+            return await read(queue)
+
+        reader.routes._leases.scan, reader.routes._leases.read = scanned, one  # type: ignore[method-assign]
+        for instance_id in INSTANCES:
+            assert await reader.call(instance_id) == "a@host/a-1"
+        assert scans == [1]
+        reads.clear()  # a scan of blobs reads each
+        b = await cluster.join("b")
+        await cluster.settle()
+        for instance_id in INSTANCES * 2:
+            served = {str(node.me) for node in cluster.nodes if node.serves(partition_of(instance_id, 8))}
+            assert {await reader.call(instance_id)} == served
+        moved = [NAMES.control(number) for number in sorted(b.held)]
+        assert sorted(reads) == moved, "each entry that had changed, once"
+        assert scans == [1]
+        assert await reader.routes.map() == {number: str(node.me) for node in cluster.nodes for number in node.held}
+
+
+@participant
+@pytest.mark.rows("T55")
+async def test_a_call_comes_through_while_its_partition_is_taken_over() -> None:
+    async with Cluster(4) as cluster:
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await asyncio.sleep(60)
+        reader = await caller(cluster)
+        instance_id = next(name for name in INSTANCES if partition_of(name, 4) in a.held)
+        assert await reader.call(instance_id) == "a@host/a-1"
+        await cluster.crash(a)
+        died = now()
+        assert await reader.call(instance_id) == str(b.me)
+        assert now() - died <= TAKE + SCAN + 4
+        assert len(reader.asked) < 40, "it does not hammer a worker that is not there"
+
+
+@participant
+@pytest.mark.rows("T55")
+async def test_a_call_ends_when_there_is_nobody() -> None:
+    async with Cluster(4) as cluster:
+        reader = await caller(cluster)
+        began = now()
+        with pytest.raises(HubError, match=r"nobody serves instance 'x' \(partition \d of hub 'Cluster'"):
+            await reader.call("x", timeout=timedelta(seconds=20))
+        assert now() - began == pytest.approx(20, abs=0.1)
+        with pytest.raises(ValueError, match="broken"):
+            await (await with_owner(cluster)).routes.call("x", broken)
+
+
+async def with_owner(cluster: Cluster) -> Caller:
+    await cluster.join("a")
+    await cluster.settle()
+    return await caller(cluster)
+
+
+async def broken(owner: str) -> None:
+    raise ValueError(f"broken {owner}")
+
+
+@participant
+@pytest.mark.rows("T55", "T53")
+async def test_a_client_keeps_one_map() -> None:
+    async with Cluster(4) as cluster:
+        await cluster.join("a")
+        await cluster.settle()
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        assert client.routes is client.routes
+        assert await client.routes.owner("x") == "a@host/a-1"
