@@ -8,8 +8,8 @@ response again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
@@ -138,6 +138,16 @@ class Activities:
             await self.reader.give_back([item], delay=timedelta(seconds=5), failed=True)
         finally:
             self._leave(item)
+
+    @contextmanager
+    def promised(self, count: int) -> Iterator[None]:
+        """Keep room for so many work items until the end of the block; they may have come to nothing."""
+        try:
+            with self.slots.promised(count):
+                yield
+        finally:
+            if count:
+                self.reader.freed()
 
     def _leave(self, held: Held) -> None:
         """Make room: what is left to do for a work item is the store's work."""

@@ -325,7 +325,7 @@ class Backend:
     def _promise(self, mail: Sequence[Letter]) -> AbstractContextManager[None]:
         """Keep the slots that a checkpoint under way claims work items for."""
         work_items = self.hub.names.work_items
-        return self.work.slots.promised(sum(made.claim is not None and made.queue == work_items for made in mail))
+        return self.work.promised(sum(made.claim is not None and made.queue == work_items for made in mail))
 
     def _adopt(self, messages: Sequence[Held]) -> None:
         """Hand over what a commit claimed, or give it to whoever reads the queue: slots may be fewer than they were."""
