@@ -114,7 +114,7 @@ class Activities:
         self.slots = Slots(limit, hub.clock)
         self._plain: dict[Held, asyncio.Timeout] = {}
         self._watch = asyncio.Event()
-        self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.free, self.slots.put)
+        self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.room, self.slots.put)
 
     async def next(self) -> Held:
         return await self.slots.take()
@@ -570,7 +570,7 @@ class Activities:
         self._leave(held)
         answer, target = self._response(event, outcome), held.message.instance
         queue = self._hub.queue_of(target.instance_id)
-        if cheap and self._claims(queue)[0] > 0:
+        if cheap:
             if before:
                 await self._hub.store.commit(Unit(steps=before))
                 before = ()

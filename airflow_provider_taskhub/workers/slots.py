@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 MOMENT = 0.25
 """Seconds: what ended within the last such moment may be taken ahead for the next."""
@@ -55,6 +56,14 @@ class Slots:
             yield
         finally:
             self._promised -= count
+
+    @property
+    def room(self) -> int:
+        """How many to ask the store for now: while something waits for a slot nobody is idle, and a receive of few
+        costs about as much as one of many."""
+        free = self.free
+        enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
+        return 0 if self._waiting and free < enough else free
 
     def put(self, held: Held) -> None:
         """A work item that waits for its slot from now on."""

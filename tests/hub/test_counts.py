@@ -164,7 +164,7 @@ def test_episodes_side_by_side_claim_no_slot_twice() -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("width", [10, 150])
 def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(kind: str, width: int) -> None:
-    """Four where responses come faster than their session takes them: what its buffer has no room for is put."""
+    """However many responses come while their session is busy: no buffer is too small for them."""
 
     async def play(hub: House, clock: JumpingClock) -> tuple[Counter[str], Counter[str], int]:
         instance_id, spent = await ended(hub, clock, "fan", width)
@@ -177,8 +177,7 @@ def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(k
     # beside the activities' work items: the start's message; the row as it starts and as it ends
     put, deleted = spent.pop("queue.put"), spent.pop("queue.delete")
     assert spent == {"table.insert": 1, "table.update": 2}
-    assert put == deleted
-    assert width + 1 <= put <= (width + 1 if width < 100 else 2 * width + 1)
+    assert put == deleted == width + 1
     episodes = rows["OrchestratorStarted"]
     assert rows == {
         "TaskScheduled": width,

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.sessions import MAX_BATCH, Session, Sessions, next_batch
+from airflow_provider_taskhub.hub.messages.sessions import MAX_BATCH, PASSED_OVER, Session, Sessions, next_batch
 from tests.hub.make import GEN0, NOW, held, raised, start
 
 
@@ -118,6 +118,31 @@ async def test_an_episode_of_a_former_tenure_is_waited_for() -> None:
 
 
 @pytest.mark.rows("K15")
+async def test_who_has_begun_goes_on_before_others_begin_but_not_for_ever() -> None:
+    """Live sessions that are always ready let a new one pass after three of them, and each kind keeps its order."""
+    sessions: Sessions[str] = Sessions()
+    partition = reader()
+    for name in ("live-1", "live-2"):
+        sessions.deliver(partition, held(answer(), instance_id=name))
+        session, _ = await sessions.next()
+        sessions.keep(session, "alive")
+        sessions.done(session, now=0.0)
+    for number in range(3):
+        sessions.deliver(partition, held(start(), instance_id=f"new-{number}"))
+    for name in ("live-1", "live-2"):
+        sessions.deliver(partition, held(answer(), instance_id=name))
+    order = []
+    for _ in range(10):
+        session, _ = await sessions.next()
+        order.append(session.instance_id)
+        sessions.done(session, now=1.0)
+        if session.state is not None:
+            sessions.deliver(partition, held(answer(), instance_id=session.instance_id))
+    alive = ["live-1", "live-2"] * 3
+    assert order == [*alive[:3], "new-0", *alive[3:6], "new-1", *alive[:1], *alive[1:2]]
+    assert PASSED_OVER == 3
+
+
 async def test_closing_returns_what_no_episode_has_taken_and_empties_the_buffer() -> None:
     sessions: Sessions[str] = Sessions()
     mine = reader()

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, give_back
-from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
+from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit, breather
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 
 log = structlog.get_logger(__name__)
@@ -88,8 +88,11 @@ class Reader:
         self._space = asyncio.Event()
         self._woken = False
         self._nap: asyncio.Timeout | None = None
+        self._breath: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
+        self.told = False
+        """Whether the store has said that something came; else it was looked for."""
 
     def held(self) -> tuple[Held, ...]:
         return self._renewer.held()
@@ -125,6 +128,8 @@ class Reader:
     async def stop(self) -> None:
         """Receive nothing more; returns when the receive under way has been delivered. What is held stays renewed."""
         self.stopping = True
+        if self._breath is not None:
+            self._breath.reschedule(asyncio.get_running_loop().time())
         self.wake()
         await self._stopped.wait()
 
@@ -177,11 +182,13 @@ class Reader:
         self._check()
         self.last_poll = sent = self._clock.monotonic()
         self._woken = False  # before the receive: a stop or a wake that comes during it must end the wait after it
-        messages = await self._store.receive(self.queue, limit=min(room, MAX_RECEIVE), visibility=self.visibility)
+        asked = min(room, MAX_RECEIVE)
+        messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
         if not messages:
             await self._wait()
             return
         self._backoff.received()
+        took = self._clock.monotonic() - sent
         if any(_WRAPPED in message.text for message in messages):  # payloads are fetched side by side
             outcomes = await asyncio.gather(*(self._take(message, sent) for message in messages))
         else:  # a task for each would cost as much as it does
@@ -189,6 +196,22 @@ class Reader:
         for outcome in outcomes:
             if outcome is not None:
                 self._deliver(outcome)
+        if len(messages) < asked:  # that was all
+            await self._pause(breather(took))
+            await self._wait()
+
+    async def _pause(self, seconds: float) -> None:
+        """Whatever comes meanwhile comes together; only a stop is not kept waiting."""
+        if seconds <= 0 or self.stopping:
+            return
+        try:
+            async with asyncio.timeout(None) as self._breath:
+                await self._clock.sleep(seconds)
+        except TimeoutError:
+            if not self.stopping:
+                raise
+        finally:
+            self._breath = None
 
     async def _wait(self) -> None:
         """Until the back-off is over, the store says that something came, or :meth:`wake`."""
@@ -196,11 +219,13 @@ class Reader:
             return
         try:
             async with asyncio.timeout(None) as self._nap:
-                if await self._store.arrival([self.queue], self._backoff.next(self._draw)):
+                self.told = await self._store.arrival([self.queue], self._backoff.next(self._draw))
+                if self.told:
                     self._backoff.received()
         except TimeoutError:
             if not self._woken:
                 raise
+            self.told = False
         finally:
             self._nap = None
 

@@ -10,6 +10,7 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 LOAD_SPAN = 60.0
 """Seconds over which the load of a partition is smoothed."""
+LONGEST_BREATHER = 0.25
 FIRST_POLL = 0.05
 """Seconds after the first empty receive (spec §5.1)."""
 
@@ -22,6 +23,15 @@ def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -
     """
     room = limit - buffered
     return room if buffered_bytes < limit_bytes and room >= max(1, min(MAX_RECEIVE, limit) // 2) else 0
+
+
+def breather(took: float) -> float:
+    """Seconds until the queue is looked at again after it gave all that it had.
+
+    :param took: seconds of that receive. A store that is quick to answer has little to do; one that is slow is better
+        asked for many messages at once than for one after another.
+    """
+    return min(LONGEST_BREATHER, 2 * took)
 
 
 @dataclass(slots=True)

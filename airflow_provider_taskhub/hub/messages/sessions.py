@@ -7,7 +7,7 @@ memory join its session's mail (K19, K20). A session belongs to one tenure of it
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -39,6 +39,8 @@ class Session(Generic[State]):
     last_used: float = 0.0
 
 
+PASSED_OVER = 3
+"""Live sessions in turn for which a new one waits."""
 MAX_BATCH = 400
 """Messages of one episode: a sentinel remembers twice as many across a generation switch."""
 
@@ -86,7 +88,10 @@ class Sessions(Generic[State]):
         self._sessions: dict[str, Session[State]] = {}
         self._resting: OrderedDict[str, Session[State]] = OrderedDict()
         self._histories: OrderedDict[str, Session[State]] = OrderedDict()  # used before all that rest
-        self._ready: asyncio.Queue[Session[State]] = asyncio.Queue()
+        self._live: deque[Session[State]] = deque()
+        self._new: deque[Session[State]] = deque()
+        self._passed_over = 0
+        self._ready = asyncio.Event()
         self._limit = limit_bytes
         self._bytes = 0
         self._forgotten = asyncio.Event()
@@ -115,12 +120,13 @@ class Sessions(Generic[State]):
         if session.mail and not session.queued and not session.closed:
             session.queued = True
             self._wake(session)
-            self._ready.put_nowait(session)
+            (self._new if session.state is None else self._live).append(session)
+            self._ready.set()
 
     async def next(self) -> tuple[Session[State], list[Held]]:
         """The next session with mail, marked active, and the batch for its episode."""
         while True:
-            session = await self._ready.get()
+            session = await self._next()
             session.queued = False
             if session.closed or session.instance_id in self._active:
                 continue
@@ -135,6 +141,20 @@ class Sessions(Generic[State]):
             self._active[session.instance_id] = session
             session.reader.taken(batch)
             return session, batch
+
+    async def _next(self) -> Session[State]:
+        """Who has begun goes on before others begin, but not for ever.
+
+        What is under way has messages in the store, and each of them costs an emulator time in every operation.
+        """
+        while not self._live and not self._new:
+            self._ready.clear()
+            await self._ready.wait()
+        if self._live and (not self._new or self._passed_over < PASSED_OVER):
+            self._passed_over += bool(self._new)
+            return self._live.popleft()
+        self._passed_over = 0
+        return self._new.popleft()
 
     def done(self, session: Session[State], *, now: float) -> None:
         """An episode ended: more mail makes the session ready again; one without state or mail is forgotten."""
