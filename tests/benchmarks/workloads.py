@@ -95,13 +95,31 @@ async def measure(workload: Workload, stage: Stage, size: int) -> list[Figure]:
 
 
 async def measure_ceiling(workload: Workload, store: str, size: int) -> list[Figure]:
-    """One run of the same writes on a fresh store; nothing where there is nothing to compare."""
+    """One run of the same writes on a fresh store; nothing where there is nothing to compare.
+
+    On Azurite a second one beside it, with as few requests as TaskHub sends itself: no ceiling by the goals, a figure.
+    """
     if workload.ceiling is None:
         return []
+    found = [
+        Figure(store=store, workload=workload.letter, name=name, unit=unit, value=value, size=size, ceiling=True)
+        for name, unit, value in await _bare(workload, store, size)
+    ]
+    if store == EMULATOR:
+        name, unit, value = (await _bare(workload, store, size, direct=True))[0]
+        name = f"{name} of a bare client with as few requests"
+        found.append(Figure(store=store, workload=workload.letter, name=name, unit=unit, value=value, size=size))
+    return found
+
+
+async def _bare(workload: Workload, store: str, size: int, *, direct: bool = False) -> list[tuple[str, str, float]]:
+    """:param direct: see :class:`Requests`."""
+    assert workload.ceiling is not None
     async with AsyncExitStack() as stack:
         hub: Hub
         if store == EMULATOR:
-            hub = await stack.enter_async_context(Requests(stack.enter_context(Azurite(AZURITE))))
+            azurite = stack.enter_context(Azurite(AZURITE))
+            hub = await stack.enter_async_context(Requests(azurite, direct=direct))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="taskhub-bench-"))
             hub = await stack.enter_async_context(Embedded(Path(folder)))
@@ -113,10 +131,7 @@ async def measure_ceiling(workload: Workload, store: str, size: int) -> list[Fig
         found = [item async for item in workload.ceiling(hub, store, size)]
         await hub.settled()
         found += _cpu(before, usage(roles), size, workload.unit)
-    return [
-        Figure(store=store, workload=workload.letter, name=name, unit=unit, value=value, size=size, ceiling=True)
-        for name, unit, value in found
-    ]
+    return found
 
 
 def _cpu(before: Usage, after: Usage, size: int, unit: str) -> Iterator[tuple[str, str, float]]:
@@ -172,12 +187,16 @@ async def _burst(stage: Stage, client: Client, size: int) -> Measured:
         async with gate:
             return (await client.start("single", value)).instance_id
 
+    before, own = await stage.settled(), client.hub.store.requests.copy()
     sent = SYSTEM_CLOCK.utc_now()
     ids = await asyncio.gather(*(start(value) for value in range(size)))
+    own = client.hub.store.requests - own
     started = SYSTEM_CLOCK.utc_now()
     ends = await _all_ended(stage, client, set(ids), last=ids[-1])
     yield "finished", "per s", size / max(_seconds(sent, ended) for ended in ends)
     yield "started", "per s", size / (started - sent).total_seconds()
+    for item in _requests((await stage.settled()).requests - before.requests + own, size, EACH):
+        yield item
 
 
 async def _burst_bare(hub: Hub, store: str, size: int) -> Measured:
