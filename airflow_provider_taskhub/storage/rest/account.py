@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ class SharedKey:
         """
         sign = _table_text if service == "table" else _storage_text
         text = sign(self.name, method=method, path=path, query=query, headers=headers, length=length)
-        digest = hmac.new(self.key, text.encode(), hashlib.sha256).digest()
+        digest = hmac.digest(self.key, text.encode(), "sha256")
         return f"SharedKey {self.name}:{base64.b64encode(digest).decode()}"
 
 

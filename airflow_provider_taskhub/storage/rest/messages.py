@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
@@ -40,7 +41,9 @@ def _body(text: str) -> bytes:
     return f"<QueueMessage><MessageText>{escape(text)}</MessageText></QueueMessage>".encode()
 
 
+@lru_cache(maxsize=256)
 def _time(text: str | None) -> Timestamp:
+    """To the second: many messages have the same."""
     if not text:
         raise Unavailable("the queue service's answer lacks a time")
     return Timestamp.from_datetime(parsedate_to_datetime(text))

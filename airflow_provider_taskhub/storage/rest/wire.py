@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
@@ -197,7 +199,7 @@ class Wire:
         query = encode_query(request.query)
         headers = {
             "x-ms-version": API_VERSION,
-            "x-ms-date": formatdate(usegmt=True),
+            "x-ms-date": _date(int(time.time())),
             "user-agent": USER_AGENT,
             "accept-encoding": "identity",  # the bytes as they are stored: our blobs are compressed by ourselves
             **request.headers,
@@ -220,6 +222,12 @@ class Wire:
                 assert self.tokens is not None
                 headers["authorization"] = f"Bearer {await self.tokens.current()}"
         return URL(f"{endpoint.origin}{path}" + (f"?{query}" if query else ""), encoded=True), headers
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Of many requests in one second."""
+    return formatdate(second, usegmt=True)
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:
