@@ -19,8 +19,11 @@ from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
+    EventRaised,
     ExecutionCompleted,
+    ExecutionResumed,
     ExecutionStarted,
+    ExecutionSuspended,
     ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
@@ -81,6 +84,8 @@ LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
 SHOWN_ERROR = 500
 """Characters of a failure in the worker's log."""
+_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed)
+"""Messages for the current generation; responses name theirs, and are nothing to another."""
 CANCEL_AFTER = 6
 """Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
 CANCEL_TRIES = 6
@@ -92,6 +97,7 @@ class Live:
     """An instance in memory: the live orchestrator and what is stored of it.
 
     :ivar past: the history as loaded, until the first episode over it.
+    :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     """
 
     execution: Execution
@@ -101,7 +107,7 @@ class Live:
     tags: dict[str, str] = field(default_factory=dict)
     scheduled: set[int] = field(default_factory=set)
     open_tasks: set[int] = field(default_factory=set)
-    seen: set[str] = field(default_factory=set)
+    seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
 
@@ -117,7 +123,7 @@ class Live:
             self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
-                self.seen.add(event.taskhub_message_id)
+                self.seen[event.taskhub_message_id] = isinstance(event, _FOR_WHOEVER_IS_CURRENT)
             match event:
                 case TaskScheduled():
                     self.scheduled.add(event.event_id)
@@ -142,11 +148,11 @@ class Live:
     def remember(self, stored: Stored) -> None:
         """What is stored now."""
         self.stored = stored
-        self.seen.update(stored.consumed)
+        self.seen.update(dict.fromkeys(stored.consumed, True))
 
     def facts(self) -> Facts:
         final = self.ended is not None
-        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=final, seen=self.seen)
+        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=final, seen=self.seen.keys())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -567,6 +573,9 @@ class Orchestrations:
             await self._delete(session, batch)  # every event of it was set aside
             self._keep(session, live)
             return
+        if episode.switched:  # the rows that name these messages go, and any of them may come again
+            consumed = tuple(message_id for message_id, kept in live.seen.items() if kept)
+            live.stored = replace(live.stored, consumed=consumed)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         mail = self._hub.outbound(episode, self._claims)

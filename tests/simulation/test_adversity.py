@@ -26,7 +26,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InstanceExists
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.outbound import letter
+from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, Results, Unit
 from airflow_provider_taskhub.storage.steps import resolved
@@ -598,6 +598,43 @@ def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: py
     assert tries == 7
 
 
+def sent_event(hub: World, name: str, value: str) -> Letter:
+    """An event from another instance, known by its action however often it is put."""
+    return letter(
+        EventRaised(timestamp=hub.clock.utc_now(), name=name, input=value),
+        OrchestrationInstance(instance_id="one"),
+        names=hub.client.hub.names,
+        queue=hub.client.hub.names.control(0),
+        sequence=1,
+        sender=OrchestrationInstance(instance_id="two", execution_id="x"),
+        now=hub.clock.utc_now(),
+        activity_id=str(uuid5(NAMESPACE_OID, "an action")),
+    )
+
+
+@pytest.mark.rows("K27")
+@pytest.mark.parametrize("evicted", [False, True])
+def test_an_event_that_comes_again_after_its_generation_is_delivered_once(evicted: bool) -> None:
+    """Taken by one episode, and the generation ended with a later one: the row that named its message is gone."""
+
+    async def play() -> Any:
+        async with world(partitions=1, session_idle=timedelta(seconds=20)) as hub:
+            await hub.join("only")
+            await hub.client.start("counter", [], instance_id="one")
+            made = sent_event(hub, "add", "0")
+            await hub.client.hub.send(made)
+            await hub.settle()
+            await hub.clock.sleep(60.0 if evicted else 1.0)
+            await hub.client.hub.send(made)
+            await hub.settle()
+            for number in (1, 2, 3):
+                await hub.client.raise_event("one", "add", number)
+                await hub.settle()
+            return (await hub.wait("one")).output
+
+    assert simulate(play) == "[0,1,2,3]"
+
+
 @pytest.mark.rows("K27")
 def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> None:
     """The answer to a put was lost: two messages of one action lie side by side."""
@@ -605,16 +642,7 @@ def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> Non
     async def play() -> Any:
         async with world(partitions=1) as hub:
             await hub.client.start("events", 2, instance_id="one")
-            made = letter(
-                EventRaised(timestamp=hub.clock.utc_now(), name="go", input="1"),
-                OrchestrationInstance(instance_id="one"),
-                names=hub.client.hub.names,
-                queue=hub.client.hub.names.control(0),
-                sequence=1,
-                sender=OrchestrationInstance(instance_id="two", execution_id="x"),
-                now=hub.clock.utc_now(),
-                activity_id=str(uuid5(NAMESPACE_OID, "an action")),
-            )
+            made = sent_event(hub, "go", "1")
             await hub.client.hub.send(made)
             await hub.client.hub.send(made)
             await hub.join("only")
