@@ -215,6 +215,7 @@ class Reader:
 
     async def _wait(self) -> None:
         """Until the back-off is over, the store says that something came, or :meth:`wake`."""
+        self.told = False
         if self._woken:
             return
         try:
@@ -225,7 +226,6 @@ class Reader:
         except TimeoutError:
             if not self._woken:
                 raise
-            self.told = False
         finally:
             self._nap = None
 
