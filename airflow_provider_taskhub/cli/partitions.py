@@ -9,9 +9,9 @@ import typer
 
 from airflow_provider_taskhub.cli import hub as hubs
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table, warn
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import Control, PartitionState
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions.controls import names
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 
@@ -33,6 +33,35 @@ def _steer(hub: str | None, order: Callable[[Steering], Awaitable[T]]) -> T:
             return await order(client.steering)
 
     return run(work())
+
+
+def _steer_nodes(hub: str | None, nodes: Sequence[str], order: Callable[[Steering], Awaitable[T]]) -> T:
+    """An order about workers. It may be meant for one that is still to come; a typing error looks the same."""
+    settings = settings_of(hub=hub)
+
+    async def work() -> tuple[T, tuple[Member, ...]]:
+        async with Client.open(settings) as client:
+            return await order(client.steering), await client.members()
+
+    done, listed = run(work())
+    for node in nodes:
+        if not any(names(node, member.worker) for member in listed):
+            warn(f"no worker is called {node} now: the order waits for one. Listed: {_workers(listed)}")
+    return done
+
+
+def _workers(listed: Sequence[Member]) -> str:
+    return ", ".join(sorted({member.worker.rpartition("/")[0] for member in listed})) or "nobody"
+
+
+def _nothing_lifted(hub: str | None, kind: ControlKind) -> None:
+    """An order is lifted by the name that it was given with."""
+    found = {
+        f"{control.node}" + ("" if control.partition is None else f" from partition {control.partition}")
+        for control in _steer(hub, lambda steering: steering.controls())
+        if control.kind is kind
+    }
+    warn(f"nothing was lifted. In force: {', '.join(sorted(found)) or 'no such order'}")
 
 
 def _done(json: bool, told: str, **facts: object) -> None:
@@ -67,6 +96,8 @@ def create(
             await steering.cap(cap)
 
     _steer(hub, complete)
+    if cap is not None and not json:
+        console.print(f"cap of every worker: {cap}")
 
 
 @app.command()
@@ -162,7 +193,8 @@ def kick(
 
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """
-    owner = _steer(hub, lambda steering: steering.kick(partition, prohibit=prohibit or (), reason=reason))
+    barred = prohibit or ()
+    owner = _steer_nodes(hub, barred, lambda steering: steering.kick(partition, prohibit=barred, reason=reason))
     told = f"partition {partition}: {owner} hands it over" if owner else f"partition {partition} has no owner"
     _done(json, told, partition=partition, kicked=owner)
 
@@ -175,7 +207,7 @@ def prohibit(
 
     Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
     """
-    _steer(hub, lambda steering: steering.prohibit(partitions, node, reason))
+    _steer_nodes(hub, node, lambda steering: steering.prohibit(partitions, node, reason))
     _done(json, f"{_listed(partitions)}: prohibited to {', '.join(node)}", partitions=partitions, prohibited=node)
 
 
@@ -191,7 +223,10 @@ def allow(
     Example: taskhub partitions allow 3 4 --node etl@node7
     """
     lifted = _steer(hub, lambda steering: steering.allow(partitions, node or ()))
-    _done(json, f"{_listed(partitions)}: {lifted} bars lifted", partitions=partitions, lifted=lifted)
+    if not lifted:
+        _nothing_lifted(hub, ControlKind.PROHIBIT)
+    told = f"{_listed(partitions)}: {lifted} {'bar' if lifted == 1 else 'bars'} lifted"
+    _done(json, told, partitions=partitions, lifted=lifted)
 
 
 @app.command()
@@ -239,7 +274,7 @@ def cap(
         if (lift and node is None) or per_turn is not None:
             await steering.turn(None if lift else per_turn, reason=reason)
 
-    _steer(hub, order)
+    _steer_nodes(hub, () if node is None or lift else (node,), order)
     told = "lifted" if lift else f"{value if value is not None else f'{per_turn} a turn'}"
     _done(json, f"cap of {node or 'every worker'}: {told}", node=node, cap=value, per_turn=per_turn, lifted=lift)
 
@@ -252,7 +287,7 @@ def drain_node(
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """
-    _steer(hub, lambda steering: steering.drain_node(node, reason))
+    _steer_nodes(hub, (node,), lambda steering: steering.drain_node(node, reason))
     _done(json, f"{node}: drained within one scan and the episodes that run", node=node, drained=True)
 
 
@@ -263,6 +298,8 @@ def undrain_node(node: Annotated[str, typer.Argument(help=NODE)], hub: HubName =
     Example: taskhub partitions undrain-node @node7
     """
     lifted = _steer(hub, lambda steering: steering.undrain_node(node))
+    if not lifted:
+        _nothing_lifted(hub, ControlKind.DRAIN)
     _done(json, f"{node}: {'back in service' if lifted else 'was not drained'}", node=node, lifted=lifted)
 
 

@@ -150,3 +150,28 @@ def test_monitors_get_exit_codes() -> None:
     assert len(found["controls"]) == 4
     assert as_json("check", "--min-nodes", "0")["problems"] == []
     assert "all is well" in taskhub("check", "--min-nodes", "0")
+
+
+@pytest.mark.rows("T59", "T67", "T75")
+def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:
+    taskhub("create", "--partitions", "2")
+    for order in (
+        ("prohibit", "0", "--node", "oen"),
+        ("drain-node", "oen"),
+        ("cap", "1", "--node", "oen"),
+        ("kick", "0", "--prohibit", "oen"),
+    ):
+        told = " ".join(taskhub(*order).split())
+        assert "warning: no worker is called oen now: the order waits for one. Listed: nobody" in told
+    assert "waits" not in taskhub("cap", "--lift", "--node", "oen")
+
+
+@pytest.mark.rows("T60", "T75")
+def test_an_order_that_is_called_otherwise_is_not_lifted_in_silence() -> None:
+    taskhub("create", "--partitions", "2")
+    taskhub("prohibit", "0", "--node", "one")
+    taskhub("drain-node", "two")
+    assert "nothing was lifted. In force: one from partition 0" in taskhub("allow", "0", "--node", "one@host")
+    assert "nothing was lifted. In force: two" in taskhub("undrain-node", "two@host")
+    assert "partition 0: 1 bar lifted" in taskhub("allow", "0", "--node", "ONE")
+    assert "nothing was lifted. In force: no such order" in taskhub("allow", "0")
