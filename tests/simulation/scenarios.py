@@ -79,7 +79,8 @@ def app_of(effects: Effects) -> App:
 
     @app.orchestrator
     async def child(ctx: OrchestrationContext, number: int) -> int:
-        return await ctx.call_activity("kept", number) + 1
+        both = [ctx.call_activity("hop", 0), ctx.call_activity("kept", number)]  # before it has a row
+        return sum(await ctx.when_all(both))
 
     @app.orchestrator
     async def parent(ctx: OrchestrationContext, width: int) -> int:

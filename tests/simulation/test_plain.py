@@ -12,7 +12,8 @@ import pytest
 from airflow_provider_taskhub import client as client_module
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine.events import Status
-from tests.simulation.world import World, running, simulate
+from airflow_provider_taskhub.hub.contract import StartPolicy
+from tests.simulation.world import Death, World, running, simulate
 
 
 class Book:
@@ -43,6 +44,10 @@ class Book:
                 return str(error)
 
         @made.orchestrator
+        async def parent(ctx: OrchestrationContext, children: list[float]) -> list[Any]:
+            return [await ctx.call_sub_orchestrator("one", seconds, instance_id="child") for seconds in children]
+
+        @made.orchestrator
         async def fan(ctx: OrchestrationContext, job: dict[str, float]) -> Any:
             return await ctx.when_all([ctx.call_activity(sleep, job["seconds"]) for _ in range(int(job["width"]))])
 
@@ -69,6 +74,64 @@ def test_an_activity_of_a_terminated_instance_is_cancelled_and_its_slot_is_free(
     assert book.cut == ["ended"]
     assert waited < 5, "a renewal's time, not the rest of the activity's 600 s"
     assert not defects
+
+
+@pytest.mark.rows("K26", "K29")
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "is begun again"])
+@pytest.mark.parametrize(
+    ("before", "point", "count"),
+    [([], "history", 2), ([], "instance", 2), ([0.0], "history", 5), ([0.0], "instance", 4)],
+    ids=["nothing", "no row", "history and row of the start before", "row of the start before"],
+)
+def test_a_row_that_is_not_written_yet_ends_no_activity(
+    before: list[float], point: str, count: int, again: bool
+) -> None:
+    """A child's first checkpoint is cut off in front of its row: the work item stands, and somebody waits for it.
+
+    Cut off in front of its history, it is made again, and the work item put again: the first answer counts.
+    """
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            decider = await hub.join("decider", roles=["orchestrator"], death=Death(point=point, count=count))
+            hands = await hub.join("hands", roles=["activity"])
+            await hub.client.start("parent", [*before, 20.0], instance_id="parent")
+            await decider.died.wait()
+            await hub.clock.sleep(3.0)
+            if again:
+                await hands.bury()
+                await hub.join("other hands", roles=["activity"])
+            await hub.clock.sleep(10.0)
+            cut = len(book.cut)
+            await hub.join("next", roles=["orchestrator"])
+            state = await hub.wait("parent")
+            await hub.ended()
+            return cut, state.output
+
+    assert simulate(play) == (int(again), json.dumps([*(1 for _ in before), 1 + again]).replace(" ", ""))
+    assert book.begun[: len(before) + 1 + again] == [*(1 for _ in before), *range(1, 2 + again)]
+
+
+def test_an_activity_of_the_start_before_is_cancelled() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            await hub.join("only")
+            await hub.client.start("one", 600.0, instance_id="again")
+            await hub.clock.sleep(3.0)
+            await hub.client.terminate("again")
+            await hub.wait("again")
+            await hub.client.start("one", 30.0, instance_id="again", policy=StartPolicy.REPLACE_FINISHED)
+            await hub.clock.sleep(5.0)
+            cut = list(book.cut)
+            state = await hub.wait("again")
+            await hub.ended()
+            return cut, state.output
+
+    assert simulate(play) == (["again"], "1")
+    assert book.cut == ["again"]
 
 
 def test_an_activity_of_a_terminated_instance_is_not_run_again_after_its_worker_died() -> None:
