@@ -76,7 +76,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.values import dataclass
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two looks of a wait: doubled from one to the other."""
+"""Seconds between two looks of a wait, which grow from one to the other."""
 TRIES = 5
 """Of an operation that others keep disturbing."""
 PURGED_AT_ONCE = 8

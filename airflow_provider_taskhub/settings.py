@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     orchestrations: int = Field(default=100, ge=1, le=10_000)
     """Episodes under way at once in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)
-    """Messages prefetched per partition (K14)."""
+    """Messages prefetched per partition (K14). Responses that stand in no queue are bounded by their bytes alone."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
     session_idle: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(0))
     """An idle orchestrator ends after this, and its history is kept (ExtendedSessionIdleTimeout, K22). 0: at the end of

@@ -25,23 +25,13 @@ Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for 
 Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
 
 
-def _steer(hub: str | None, order: Callable[[Steering], Awaitable[T]]) -> T:
-    settings = settings_of(hub=hub)
-
-    async def work() -> T:
-        async with Client.open(settings) as client:
-            return await order(client.steering)
-
-    return run(work())
-
-
-def _steer_nodes(hub: str | None, nodes: Sequence[str], order: Callable[[Steering], Awaitable[T]]) -> T:
-    """An order about workers. It may be meant for one that is still to come; a typing error looks the same."""
+def _steer(hub: str | None, order: Callable[[Steering], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
+    """:param nodes: whom it is about. It may be meant for one that is still to come; a typing error looks the same."""
     settings = settings_of(hub=hub)
 
     async def work() -> tuple[T, tuple[Member, ...]]:
         async with Client.open(settings) as client:
-            return await order(client.steering), await client.members()
+            return await order(client.steering), await client.members() if nodes else ()
 
     done, listed = run(work())
     for node in nodes:
@@ -194,7 +184,7 @@ def kick(
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """
     barred = prohibit or ()
-    owner = _steer_nodes(hub, barred, lambda steering: steering.kick(partition, prohibit=barred, reason=reason))
+    owner = _steer(hub, lambda steering: steering.kick(partition, prohibit=barred, reason=reason), nodes=barred)
     told = f"partition {partition}: {owner} hands it over" if owner else f"partition {partition} has no owner"
     _done(json, told, partition=partition, kicked=owner)
 
@@ -207,7 +197,7 @@ def prohibit(
 
     Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
     """
-    _steer_nodes(hub, node, lambda steering: steering.prohibit(partitions, node, reason))
+    _steer(hub, lambda steering: steering.prohibit(partitions, node, reason), nodes=node)
     _done(json, f"{_listed(partitions)}: prohibited to {', '.join(node)}", partitions=partitions, prohibited=node)
 
 
@@ -274,7 +264,7 @@ def cap(
         if (lift and node is None) or per_turn is not None:
             await steering.turn(None if lift else per_turn, reason=reason)
 
-    _steer_nodes(hub, () if node is None or lift else (node,), order)
+    _steer(hub, order, nodes=() if node is None or lift else (node,))
     told = "lifted" if lift else f"{value if value is not None else f'{per_turn} a turn'}"
     _done(json, f"cap of {node or 'every worker'}: {told}", node=node, cap=value, per_turn=per_turn, lifted=lift)
 
@@ -287,7 +277,7 @@ def drain_node(
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """
-    _steer_nodes(hub, (node,), lambda steering: steering.drain_node(node, reason))
+    _steer(hub, lambda steering: steering.drain_node(node, reason), nodes=(node,))
     _done(json, f"{node}: drained within one scan and the episodes that run", node=node, drained=True)
 
 

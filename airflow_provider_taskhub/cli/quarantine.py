@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +74,7 @@ def put_back(
 
     Example: taskhub quarantine put-back --all
     """
-    _each(message_ids, every, hub, Client.put_back, "put back", json=json)
+    _each(message_ids, every, hub, Client.put_back, "put back", _instance, json=json)
 
 
 @app.command()
@@ -91,7 +91,7 @@ def drop(
     """
     if every and not yes and not typer.confirm("Drop everything that is in quarantine, for ever?"):
         fail("nothing was dropped", Exit.FAILED)
-    _each(message_ids, every, hub, Client.drop_quarantined, "dropped", json=json)
+    _each(message_ids, every, hub, Client.drop_quarantined, "dropped", _alone, json=json)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -103,27 +103,44 @@ def _each(
     hub: str | None,
     do: Callable[[Client, str], Awaitable[bool]],
     what: str,
+    together: Callable[[dict[str, Quarantined], Quarantined], Iterable[str]],
     *,
     json: bool,
 ) -> None:
     if bool(message_ids) == every:
         raise typer.BadParameter("give ids, or --all")
 
-    async def work(client: Client) -> set[str]:
-        there = {item.message_id for item in await client.quarantined(bodies=False)}
-        found = there if every else there & set(message_ids or ())
-        for message_id in sorted(found):
-            await do(client, message_id)  # one that is not there any more went with another of its instance
-        return found
+    async def work(client: Client) -> tuple[int, list[str]]:
+        there = {item.message_id: item for item in await client.quarantined(bodies=False)}
+        wanted = list(there) if every else list(dict.fromkeys(message_ids or ()))
+        done: set[str] = set()
+        for message_id in wanted:
+            if message_id in there and message_id not in done and await do(client, message_id):
+                done.update(together(there, there[message_id]))
+        return len(done), [message_id for message_id in wanted if message_id not in done]
 
-    done = _with_client(hub, work)
-    missing = [message_id for message_id in message_ids or () if message_id not in done]
+    count, missing = _with_client(hub, work)
     if json:
-        as_json({"done": len(done), "missing": missing})
+        as_json({"done": count, "missing": missing})
     else:
-        console.print(f"{len(done)} {what}", soft_wrap=True)
-    if missing:
+        console.print(f"{count} {what}", soft_wrap=True)
+    if missing and not every:
         fail(f"not in quarantine: {', '.join(missing)}", Exit.NOT_FOUND)
+
+
+def _alone(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]:
+    return (item.message_id,)
+
+
+def _instance(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]:
+    """What goes back with a message: all of its instance, if that is stuck."""
+    if item.stuck is None:
+        return (item.message_id,)
+    return [
+        other.message_id
+        for other in there.values()
+        if other.stuck is not None and (other.queue, other.instance_id) == (item.queue, item.instance_id)
+    ]
 
 
 def _with_client(hub: str | None, work: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:

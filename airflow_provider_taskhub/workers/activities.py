@@ -118,7 +118,9 @@ class Activities:
         self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.room, self.slots.put)
 
     async def next(self) -> Held:
-        return await self.slots.take()
+        held = await self.slots.take()
+        self.reader.freed()  # what made it wait for a slot may have kept the reader from asking for more
+        return held
 
     async def relieve(self) -> None:
         """Give back, for ever, what waits too long for a slot here."""

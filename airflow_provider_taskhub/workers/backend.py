@@ -284,6 +284,7 @@ class Backend:
 
     def _deliver(self, reader: ControlReader, held: Held) -> None:
         self.sessions.deliver(reader, held)
+        # a count of 0: claimed by our own put, never received
         if not (self.hub.store.local or reader.told or isinstance(held, Offered)) and held.dequeue_count:
             self._hurry()
 

@@ -101,32 +101,33 @@ def end() -> NoReturn:
 class Threads:
     """Threads for user code, kept for what comes next: to start one costs as much as a small activity does.
 
-    Each job has a context of its own, as in a new thread.
+    Each job has context variables of its own, as in a new thread; what it keeps in thread-locals stays, as in a pool.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         """Threads that wait, or are about to, less the jobs that are theirs already."""
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Run a job at once; a thread is started when none is idle."""
+    def run(self, name: str, job: Callable[[], None]) -> None:
+        """Run a job at once; a thread is started when none is idle. :param name: of the thread, while it runs it."""
         with self._lock:
             idle = self._idle > 0
             self._idle -= idle
         if idle:
-            self._jobs.put(job)
+            self._jobs.put((name, job))
         else:
-            threading.Thread(target=self._serve, args=(job,), name="activities", daemon=True).start()
+            threading.Thread(target=self._serve, args=(name, job), daemon=True).start()
 
-    def _serve(self, job: Callable[[], None]) -> NoReturn:
+    def _serve(self, name: str, job: Callable[[], None]) -> NoReturn:
         while True:
+            threading.current_thread().name = name
             Context().run(job)
             del job  # with what it holds
             with self._lock:
                 self._idle += 1
-            job = self._jobs.get()
+            name, job = self._jobs.get()
 
 
 class Attempt:
@@ -291,7 +292,7 @@ class Child:
         elif definition.spark:  # py4j pins a thread of the JVM to one of ours, with what Spark keeps for it
             threading.Thread(target=self._run, args=(attempt,), name=f"activity-{run.name}", daemon=True).start()
         else:
-            self._threads.run(partial(self._run, attempt))
+            self._threads.run(f"activity-{run.name}", partial(self._run, attempt))
 
     def _cancel(self, number: int) -> None:
         attempt = self._attempts.get(number)

@@ -323,7 +323,10 @@ class Executor:
     # the process
 
     async def _send(self, message: Message) -> None:
-        """Errors of a socket whose process is gone are not told here: its end is, to all attempts."""
+        """Errors of a socket whose process is gone are not told here: its end is, to all attempts.
+
+        A process that does not read keeps the next sender waiting: what this one sends is written after its turn.
+        """
         assert self._process is not None
         frame = encode(message)
         if not self._frames:
@@ -335,7 +338,8 @@ class Executor:
     def _flush(self, process: ChildProcess) -> None:
         """What was sent in one turn of the loop goes in one piece: each piece wakes the process."""
         frames, self._frames = self._frames, []
-        process.writer.write(b"".join(frames))
+        if not process.writer.is_closing():
+            process.writer.write(b"".join(frames))
 
     async def _live(self, process: ChildProcess) -> None:
         """From a started process to a buried one."""

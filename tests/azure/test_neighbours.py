@@ -67,16 +67,17 @@ async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
 async def test_who_waits_for_a_name_is_woken_by_another_process(folder: Path) -> None:
     house, other = House(folder), House(folder)
     house.neighbours.listen(())
-    waiter = Waiter()
-    house.bell.enter(("=one",), waiter)
-    waiting = asyncio.ensure_future(waiter.wait(3600.0))
+    one, two = Waiter(), Waiter()
+    house.bell.enter(("=one",), one)
+    house.bell.enter(("=two",), two)
+    waiting = asyncio.ensure_future(one.wait(3600.0))
     other.neighbours.tell("=two")
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(two.wait(3600.0), 10)
     assert not waiting.done()
     other.neighbours.tell("=one")
     await asyncio.wait_for(waiting, 10)
-    for one in (house, other):
-        one.neighbours.close()
+    for end in (house, other):
+        end.neighbours.close()
 
 
 async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) -> None:

@@ -525,14 +525,12 @@ async def done(store: Store, table: str, news: str) -> None:
 
 async def test_what_is_done_under_a_name_is_heard_by_whoever_waits_for_it(store: Store, table: str) -> None:
     async with store.hearing("=one") as one, store.hearing("=two") as two:
-        waiting = [asyncio.ensure_future(one(3600.0)), asyncio.ensure_future(two(3600.0))]
-        await asyncio.sleep(0.05)
+        waiting = asyncio.ensure_future(two(3600.0))
         await done(store, table, "=one")
-        await asyncio.wait_for(waiting[0], 10)
-        await asyncio.sleep(0.05)
-        assert not waiting[1].done()
+        await asyncio.wait_for(one(3600.0), 10)
+        assert not waiting.done()
         await done(store, table, "=two")
-        await asyncio.wait_for(waiting[1], 10)
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_news_between_two_looks_is_not_missed(store: Store, table: str) -> None:

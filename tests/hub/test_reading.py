@@ -130,6 +130,16 @@ def test_the_buffer_is_bounded_and_room_comes_with_what_is_taken() -> None:
     play(work, limit=5)
 
 
+def test_a_stop_does_not_wait_for_a_reader_that_was_ended_before_its_first_receive() -> None:
+    async def work(desk: Desk) -> None:
+        await asyncio.sleep(1.0)  # it asks what is in quarantine, and is not answered
+        desk.task.cancel()
+        async with asyncio.timeout(60.0):
+            await desk.reader.stop()
+
+    play(work, plan=lambda call: Fault(delay=3600.0) if call.kind == "table.query" else None)
+
+
 @pytest.mark.rows("K12", "E70")
 def test_progress_is_a_poll_or_room_that_is_made() -> None:
     async def work(desk: Desk) -> None:

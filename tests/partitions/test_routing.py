@@ -118,11 +118,13 @@ async def broken(owner: str) -> None:
 
 
 @participant
-@pytest.mark.rows("T55", "T53")
+@pytest.mark.rows("T55")
 async def test_a_client_keeps_one_map() -> None:
     async with Cluster(4) as cluster:
         await cluster.join("a")
         await cluster.settle()
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        assert client.routes is client.routes
         assert await client.routes.owner("x") == "a@host/a-1"
+        asked = cluster.store.requests.copy()
+        assert [await client.routes.owner(name) for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
+        assert cluster.store.requests == asked

@@ -28,7 +28,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.embedded.rows import _Row
-from airflow_provider_taskhub.storage.primitives import Entity, Store
+from airflow_provider_taskhub.storage.primitives import Paged, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
@@ -133,7 +133,7 @@ class Clock(JumpingClock):
             await self.running.wait()
 
 
-class Wire:
+class Wire(Paged):
     """A host's way to the store. Requests travel by themselves: they arrive even when who sent them has given up.
 
     A request is two timers, and what happens to it is drawn when it is sent: 10,000 hours are hundreds of millions.
@@ -157,18 +157,6 @@ class Wire:
 
         setattr(self, name, call)
         return call
-
-    async def rows(
-        self, table: str, filter: Any = None, *, select: Sequence[str] | None = None
-    ) -> AsyncIterator[Entity]:
-        continuation: str | None = None
-        while True:
-            page = await self.query(table, filter, select=select, continuation=continuation)
-            for entity in page.entities:
-                yield entity
-            continuation = page.continuation
-            if continuation is None:
-                return
 
     async def _send(self, request: Request) -> Any:
         host = self._host

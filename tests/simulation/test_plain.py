@@ -212,19 +212,20 @@ def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None
     assert set(book.begun) == {1}
 
 
-def test_more_slots_than_one_receive_can_fill() -> None:
+@pytest.mark.parametrize("slots", [31, 40, 50, 100])
+def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
     book = Book()
 
     async def play() -> Any:
-        async with World(book.app(), activities=50) as hub:
+        async with World(book.app(), activities=slots) as hub:
             await hub.join("decider", roles=["orchestrator"])
-            await hub.client.start("fan", {"width": 60, "seconds": 1.0}, instance_id="one")
-            await hub.join("worker", roles=["activity"])
-            await hub.wait("one")
-            return hub.defects()
+            await hub.client.start("fan", {"width": 150, "seconds": 600.0}, instance_id="one")
+            worker = await hub.join("worker", roles=["activity"])
+            await hub.clock.sleep(300.0)
+            return worker.backend.work.slots.busy, hub.defects()
 
-    assert simulate(play) == []
-    assert len(book.begun) == 60
+    assert simulate(play) == (slots, [])
+    assert len(book.begun) == slots
 
 
 @pytest.mark.parametrize("ending", ["by itself", "terminated", "before it began"])

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import decode_message
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.workers import orchestrations
 from airflow_provider_taskhub.workers.episodes import Running
@@ -210,7 +210,7 @@ def test_nothing_else_is_slowed_down_by_what_cannot_be_processed(broken: dict[st
     assert took(True) <= took(False) + 1.0
 
 
-async def stuck(world: World) -> str:
+async def stuck(world: World, **options: Any) -> str:
     """An instance whose episode with its first event did not end, and another worker; returns its generation."""
     client, names = world.client, world.client.hub.names
     await client.start("counter", [], instance_id="one")
@@ -225,7 +225,7 @@ async def stuck(world: World) -> str:
     batch = [await decode_message(world.store, names, queue, message, 0.0)]
     running = Running("one", state.execution_id, batch)
     await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
-    await world.join("two")
+    await world.join("two", **options)
     await world.clock.sleep(60.0)
     return state.execution_id
 
@@ -248,6 +248,24 @@ def test_an_instance_in_quarantine_is_left_alone_until_it_is_put_back() -> None:
         return state.output, await world.client.quarantined()
 
     assert play(drive) == ("[0,1,2,3]", ())
+
+
+def test_an_instance_in_quarantine_is_not_forgotten_by_a_store_that_does_not_answer() -> None:
+    async def drive(world: World) -> Any:
+        answers = [False]
+
+        def once(call: Call) -> Fault | None:
+            """The first question after the reader's own."""
+            looks = call.kind == "table.query" and call.what[0] == world.client.hub.names.quarantine
+            return refused() if looks and answers and answers.pop() else None
+
+        generation = await stuck(world, plan=once)
+        answers.append(True)
+        await world.client.raise_event("one", "add", 1)
+        await world.clock.sleep(5.0)
+        return answers, [item.stuck == generation for item in await world.client.quarantined()]
+
+    assert play(drive) == ([], [True, True])
 
 
 def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:

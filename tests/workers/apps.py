@@ -68,7 +68,7 @@ _mark: ContextVar[str] = ContextVar("mark", default="none")
 def mark(text: str) -> list[str | int]:
     before = _mark.get()
     _mark.set(text)
-    return [before, threading.get_ident()]
+    return [before, threading.get_native_id()]
 
 
 @app.activity

@@ -59,7 +59,7 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
 class Reader:
     """Claims messages of a queue, decodes them and keeps them claimed until told otherwise.
 
-    :param room: how many messages may be claimed now; 0 waits for :meth:`wake`.
+    :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
     """
@@ -153,9 +153,13 @@ class Reader:
     async def run(self) -> None:
         """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
         renewing = asyncio.create_task(self._renewer.run(), name=f"renew {self.queue}")
+        prepared = False
         try:
             while not self.stopping:
                 try:
+                    if not prepared:
+                        await self._prepare()
+                        prepared = True
                     await self._turn()
                 except NotFound:
                     log.error("queue_missing", queue=self.queue)
@@ -171,6 +175,9 @@ class Reader:
             self._stopped.set()
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _prepare(self) -> None:
+        """What must be known before the first receive."""
 
     async def _turn(self) -> None:
         room = self._room()
@@ -310,15 +317,8 @@ class ControlReader(Reader):
         """Instances in quarantine, with their generations, as far as this tenure knows."""
         self._forward = deliver
 
-    async def run(self) -> None:
-        while not self.stopping:
-            try:
-                self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
-                break
-            except StorageError as error:
-                log.warning("quarantine_unread", queue=self.queue, error=str(error))
-                await self._clock.sleep(1.0)
-        await super().run()
+    async def _prepare(self) -> None:
+        self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
 
     async def shuns(self, instance_id: str, execution_id: str | None) -> bool:
         """Whether a generation of an instance is in quarantine; whoever is told so is told by the store.
@@ -327,9 +327,9 @@ class ControlReader(Reader):
         """
         if (instance_id, execution_id) not in self.stuck:
             return False
-        self.stuck -= {one for one in self.stuck if one[0] == instance_id}
-        self.stuck |= await quarantine.stuck(self._store, self._names, self.queue, instance_id)
-        return (instance_id, execution_id) in self.stuck
+        found = await quarantine.stuck(self._store, self._names, self.queue, instance_id)
+        self.stuck = {one for one in self.stuck if one[0] != instance_id} | found
+        return (instance_id, execution_id) in found
 
     @property
     def progressed(self) -> float:

@@ -11,6 +11,7 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 LOAD_SPAN = 60.0
 """Seconds over which the load of a partition is smoothed."""
 LONGEST_BREATHER = 0.25
+"""Seconds for which a reader lets messages gather, at most."""
 FIRST_POLL = 0.05
 """Seconds after the first empty receive (spec §5.1)."""
 

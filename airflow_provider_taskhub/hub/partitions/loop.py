@@ -99,6 +99,7 @@ class PartitionOwner:
         self._slowness = 1.0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._begun = False
         self._stop_limit = DRAIN
 
     @property
@@ -177,6 +178,7 @@ class PartitionOwner:
 
         :raises HubError, StorageError: as :meth:`start`, which it calls unless that was done.
         """
+        self._begun = True
         try:
             if self._holding is None:
                 await self.start()
@@ -201,11 +203,10 @@ class PartitionOwner:
 
     async def stop(self, timeout: timedelta) -> None:
         """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""
-        if self._holding is None:
-            return
         self._stop_limit = timeout
-        self._stopping.set()
-        await self._ended.wait()
+        self._stopping.set()  # in the middle of a start, too
+        if self._begun:
+            await self._ended.wait()
 
     async def _leave(self) -> None:
         """Graceful stop: drain all, release, so that others take within one scan (T50, K58)."""
