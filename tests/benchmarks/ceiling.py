@@ -94,11 +94,12 @@ def _history(instance: str, consumed: int, scheduled: int, *, first: bool, last:
 
 @dataclass(slots=True, kw_only=True)
 class Orchestration:
-    """:param state: the hub's own: ETags."""
+    """:param state: the hub's own: ETags. :param row: held by who writes the instance row."""
 
     id: str
     rows: int = 0
     state: dict[str, str] = field(default_factory=dict)
+    row: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

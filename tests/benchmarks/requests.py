@@ -101,8 +101,9 @@ class Requests:
 
     async def _finish(self, of: Orchestration, value: Checkpoint) -> None:
         if value.row is not None:
-            merge = _merge(of.id, "", value.row, of.state["row"])
-            of.state["row"] = (await self._transact(_INSTANCES, [merge]))[0]
+            async with of.row:  # the first may still be under way
+                merge = _merge(of.id, "", value.row, of.state["row"])
+                of.state["row"] = (await self._transact(_INSTANCES, [merge]))[0]
         for token in value.consumed:
             self._later(self._delete(token))
 

@@ -148,6 +148,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "crash",
         "storm",
         "still",
+        "soak",
         "bench",
         "bench-peers",
         "profile",
