@@ -325,8 +325,10 @@ class Activities:
         is put again, or the instance was ended."""
         hub, instance = self._hub, held.message.instance
         watched: tuple[str, float] | None = None
+        known = held.deliveries > 1  # else the first attempt's claim tells whether there is one
         while True:
-            found = await records.attempts(hub.store, hub.names, instance, event.event_id)
+            found = await records.attempts(hub.store, hub.names, instance, event.event_id) if known else []
+            known = True
             last = found[-1] if found else None
             reaction, silent = ActivityReaction.RUN, None
             if last is not None:

@@ -43,8 +43,6 @@ _log = structlog.get_logger()
 MAX_LOG = 10 * 1024 * 1024
 """Bytes of one attempt's log, and of one executor's own."""
 _MAX_BACKOFF = 30.0
-_MAX_PLAIN = 4
-"""Plain executors at most: more processes than cores help only against the GIL, and each costs some 60 MiB."""
 
 
 class _Ticket:
@@ -113,7 +111,7 @@ class ExecutorPool:
         self._times = times or ExecutorTimes()
         self._max_result = max_result
         self._max_log = max_log
-        plain = processes or max(1, min(size, os.cpu_count() or 1, _MAX_PLAIN))
+        plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [*(_Seat(Lane.PLAIN) for _ in range(plain)), _Seat(Lane.SPARK)]
         self._queue: FairQueue[_Ticket] = FairQueue()
         self._busy = 0

@@ -261,7 +261,7 @@ async def _watch(stage: Stage, seconds: float) -> tuple[float, float]:
 
 
 async def _waiting(extent: Extent) -> Findings:
-    """Instances that wait for an event: first in memory, then evicted."""
+    """Instances that wait for an event: first alive, then with their histories alone."""
     count = extent.of(10_000)
     with Stage(EMBEDDED) as stage:
         async with Client.open(stage.settings) as client:
@@ -281,7 +281,10 @@ async def _waiting(extent: Extent) -> Findings:
     yield Finding(
         part="waiting", what="CPU with sessions, above an idle worker's", value=held - alone, unit="%", goal=1
     )
-    yield Finding(part="waiting", what="sessions after the idle timeout", value=later.sessions, unit="", goal=0)
+    kept = (later.memory - before.memory) / 1000 / max(1, later.sessions)
+    yield Finding(
+        part="waiting", what="memory of a history that is kept", value=kept, unit="KB", goal=20
+    )
     yield Finding(part="waiting", what="CPU then, above an idle worker's", value=evicted - alone, unit="%", goal=0.5)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
+from airflow_provider_taskhub.hub.history.checkpoint import WATCH_TAG
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure import AzureStore
@@ -41,6 +42,14 @@ class Book:
         async def slow(seconds: int) -> int:
             await asyncio.sleep(seconds)
             return seconds
+
+        @made.activity(record=True)
+        def kept(number: int) -> int:
+            return number
+
+        @made.orchestrator
+        async def recorded(ctx: OrchestrationContext, number: int) -> int:
+            return await ctx.call_activity(kept, number)
 
         @made.orchestrator
         async def patient(ctx: OrchestrationContext, seconds: int) -> int:
@@ -105,11 +114,13 @@ def in_virtual_time(
     return run(scene())
 
 
-async def ended(hub: House, clock: JumpingClock, orchestrator: str, value: int) -> tuple[str, Counter[str]]:
+async def ended(
+    hub: House, clock: JumpingClock, orchestrator: str, value: int, **options: Any
+) -> tuple[str, Counter[str]]:
     """Its id, and what it asked of the store, client and worker together, beside receives and the test's own looks."""
     store = hub.client.hub.store
     before = store.requests.copy()
-    instance_id = (await hub.client.start(orchestrator, value)).instance_id
+    instance_id = (await hub.client.start(orchestrator, value, **options)).instance_id
     looks = 0
     while True:
         looks += 1
@@ -135,6 +146,26 @@ def test_an_orchestration_of_one_activity_is_nine_operations(kind: str) -> None:
 
     assert in_virtual_time(kind, play, Book()) == ONE
     assert sum(ONE.values()) == 9
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_record_costs_two_operations_more(kind: str) -> None:
+    """Its claim and its outcome: whether there is one already is told by the claim."""
+
+    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+        return (await ended(hub, clock, "recorded", 1))[1]
+
+    spent = in_virtual_time(kind, play, Book())
+    assert spent == Counter(ONE) + Counter({"table.insert": 1, "table.update": 1})
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_being_watched_costs_one_operation_more(kind: str) -> None:
+    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+        return (await ended(hub, clock, "chain", 1, tags={WATCH_TAG: "1"}))[1]
+
+    spent = in_virtual_time(kind, play, Book())
+    assert sum((spent - Counter(ONE)).values()) == 1
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
 from airflow_provider_taskhub.storage.embedded import file, moments, wake
+from airflow_provider_taskhub.storage.embedded.journal import Change
 from airflow_provider_taskhub.storage.embedded.shared import Shared
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
@@ -52,6 +53,16 @@ async def test_a_new_file_is_the_users_own(tmp_path: Path) -> None:
         for name in os.listdir(path.parent):
             assert stat.S_IMODE((path.parent / name).stat().st_mode) == 0o600, name
     assert os.listdir(path.parent) == ["hub.db"]
+
+
+async def test_every_commit_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "hub.db") as store:
+
+        def settings(change: Change) -> list[object]:
+            asked = ("synchronous", "journal_mode")
+            return [change.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in asked]
+
+        assert await store._access.write(settings) == [2, "wal"], "FULL, of the very connection that writes"
 
 
 async def test_a_file_is_opened_again(tmp_path: Path) -> None:

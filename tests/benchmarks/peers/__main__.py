@@ -28,7 +28,7 @@ from rich.table import Table
 from airflow_provider_taskhub.errors import TaskHubError
 from tests.benchmarks.figures import Figure, machine, number
 from tests.benchmarks.stage import EMBEDDED, ROOT, BenchError, Stage
-from tests.benchmarks.workloads import SEEN, WORKLOADS, measure
+from tests.benchmarks.workloads import WORKLOADS, measure
 
 HERE = Path(__file__).parent
 PYTHON = ROOT / ".bench" / "peers" / "bin" / "python"
@@ -51,9 +51,8 @@ Runs = dict[tuple[str, str, str], list[float]]
 
 
 def ours(figures: Sequence[Figure]) -> dict[str, float]:
-    """The figures of TaskHub's own benchmark under the names of this one: a caller's p50, as for the others."""
-    names = {SEEN: "p50", "finished": "finished", "whole": "whole", "step": "step"}
-    found = {names[figure.name]: figure.value for figure in figures if figure.name in names}
+    """The figures of TaskHub's own benchmark that the others have too."""
+    found = {figure.name: figure.value for figure in figures if figure.name in ("p50", "finished", "whole", "step")}
     parts = [figure for figure in figures if figure.name.startswith("step, ")]
     return found | {"first" if "first" in figure.name else "last": figure.value for figure in parts}
 
