@@ -28,11 +28,24 @@ def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:
     """
     return FailureDetails(
         error_type=type(error).__name__,
-        error_message=str(error),
+        error_message=message_of(error),
         stack_trace=_trace(error),
         inner_failure=_inner(error, depth),
         is_non_retriable=_is_final(error),
     )
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an exception, whatever a user's ``__str__`` does, in characters that can be stored."""
+    try:
+        return storable(str(error))
+    except Exception as broken:
+        return f"(its __str__ raised {type(broken).__name__})"
+
+
+def storable(text: str) -> str:
+    r"""A text that every store takes: half a character, as of a file's name that is no UTF-8, becomes ``\udce9``."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _inner(error: BaseException, depth: int) -> FailureDetails | None:
@@ -55,7 +68,7 @@ def _trace(error: BaseException) -> str | None:
     shown = user_part(error.__traceback__)
     if shown is None:
         return None
-    text = "".join(traceback.format_tb(shown))
+    text = storable("".join(traceback.format_tb(shown)))
     return text if len(text) <= MAX_STACK else "…" + text[-MAX_STACK:]
 
 

@@ -37,7 +37,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.failures import error_of, failure_of
+from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
@@ -204,13 +204,13 @@ class Generation:
         self._undecided.clear()
         self.numbers = max(self.numbers, last + 1)
         self._wants_generation = False
-        self.result, self.failure = str(error), failure_of(error)
+        self.result, self.failure = message_of(error), failure_of(error)
         self.status = Status.FAILED
 
     def give_up(self, error: OrchestrationError) -> None:
         """The engine ends it with an error of its own."""
         self.close()
-        self.result, self.failure = str(error), failure_of(error)
+        self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
 
     def flush(self, time: Timestamp) -> list[Decided]:
@@ -432,7 +432,7 @@ class Generation:
     def _raise(self, error: BaseException) -> None:
         self._closed = True
         self._wants_generation = False
-        self.result, self.failure = str(error), failure_of(error)
+        self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.engine.failures import message_of, storable
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError
 
@@ -74,8 +75,8 @@ def details(error: BaseException, *, _depth: int = 0) -> FailureDetails:
     cause = error.__cause__
     return FailureDetails(
         error_type=_type_name(type(error)),
-        error_message=_cut(_message(error), _MAX_MESSAGE),
-        stack_trace=_cut(_trace(error), _MAX_TRACE),
+        error_message=_cut(message_of(error), _MAX_MESSAGE),
+        stack_trace=_cut(storable(_trace(error)), _MAX_TRACE),
         inner_failure=details(cause, _depth=_depth + 1) if cause is not None and _depth < _MAX_CAUSES else None,
         is_non_retriable=isinstance(error, InputError) or getattr(error, "retryable", None) is False,
     )
@@ -84,13 +85,6 @@ def details(error: BaseException, *, _depth: int = 0) -> FailureDetails:
 def _type_name(kind: type) -> str:
     known = kind.__module__ == "builtins" or kind.__module__.startswith("airflow_provider_taskhub.")
     return kind.__qualname__ if known else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # a user's __str__ may do anything
-        return f"(its __str__ raised {type(broken).__name__})"
 
 
 def _trace(error: BaseException) -> str:

@@ -9,8 +9,9 @@ from secrets import token_hex
 import structlog
 
 from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.contract import InstanceState, Tenure
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
 from airflow_provider_taskhub.hub.history.load import sentinel_of
@@ -36,6 +37,14 @@ class Done:
 
     stored: Stored
     claimed: tuple[Held, ...] = ()
+
+
+def was_ended(row: InstanceState | None, stored: Stored) -> bool:
+    """Whether an instance was terminated, or even purged, between its client's row and its first checkpoint (K41).
+
+    :param stored: as the episode found it; a child has no row before its first checkpoint.
+    """
+    return stored.row_etag is not None and (row is None or row.status is Status.TERMINATED)
 
 
 def _certainly(error: StorageError) -> bool:
@@ -149,9 +158,16 @@ class Committer:
         tags: dict[str, str],
     ) -> Done:
         """The history is committed: what is behind it is done under the row's newest ETag."""
-        hub = self._hub
+        hub, instance_id = self._hub, episode.current.instance_id
         for _ in range(TRIES):
-            row_etag = await self._row_etag(episode.current.instance_id)
+            row = await hub.instance(instance_id)
+            row_etag = row.etag if row is not None else None
+            if stored.sentinel_etag is None and was_ended(row, stored):
+                log.info("ended_before_its_start", instance_id=instance_id)
+                await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
+                for held in batch:
+                    await hub.store.execute(held.deletion())
+                return Done(stored=self._after(stored, episode, sentinel, row_etag))
             unit = checkpoint.rest(
                 episode,
                 row_etag,
@@ -168,17 +184,19 @@ class Committer:
                 continue
             merged = results[1][0]
             assert isinstance(merged, tuple)
-            after = checkpoint.after(
-                stored,
-                episode,
-                sentinel_etag=sentinel.etag,
-                completed=sentinel.checkpoint_completed or hub.clock.utc_now(),
-                consumed=sentinel.consumed,
-                row_etag=merged[0],
-                now=hub.clock.monotonic(),
-            )
-            return Done(stored=after)
-        raise Conflict(f"the instance row of {episode.current.instance_id!r} keeps changing under its checkpoint")
+            return Done(stored=self._after(stored, episode, sentinel, merged[0]))
+        raise Conflict(f"the instance row of {instance_id!r} keeps changing under its checkpoint")
+
+    def _after(self, stored: Stored, episode: Episode, sentinel: Sentinel, row_etag: str | None) -> Stored:
+        return checkpoint.after(
+            stored,
+            episode,
+            sentinel_etag=sentinel.etag,
+            completed=sentinel.checkpoint_completed or self._hub.clock.utc_now(),
+            consumed=sentinel.consumed,
+            row_etag=row_etag,
+            now=self._hub.clock.monotonic(),
+        )
 
     async def _sentinel(self, instance_id: str) -> Sentinel | None:
         return await sentinel_of(self._hub.store, self._hub.names, instance_id)

@@ -398,6 +398,9 @@ class Orchestrations:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=True)
+        if row is not None and row.status is Status.TERMINATED and live.ended is None:
+            await hub.end(live.execution.instance, row.output)  # its first checkpoint was cut off in front of this
+            return
         with self.episodes.computing(session.instance_id, live.execution_id, batch):
             replayed, custom_status = _recalled(live)
         repaired = repair_row(

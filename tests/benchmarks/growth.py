@@ -282,9 +282,7 @@ async def _waiting(extent: Extent) -> Findings:
         part="waiting", what="CPU with sessions, above an idle worker's", value=held - alone, unit="%", goal=1
     )
     kept = (later.memory - before.memory) / 1000 / max(1, later.sessions)
-    yield Finding(
-        part="waiting", what="memory of a history that is kept", value=kept, unit="KB", goal=20
-    )
+    yield Finding(part="waiting", what="memory of a history that is kept", value=kept, unit="KB", goal=20)
     yield Finding(part="waiting", what="CPU then, above an idle worker's", value=evicted - alone, unit="%", goal=0.5)
 
 

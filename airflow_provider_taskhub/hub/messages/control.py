@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 
 import structlog
@@ -258,7 +259,8 @@ class Reader:
             return None
         if held.dequeue_count > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
             cause = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
-            await self._quarantine(quarantine.of_message(self.queue, message, cause), message)
+            item = quarantine.of_message(self.queue, message, cause)
+            await self._quarantine(replace(item, instance_id=held.message.instance.instance_id), message)
             return None
         self._renewer.add(held)
         return held

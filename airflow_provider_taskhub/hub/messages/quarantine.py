@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid5
 
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress
+from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.identity import NAMESPACE
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -197,6 +198,10 @@ def _afresh(item: Quarantined) -> str:
         envelope = decode(item.text)
     except MessageError:
         return item.text
+    message = envelope.message
+    if message is not None and isinstance(message.event, ExecutionStarted):  # much may have happened to its row
+        event = replace(message.event, taskhub_row_etag=None)
+        envelope = replace(envelope, message=replace(message, event=event))
     name = envelope.activity_id
     if name.version != ACTION_UUID:
         name = uuid5(NAMESPACE, f"quarantine {item.message_id}")
