@@ -76,7 +76,7 @@ def create(
 
     Example: taskhub partitions create --partitions 16 --cap 8
     """
-    if cap is not None and cap > (settings_of(hub=hub, partitions=partitions).partitions):
+    if cap is not None and partitions is not None and cap > partitions:
         fail(f"a cap of {cap} is above the number of partitions and caps nothing", Exit.USAGE)
     hubs.create(hub=hub, partitions=partitions, json=json)
 
@@ -273,12 +273,14 @@ def cap(
 def drain_node(
     node: Annotated[str, typer.Argument(help=NODE)], reason: Reason = "", hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Take a worker, or all on a host, out of service: it hands everything over and takes nothing until `undrain-node`.
+    """Let a worker, or all on a host, serve no partitions: it hands them over and takes none until `undrain-node`.
+
+    Activities it goes on to take: to end these too, send it SIGTERM.
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """
     _steer(hub, lambda steering: steering.drain_node(node, reason), nodes=(node,))
-    _done(json, f"{node}: drained within one scan and the episodes that run", node=node, drained=True)
+    _done(json, f"{node}: serves no partitions after one scan and the episodes that run", node=node, drained=True)
 
 
 @app.command()
