@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, Status, TaskCompleted
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionStarted,
+    OrchestrationInstance,
+    Status,
+    TaskCompleted,
+)
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages import quarantine
@@ -280,3 +286,30 @@ def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:
         return ended.status, again.output, len(await world.client.quarantined())
 
     assert play(drive) == (Status.TERMINATED, "[0,1,2,3]", 1)
+
+
+@pytest.mark.rows("K35", "K41")
+def test_a_start_that_is_put_back_does_not_revive_what_was_terminated_meanwhile() -> None:
+    """The row that its client had inserted has changed since: it is looked at."""
+
+    async def drive(world: World) -> Any:
+        client, names = world.client, world.client.hub.names
+        await world.machines[0].stop()
+        await client.start("counter", [], instance_id="one")
+        queue = names.control(partition_of("one", client.hub.info.partitions))
+        (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))
+        held = await decode_message(world.store, names, queue, message, 0.0)
+        assert isinstance(held.message.event, ExecutionStarted)
+        assert held.message.event.taskhub_row_etag is not None
+        running = Running("one", held.message.instance.execution_id, [held])
+        await world.machines[0].backend.processor.keep_stuck(running, "it did not end", world.store)
+        await client.terminate("one", "enough")
+        await world.join("two")
+        ended = await world.wait("one")
+        (kept,) = await client.quarantined()
+        assert await client.put_back(kept.message_id)
+        await world.settle()
+        after = await client.get("one")
+        return ended.status, after and (after.status, after.output), await client.history("one")
+
+    assert play(drive) == (Status.TERMINATED, (Status.TERMINATED, "enough"), ())
