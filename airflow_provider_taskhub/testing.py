@@ -137,7 +137,7 @@ class InProcess:
             return ActivityOutcome(result=result_text(definition, value, MAX_RESULT).decode())
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # an activity may raise anything: it is the activity's failure
+        except BaseException as error:  # an activity may raise anything: it is the activity's failure
             return ActivityOutcome(failure=details(error))
 
     def _call(self, request: ActivityRequest) -> Any:

@@ -78,7 +78,7 @@ class Attempts(Group[Any]):
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
         try:
             verdict, at = self._engine.recorded_verdict(self._action.number) if recorded else self._judged(failure)
-        except Exception as broken:  # the user's `handle` raised
+        except BaseException as broken:  # the user's `handle` raised
             self.fail(broken)
             return
         if verdict is Verdict.STOP:
@@ -151,5 +151,5 @@ class Wait(CancellableTask[Any]):
         what = f"data of event {self.name!r}"
         try:
             self.complete(decode(None if input is None else loads(input, what=what), self._annotation, what=what))
-        except InputError as error:
+        except BaseException as error:  # a validator of the user's own may raise anything
             self.fail(error)

@@ -39,7 +39,7 @@ def message_of(error: BaseException) -> str:
     """The text of an exception, whatever a user's ``__str__`` does, in characters that can be stored."""
     try:
         return storable(str(error))
-    except Exception as broken:
+    except BaseException as broken:  # SystemExit too: it is told of an error, and must not become another
         return f"(its __str__ raised {type(broken).__name__})"
 
 

@@ -42,11 +42,7 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
-from airflow_provider_taskhub.errors import (
-    InputError,
-    NonDeterminismError,
-    OrchestrationError,
-)
+from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000
 """Decisions in one turn: more is a loop that never awaits."""
@@ -409,24 +405,17 @@ class Generation:
             return
         try:
             returned = step()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: an orchestrator must not end its worker
+            if returned is not None:
+                self._return(returned.value)
+        except BaseException as error:  # SystemExit too: no orchestrator ends its worker, a signal is the loop's
             self._raise(error)
-            return
-        if returned is not None:
-            self._return(returned.value)
 
     def _return(self, value: Any) -> None:
         self._closed = True
         if self._wants_generation:
             self._move(Happening.CONTINUED)
             return
-        try:
-            self.result = dumps(value, what=f"result of orchestrator {self.definition.name!r}")
-        except InputError as error:
-            self._raise(error)
-            return
+        self.result = dumps(value, what=f"result of orchestrator {self.definition.name!r}")
         self._move(Happening.RETURNED)
 
     def _raise(self, error: BaseException) -> None:

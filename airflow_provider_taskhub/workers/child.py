@@ -231,8 +231,12 @@ class Child:
             end()
         self._link.send(ready)
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        end()
+        while True:
+            try:
+                self._loop.run_forever()
+                end()
+            except (SystemExit, KeyboardInterrupt):  # of a task that an activity made: who awaits it gets it too
+                continue
 
     def _prepare(self) -> Ready:
         self._registry = Registry.of([load_app(name) for name in self._configure.apps])

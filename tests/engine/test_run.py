@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_serializer, field_validator
 
 from airflow_provider_taskhub.app import (
     App,
     OrchestrationContext,
     OrchestrationError,
+    RetryPolicy,
     SubOrchestrationFailedError,
     Task,
     TaskFailedError,
@@ -777,16 +779,38 @@ class Test_code:
         play.start("spins")
         assert "awaited completed tasks 500 times in one turn at test_run.py" in (play.last.output or "")
 
-    def test_an_orchestrator_cannot_end_its_worker(self) -> None:
+    @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+    def test_an_orchestrator_cannot_end_its_worker(self, kind: type[BaseException]) -> None:
         own = App("own")
 
         @own.orchestrator
-        async def leaves(ctx: OrchestrationContext) -> None:
-            raise SystemExit(3)
+        async def leaves(ctx: OrchestrationContext, where: str) -> Any:
+            if where == "event":
+                await ctx.wait_for_external_event("go", Leaving)
+            elif where == "handle":
+                once = RetryPolicy(max_attempts=2, handle=lambda failure: bool(leave(failure)))
+                await ctx.call_activity("a", retry=once)
+            elif where == "result":
+                return Leaving.model_construct(value="x")
+            raise Unspeakable(kind()) if where == "text" else kind()
 
-        play = Play(own)
-        play.start("leaves")
-        assert play.last.output == "SystemExit: 3"
+        def leave(value: object) -> object:
+            raise kind
+
+        class Leaving(BaseModel):
+            value: str
+            read = field_validator("value")(leave)
+            write = field_serializer("value")(leave)
+
+        for where in ("body", "text", "result", "event", "handle"):
+            play = Play(own)
+            play.start("leaves", where)
+            if where == "event":
+                play.take(play.raised("go", {"value": "x"}))
+            elif where == "handle":
+                play.take(play.failed(play.outbound[0]))
+            assert play.last.status is Status.FAILED, where
+            assert kind.__name__ in (play.last.output or ""), where
 
     def test_when_any_and_when_all_take_tasks(self) -> None:
         with pytest.raises(ValueError, match="when_any of no tasks"):
@@ -885,7 +909,7 @@ def test_histories_of_both_kinds_of_episodes_count() -> None:
 
 class Unspeakable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise self.args[0]
 
 
 @pytest.mark.rows("K60")
@@ -894,7 +918,7 @@ class Unspeakable(Exception):
     [
         (ValueError("caf\udce9.csv"), "caf\\udce9.csv"),
         (ValueError("half a smile \ud83d"), "half a smile \\ud83d"),
-        (Unspeakable(), "(its __str__ raised RuntimeError)"),
+        (Unspeakable(RuntimeError("no words")), "(its __str__ raised RuntimeError)"),
     ],
 )
 def test_an_error_whose_text_nobody_can_write_fails_its_instance_all_the_same(error: Exception, text: str) -> None:

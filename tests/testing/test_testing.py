@@ -99,6 +99,14 @@ def test_retries_wait_virtually_and_give_up() -> None:
     assert len(tries) == 3
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_a_script_only_fails_an_activity(kind: type[BaseException]) -> None:
+    def leaves() -> None:
+        raise kind("enough")
+
+    assert run(stubborn, app=app, activities={"flaky": leaves}) == "enough"
+
+
 def test_an_activity_knows_its_call() -> None:
     assert run(informed, app=app) == ["who", 1, 0]
 

@@ -106,12 +106,19 @@ def fail(kind: str) -> None:
         raise Refused("no")
     if kind == "exit":
         sys.exit(3)
+    if kind == "interrupt":
+        raise KeyboardInterrupt("enough")
     raise RuntimeError("boom")
 
 
 @app.activity
 async def fail_async() -> None:
     sys.exit(4)
+
+
+@app.activity
+async def fail_beside() -> None:
+    await asyncio.create_task(fail_async())
 
 
 @app.activity
