@@ -29,6 +29,7 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id
+from airflow_provider_taskhub.engine.limits import check_column, check_tags
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound, Throttled
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
@@ -185,11 +186,15 @@ class Client:
         :param instance_id: None: a new one. :param start_at: not before this time.
         :param policy: what to do when the id is taken (K44).
         :returns: the instance's row: the new one, or with ATTACH the one that is there.
-        :raises InstanceExists: by the policy. :raises InputError: for an input or id that cannot be stored.
+        :raises InstanceExists: by the policy.
+        :raises InputError: for an input, id, name, version or tags that cannot be stored.
         """
         instance_id = uuid4().hex if instance_id is None else check_instance_id(instance_id)
         if not orchestrator:
             raise InputError("orchestrator is empty: give the name that a worker's app declares")
+        check_column(orchestrator, f"orchestrator {orchestrator[:40]!r}…")
+        check_column(version, f"version of orchestrator {orchestrator!r}")
+        check_tags(tags or {}, f"orchestrator {orchestrator!r}")
         text = codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
         return await self._begin(orchestrator, text, instance_id, version, tags, start_at, policy)
 
@@ -366,8 +371,11 @@ class Client:
         orchestrator has handled stays handled. Cut off anywhere, it can be done again.
 
         :returns: the row: Pending until the instance ends, as in DurableTask.
-        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has not failed.
+        :param reason: kept in the history.
+        :raises InstanceNotFound: when there is no such instance.
+        :raises InputError: when it has not failed, or no row can hold the reason.
         """
+        check_column(reason, "the reason")
         await rewind(self.hub, check_instance_id(instance_id), reason)
         return await self._existing(instance_id)
 

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.errors import (
     InputError,
     InstanceExists,
     InstanceNotFound,
+    PayloadTooLarge,
     StorageError,
     TaskHubError,
 )
@@ -119,7 +120,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         fail(str(error), Exit.NOT_FOUND)
     except InstanceExists as error:
         fail(str(error), Exit.EXISTS)
-    except (ConfigurationError, InputError) as error:
+    except (ConfigurationError, InputError, PayloadTooLarge) as error:
         fail(str(error), Exit.USAGE)
     except StorageError as error:
         fail(f"{type(error).__name__}: {error}", Exit.UNAVAILABLE)

@@ -14,9 +14,10 @@ from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Attempts, Timer
-from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where
+from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where, child_tags
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, guid
+from airflow_provider_taskhub.engine.limits import check_column, check_tags
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.errors import InputError
@@ -169,9 +170,12 @@ class OrchestrationContext:
         :param activity: the declared function, or its name. :param input: its one argument.
         :param arguments: instead of ``input``, the arguments of an activity of another system that takes several.
         :param retry: policy; by default the activity's own. ``retry_policy`` is Microsoft's name for it.
-        :raises InputError: for an input that JSON cannot express.
+        :raises InputError: for an input that JSON cannot express, or a version or tags that no row can hold.
         """
         name = _name(activity, "call_activity")
+        check_column(version, f"version of activity {name[:40]!r}")
+        if tags:
+            check_tags(tags, f"activity {name[:40]!r}", spilled=True)
         definition = self._generation.registry.activities.get(name)
         if arguments is not None:
             given = list(arguments)
@@ -208,19 +212,24 @@ class OrchestrationContext:
         :param instance_id: of the child; by default ``{own execution id}:{action number}``.
         :param version: by default the one that its app declares. :param tags: added to those it inherits.
         :param fire_and_forget: do not wait: the task is complete at once, with None.
-        :raises InputError: for an input that JSON cannot express, or an instance id that cannot be one.
+        :raises InputError: for an input that JSON cannot express, an instance id that cannot be one, or a version or
+            tags (its own and those it inherits, together) that no row can hold.
         """
         name = _name(orchestrator, "call_sub_orchestrator")
         definition = self._generation.registry.orchestrators.get(name)
+        version = version if version is not None else definition.version if definition else ""
+        check_column(version, f"version of orchestrator {name[:40]!r}")
         own = dict(tags or {})
         if fire_and_forget:
             own[FIRE_AND_FORGET] = "true"
+        if own:
+            check_tags(child_tags(own, self._generation.started.tags) or {}, f"orchestrator {name[:40]!r}")
         action = Action(
             kind=EventType.SubOrchestrationInstanceCreated,
             role="child",
             where=Where.of(sys._getframe(1)),
             name=name,
-            version=version if version is not None else definition.version if definition else "",
+            version=version,
             input=None if input is _NONE else dumps(input, what=f"input of orchestrator {name!r}"),
             tags=own or None,
             instance_id=None if instance_id is None else check_instance_id(instance_id),
@@ -317,4 +326,5 @@ def _name(declared: Callable[..., Any] | str, what: str) -> str:
         name = getattr(declared, NAME, None) or getattr(declared, "__name__", "")
     if not isinstance(name, str) or not name:
         raise InputError(f"{what}: {declared!r} is neither a name nor a declared function")
+    check_column(name, f"{what}: the name {name[:40]!r}…")
     return name

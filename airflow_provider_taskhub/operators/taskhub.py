@@ -167,6 +167,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     def _problems(self) -> Iterator[str]:
         from airflow_provider_taskhub.codec import dumps, loads
         from airflow_provider_taskhub.engine.identity import check_instance_id
+        from airflow_provider_taskhub.engine.limits import check_column, check_tags
         from airflow_provider_taskhub.errors import InputError
 
         if not self.orchestrator or not isinstance(self.orchestrator, str):
@@ -188,6 +189,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 yield f"tag {name!r} is {value!r}: tags are texts"
             if name.startswith(identity.RESERVED):
                 yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
+        try:
+            check_column(self.version or "", f"version of orchestrator {self.orchestrator!r}")
+            check_tags(self.tags or {}, f"orchestrator {self.orchestrator!r}")
+        except InputError as error:
+            yield str(error)
 
     def _wait(self, instance_id: str, owner: str) -> None:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK

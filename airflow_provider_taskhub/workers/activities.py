@@ -26,6 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskFailed,
     TaskScheduled,
 )
+from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import (
     ActivityHappening,
@@ -34,7 +35,15 @@ from airflow_provider_taskhub.engine.lifecycle import (
     react_activity,
 )
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    NotFound,
+    PayloadTooLarge,
+    StorageError,
+    Throttled,
+    Unavailable,
+)
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
@@ -233,7 +242,10 @@ class Activities:
             return
         finally:
             self._plain.pop(held, None)
-        await self._respond(held, event, outcome, cheap=cheap)
+        try:
+            await self._respond(held, event, outcome, cheap=cheap)
+        except (PayloadTooLarge, InputError) as error:
+            await self._respond(held, event, _refused(event, error))
 
     async def watch(self) -> None:
         """End activities without a record whose instance has ended, for ever; the others are told by their record."""
@@ -317,7 +329,10 @@ class Activities:
                 _warn_of_crash(request, outcome)
                 await self._lost(attempt, outcome.failure.error_message if outcome.failure else "executor crashed")
                 continue
-            await self._record_outcome(held, event, attempt, outcome)
+            try:
+                await self._record_outcome(held, event, attempt, outcome)
+            except (PayloadTooLarge, InputError) as error:
+                await self._record_outcome(held, event, attempt, _refused(event, error))
             return
 
     async def _claim(self, held: Held, event: TaskScheduled) -> Attempt | None:
@@ -654,6 +669,14 @@ class Activities:
             failure=outcome.failure,
             taskhub_action_id=event.taskhub_action_id,
         )
+
+
+def _refused(event: TaskScheduled, error: Exception) -> ActivityOutcome:
+    """What no store takes is not taken at the next delivery either: the activity fails with it."""
+    log.warning("outcome_refused", activity=event.name, error=str(error))
+    text = f"the store does not take what activity {event.name!r} came to: {message_of(error)}"
+    failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
+    return ActivityOutcome(failure=failure)
 
 
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:

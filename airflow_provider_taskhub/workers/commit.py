@@ -10,7 +10,15 @@ import structlog
 
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    NotFound,
+    PayloadTooLarge,
+    StorageError,
+    Throttled,
+    Unavailable,
+)
 from airflow_provider_taskhub.hub.contract import InstanceState, Tenure
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
@@ -71,6 +79,7 @@ class Committer:
         """Make an episode durable.
 
         :raises Aborted: when somebody else committed over the sentinel. :raises LeaseLost: from the tenure's check.
+        :raises PayloadTooLarge: when no store takes it. :raises InputError: as well.
         :raises StorageError: when the store does not answer for too long; whether it was committed is then unknown,
             and the redelivery of the messages finds out.
         """
@@ -89,6 +98,9 @@ class Committer:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
                 return self._done(plan, episode, stored, mail, results, sent)
+            except (PayloadTooLarge, InputError):  # the same at each try
+                await self._withdraw(put if refused else ())
+                raise
             except (Conflict, NotFound, Throttled, Unavailable) as error:
                 last = error
                 if len(error.results) > plan.outbound:

@@ -35,6 +35,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerCreated,
 )
+from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.lifecycle import (
     ActivityHappening,
@@ -45,7 +46,15 @@ from airflow_provider_taskhub.engine.lifecycle import (
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.traces import begun
-from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound, StorageError, UnknownOrchestrator
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    LeaseLost,
+    NotFound,
+    PayloadTooLarge,
+    StorageError,
+    UnknownOrchestrator,
+)
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.checkpoint import Stored, completion
@@ -565,10 +574,38 @@ class Orchestrations:
             log.info(
                 "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
             )
-        await self._commit(session, live, episode, batch)
+        try:
+            await self._commit(session, live, episode, batch)
+        except (PayloadTooLarge, InputError) as error:
+            await self._refused(session, batch, error)
+            return
         if traced and episode.history:
             stale = [event for event, _ in episode.stale]
             tracing.record(past, [event for event in events if event not in stale], episode.history)
+
+    async def _refused(self, session: Session[Live], batch: list[Held], error: Exception) -> None:
+        """No store takes what an episode decided: the instance fails with it, for it would decide the same again.
+
+        With all that came, so that a rewind finds it; else with its start alone; else it is kept aside.
+        """
+        hub, instance_id = self._hub, session.instance_id
+        log.warning("checkpoint_refused", instance_id=instance_id, error=str(error))
+        text = f"the store does not take what it decided: {message_of(error)}"
+        failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
+        starts = [held for held in batch if isinstance(held.message.event, ExecutionStarted)]
+        for kept in (batch, starts):
+            live, _ = await self._load(instance_id)
+            if starts and live.execution_id is not None:
+                live = self._restarted(instance_id, live)
+            events = [brought(held) for held in kept if held.identity not in live.seen]
+            try:
+                await self._commit(session, live, live.execution.fail(events, failure, now=hub.clock.utc_now()), batch)
+                return
+            except (PayloadTooLarge, InputError) as again:
+                text = f"{text}; and its failure neither: {message_of(again)}"
+        self._sessions.keep(session, None)
+        for held in batch:
+            await self._quarantine(session, held, text)
 
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
         live.past = ()

@@ -323,6 +323,8 @@ def test_on_kill_of_the_operator_terminates_nothing(make_task, hub) -> None:
         ({"instance_id": "x" * 300}, "at most 256"),
         ({"tags": {"team": 3}}, "tag 'team' is 3"),
         ({"tags": {"airflow.dag_id": "x"}}, "is reserved"),
+        ({"tags": {"team": "x" * 40_000}}, "at most 32,768"),
+        ({"version": "x" * 40_000}, "at most 32,768"),
     ],
 )
 def test_bad_arguments_fail_at_once_and_for_good(make_task, hub, arguments, text) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -538,6 +539,52 @@ class Test_children:
         play = Play(own)
         play.start("parent")
         assert (play.last.output or "").startswith("InputError: instance id")
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ({"tags": {"team": "x" * 32_768}}, r"tags of orchestrator 'child' are 32,7\d\d characters of JSON"),
+            ({"tags": {"team": 3}}, "tag 'team' of orchestrator 'child' is 3: give a text"),
+            ({"tags": {"team": "\ud800"}}, "tag 'team' of orchestrator 'child' holds an unpaired surrogate"),
+            ({"tags": {"$type": "x"}}, "a tag of orchestrator 'child' is named '\\$type'"),
+            ({"version": "ä" * 32_769}, "version of orchestrator 'child' is 32,769 characters: at most 32,768"),
+            ({"orchestrator": "child" * 7_000}, "call_sub_orchestrator: the name 'child.* is 35,000 characters"),
+            ({"activity": "square", "version": "x" * 32_769}, "version of activity 'square' is 32,769 characters"),
+            ({"activity": "square", "tags": {"\ud800": "x"}}, "of activity 'square' holds an unpaired surrogate"),
+            ({"activity": "square" * 7_000}, "call_activity: the name 'square.* is 42,000 characters"),
+        ],
+    )
+    def test_what_no_row_can_hold_fails_the_orchestrator_at_once(self, given: dict[str, Any], text: str) -> None:
+        """It is told where it is given, before any of it is to be stored, and on replay again."""
+        own, rest = App("own"), dict(given)
+        activity, child = rest.pop("activity", None), rest.pop("orchestrator", "child")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            if activity is not None:
+                return await ctx.call_activity(activity, 1, **rest)
+            return await ctx.call_sub_orchestrator(child, 1, **rest)
+
+        play = Play(own)
+        play.start("parent", tags={"kept": "yes"})
+        failure = play.last.completed and play.last.completed.failure
+        assert failure is not None
+        assert (failure.error_type, failure.is_non_retriable) == ("InputError", True)
+        assert re.search(text, failure.error_message), failure.error_message
+        assert play.outbound == []
+
+    def test_the_tags_that_a_child_inherits_count_with_its_own(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            with pytest.raises(InputError, match="tags of orchestrator 'child' are 32,7"):
+                ctx.call_sub_orchestrator("child", tags={"own": "y" * 20})
+            await ctx.call_sub_orchestrator("child")
+
+        play = Play(own)
+        play.start("parent", tags={"given": "x" * (32_768 - 12)})
+        assert [type(sent.event) for sent in play.outbound] == [ExecutionStarted]
 
 
 class Test_generations:

@@ -60,16 +60,6 @@ async def result_of(store: Store, names: HubNames, entity: Entity) -> str | None
 
 def encode(record: ActivityRecord) -> Entity:
     """The row of an attempt; a result too large for a row is a blob (:func:`result_blob`)."""
-    failure = None
-    if record.failure is not None:
-        failure = codec.dumps(
-            {
-                "type": record.failure.error_type[:1000],
-                "message": record.failure.error_message[:8000],
-                "stack": (record.failure.stack_trace or "")[:16_000],
-                "final": record.failure.is_non_retriable,
-            }
-        )
     fits = record.result is None or len(record.result) <= INLINE_CHARACTERS
     columns: dict[str, Property | None] = {
         "ExecutionId": record.instance.execution_id or "",
@@ -90,13 +80,30 @@ def encode(record: ActivityRecord) -> Entity:
         "Log": record.log,
         "Result": record.result if fits else None,
         "ResultBlobName": None if fits else _blob_name(record),
-        "Failure": failure,
+        "Failure": None if record.failure is None else _failure(record.failure),
     }
     return Entity(
         partition_key=escape(record.instance.instance_id),
         row_key=row_key(record.instance.execution_id or "", record.task_id, record.attempt),
         properties={name: value for name, value in columns.items() if value is not None},
     )
+
+
+def _failure(failure: FailureDetails) -> str:
+    """JSON that fits its column: a character of another alphabet takes six there."""
+    message, stack = 8_000, 16_000
+    while True:
+        text = codec.dumps(
+            {
+                "type": failure.error_type[:1000],
+                "message": failure.error_message[:message],
+                "stack": (failure.stack_trace or "")[:stack],
+                "final": failure.is_non_retriable,
+            }
+        )
+        if len(text) <= INLINE_CHARACTERS:
+            return text
+        message, stack = message // 2, stack // 2
 
 
 def decode(entity: Entity) -> ActivityRecord:

@@ -32,7 +32,15 @@ from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_bl
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.wire import Kind
-from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_PROPERTY_BYTES,
+    Entity,
+    Property,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Transact,
+)
 
 FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
@@ -225,7 +233,9 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def _tags(tags: Mapping[str, str] | None) -> str:
-    return "null" if tags is None else wire.dumps(wire.write(Kind.TAGS, tags, typed=False))
+    """Too large for a column, as a .NET client may give them, they are in the history alone."""
+    text = "null" if tags is None else wire.dumps(wire.write(Kind.TAGS, tags, typed=False))
+    return text if utf16_bytes(text) <= MAX_PROPERTY_BYTES else "null"
 
 
 def _row(instance_id: str, properties: Mapping[str, Property | None]) -> Entity:

@@ -1,0 +1,218 @@
+"""What no store takes for its size ends what it belongs to, at once and with its reason, on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub import client
+from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
+from airflow_provider_taskhub.engine import context
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.limits import MAX_COLUMN
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.storage import rules
+from tests.simulation.world import Place, World, simulate
+
+SOON = timedelta(seconds=20)
+"""Of virtual time: well before a second delivery's back-off comes to anything."""
+LARGEST = {"team": "x" * (MAX_COLUMN - len('{"team":""}'))}
+
+
+def noise(size: int) -> str:
+    """Letters that gzip makes little of."""
+    return "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=size))
+
+
+def app_of() -> App:
+    app = App("large", version="1")
+
+    @app.activity
+    def same(value: str) -> str:
+        return value
+
+    @app.activity(record=True)
+    def grown(size: int) -> str:
+        return noise(size)
+
+    @app.activity
+    async def slow(size: int) -> str:
+        await asyncio.sleep(2.0)  # its result goes as a message
+        return noise(size)
+
+    @app.activity(record=True)
+    def foreign(text: str) -> None:
+        raise ValueError(text)
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext, size: int) -> str:
+        await ctx.call_activity("same", "begun")
+        return noise(size)
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext, given: dict[str, Any]) -> str:
+        try:
+            return await ctx.call_sub_orchestrator("child", given.pop("size", 1), instance_id="below", **given)
+        except TaskFailedError as error:
+            return f"told: {error}"
+
+    @app.orchestrator
+    async def calling(ctx: OrchestrationContext, given: dict[str, Any]) -> str:
+        return await ctx.call_activity("same", noise(given.pop("size", 1)), **given)
+
+    @app.orchestrator
+    async def trying(ctx: OrchestrationContext, call: list[Any]) -> str:
+        try:
+            return await ctx.call_activity(*call)
+        except TaskFailedError as error:
+            return f"told: {error}"
+
+    return app
+
+
+def play(place: Place, drive: Callable[[World], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with World(app_of(), place=place) as world:
+            await world.join("one")
+            found = await drive(world)
+            await world.settle()
+            assert not world.defects(), world.defects()
+            return found
+
+    return simulate(main)
+
+
+@pytest.mark.rows("K50")
+def test_tags_as_large_as_a_row_holds_go_all_the_way_and_a_character_more_is_refused(place: Place) -> None:
+    async def drive(world: World) -> None:
+        with pytest.raises(InputError, match="tags of orchestrator 'parent' are 32,769 characters of JSON: at most"):
+            await world.client.start("parent", {}, tags={"team": LARGEST["team"] + "x"})
+        with pytest.raises(InputError, match="version of orchestrator 'parent' is 32,769 characters"):
+            await world.client.start("parent", {}, version="x" * (MAX_COLUMN + 1))
+        await world.client.start("parent", {}, instance_id="one", tags=LARGEST)
+        assert (await world.wait("one")).status is Status.COMPLETED
+        assert [row.tags for row in (await world.client.list()).instances] == [LARGEST, LARGEST]
+        await world.client.start("calling", {"tags": {"of": "y" * 80_000}}, instance_id="two")
+        assert (await world.wait("two")).status is Status.COMPLETED, "an activity's tags are spilled"
+
+    play(place, drive)
+
+
+@pytest.mark.rows("K50")
+def test_larger_tags_of_a_dotnet_client_stay_in_the_history(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "check_tags", lambda *_, **__: None)
+    tags = {"team": "x" * 65_536}
+
+    async def drive(world: World) -> None:
+        await world.client.start("child", 1, instance_id="one", tags=tags)
+        ended = await world.wait("one", SOON)
+        assert (ended.status, ended.tags) == (Status.COMPLETED, None)
+        started = (await world.client.history("one"))[1]
+        assert getattr(started, "tags", None) == tags
+
+    play(place, drive)
+
+
+@pytest.mark.parametrize("given", ["version", "size"])
+def test_a_decision_that_no_store_takes_fails_its_orchestrator_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setattr(context, "check_column", lambda *_: None)
+    monkeypatch.setattr(rules, "MAX_BLOB_BYTES", 50_000)
+    value: Any = 100_000 if given == "size" else "x" * 40_000
+
+    async def drive(world: World) -> None:
+        await world.client.start("calling", {given: value}, instance_id="one")
+        ended = await world.wait("one", SOON)
+        assert ended.status is Status.FAILED
+        assert ended.failure is not None
+        assert (ended.failure.error_type, ended.failure.is_non_retriable) == ("PayloadTooLarge", True)
+        assert ("'Version': 80000 bytes" if given == "version" else "the limit is 50000") in (ended.output or "")
+        assert len(world.said("checkpoint_refused")) == 1, "it is not tried again"
+        assert await world.client.quarantined() == ()
+
+    play(place, drive)
+
+
+@pytest.mark.rows("K48")
+def test_a_parent_learns_that_no_store_takes_what_its_child_came_to(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "MAX_BLOB_BYTES", 50_000)
+
+    async def drive(world: World) -> None:
+        await world.client.start("parent", {"size": 100_000}, instance_id="one")
+        ended = await world.wait("one", SOON)
+        assert ended.status is Status.COMPLETED
+        assert "the limit is 50000" in json.loads(ended.output or "")
+        below = await world.client.history("below")
+        names = [event.event_type.name for event in below]
+        assert names[-3:] == ["TaskCompleted", "ExecutionCompleted", "OrchestratorCompleted"], "what came is kept"
+
+    play(place, drive)
+
+
+def test_a_start_that_no_store_takes_whatever_becomes_of_it_is_kept_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "check_column", lambda *_: None)
+    monkeypatch.setattr(client, "created_row", _shortened(client.created_row))
+
+    async def drive(world: World) -> None:
+        await world.client.start("child", 1, instance_id="one", version="x" * 40_000)
+        await world.clock.sleep(SOON.total_seconds())
+        (kept,) = await world.client.quarantined()
+        assert "'Version': 80000 bytes" in kept.cause
+        assert kept.dequeue_count == 1
+
+    play(place, drive)
+
+
+def _shortened(real: Callable[..., Any]) -> Callable[..., Any]:
+    """As another client's row that is fine while its message is not."""
+
+    def row(*arguments: Any, **named: Any) -> Any:
+        entity, blobs = real(*arguments, **named)
+        entity.properties["Version"] = "1"
+        return entity, blobs
+
+    return row
+
+
+@pytest.mark.parametrize("activity", ["grown", "slow"])
+def test_an_activity_fails_with_what_no_store_takes_and_its_record_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch, activity: str
+) -> None:
+    monkeypatch.setattr(rules, "MAX_BLOB_BYTES", 50_000)
+
+    async def drive(world: World) -> None:
+        await world.client.start("trying", [activity, 100_000], instance_id="one")
+        ended = await world.wait("one", SOON)
+        assert ended.status is Status.COMPLETED
+        assert "the limit is 50000" in json.loads(ended.output or "")
+        states = [record.state for record in await world.client.activities("one")]
+        assert states == ([RecordState.FAILED] if activity == "grown" else [])
+
+    play(place, drive)
+
+
+def test_a_failure_in_another_alphabet_fits_its_record(place: Place) -> None:
+    text = "не получилось " * 600
+
+    async def drive(world: World) -> None:
+        await world.client.start("trying", ["foreign", text], instance_id="one")
+        ended = await world.wait("one", SOON)
+        assert json.loads(ended.output or "") == f"told: {text}"
+        (record,) = await world.client.activities("one")
+        assert record.failure is not None
+        assert record.failure.error_message in text
+        assert len(record.failure.error_message) >= 1000
+
+    play(place, drive)
