@@ -52,6 +52,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.partitions.steering import Steering
@@ -125,7 +126,9 @@ class Client:
 
     def __init__(self, hub: Hub, times: LeaseTimes) -> None:
         self.hub = hub
-        self.routes = Routes(hub.store, hub.names, hub.info, hub.clock)
+        self._times = times
+        self._looks = Looks(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
+        self.routes = Routes(self._looks, hub.names, hub.clock)
         """Which worker serves an instance, for whoever must speak to that worker (T55)."""
         self._members = Members(hub.store, hub.names, times=times, clock=hub.clock)
 
@@ -663,11 +666,15 @@ class Client:
     @property
     def steering(self) -> Steering:
         """Orders to the partitions, and looks at them: kick, prohibit, offline, cap, drain, check."""
-        return Steering(self.hub.store, self.hub.names, clock=self.hub.clock)
+        return Steering(self.hub.store, self.hub.names, times=self._times, clock=self.hub.clock)
 
-    async def partitions(self) -> tuple[PartitionState, ...]:
-        """Who owns what, and how much waits."""
-        return tuple(await admin.partition_states(self.hub.store, self.hub.names))
+    async def partitions(self, *, prove: bool = False) -> tuple[PartitionState, ...]:
+        """Who owns what, whether it lives, and how much waits.
+
+        :param prove: look until each owner has renewed its lease, or has not for 1.5 renewal intervals; else its state
+            is as this client has seen it so far (unproven, when it looks for the first time).
+        """
+        return await admin.partition_states(self.hub.store, self.hub.names, self._looks, prove=prove)
 
     async def completions(self) -> tuple[str, ...]:
         """Ids of watched instances that have ended and were not forgotten yet: a hint (DESIGN §10)."""

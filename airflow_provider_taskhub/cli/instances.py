@@ -17,7 +17,7 @@ from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, 
 from airflow_provider_taskhub.client import Client, PurgeResult
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState, StartPolicy
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
@@ -83,17 +83,18 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         state = await client.get(instance_id)
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
-        owner = None if state.status.is_final else await client.routes.refresh(instance_id)
-        return state, owner, await client.activities(instance_id), await client.history(instance_id)
+        served = None if state.status.is_final else await client.routes.owner(instance_id)
+        return state, served, await client.activities(instance_id), await client.history(instance_id)
 
-    state, owner, activities, history = _with_client(hub, work)
+    state, served, activities, history = _with_client(hub, work)
     if json:
         events = [{"type": event.event_type.name, **plain(event)} for event in history]
-        as_json({"instance": state, "worker": owner, "activities": activities, "history": events})
+        worker = None if served is None else served.owner
+        as_json({"instance": state, "worker": worker, "served": served, "activities": activities, "history": events})
         return
     _print_state(state)
-    if not state.status.is_final:
-        console.print(f"served by {owner or 'nobody'}", soft_wrap=True, highlight=False)
+    if served is not None:
+        _print_served(served)
     if activities:
         _print_activities(activities)
     table(
@@ -502,6 +503,18 @@ def _print_state(state: InstanceState) -> None:
         ("output", _short(state.output)),
     ]
     table(f"instance {state.instance_id}", ("", ""), [row for row in rows if row[1] not in (None, "")])
+
+
+def _print_served(served: Ownership) -> None:
+    """One look tells whose the partition is, and not whether that worker lives."""
+    if served.owner is None:
+        told = f"partition {served.partition}: {served.state}, served by nobody"
+    else:
+        told = (
+            f"partition {served.partition}: owned by {served.owner}; whether it lives: taskhub partitions show "
+            f"{served.partition}"
+        )
+    console.print(told, soft_wrap=True, highlight=False)
 
 
 def _print_activities(records: tuple[ActivityRecord, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, TypeVar
 
@@ -95,10 +96,15 @@ def show(
     partition: Annotated[int | None, typer.Argument(help="Only this one.")] = None,
     node: Annotated[str | None, typer.Option(help=f"Only those of a worker. {NODE}")] = None,
     by_node: Annotated[bool, typer.Option("--by-node", help="One line a worker.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once: at once, but every owner is `unproven`.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Print every partition: owner, epoch, state of a handover, load, messages waiting. Exit status 3: no such one.
+    """Print every partition: owner and state, epoch, handover, load, messages waiting. Exit status 3: no such one.
+
+    Looks until each owner has renewed its lease, at most 1.5 renewal intervals, since a row outlives its owner. States:
+    live; silent (the owner did not renew: dead, paused or cut off); kicked, released or new (nobody serves it yet);
+    offline (by order); missing (no lease row); unproven.
 
     Example: taskhub partitions show --by-node
     """
@@ -106,7 +112,7 @@ def show(
 
     async def work() -> tuple[PartitionState, ...]:
         async with Client.open(settings) as client:
-            return await client.partitions()
+            return await client.partitions(prove=not once)
 
     states = [
         state
@@ -130,6 +136,7 @@ def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
         (
             "partition",
             "owner",
+            "state",
             "next owner",
             "draining",
             "epoch",
@@ -143,6 +150,7 @@ def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
             (
                 state.partition,
                 state.owner or "nobody",
+                state.state,
                 state.next_owner,
                 "yes" if state.draining else "",
                 state.epoch,
@@ -161,14 +169,29 @@ def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
     owned: dict[str, list[PartitionState]] = {}
     for state in states:
         owned.setdefault(state.owner or "nobody", []).append(state)
-    rows = [
-        (owner, len(mine), " ".join(str(state.partition) for state in mine), round(sum(s.load for s in mine), 3))
+    found = [
+        (
+            owner,
+            [state.partition for state in mine],
+            Counter(state.state.value for state in mine),
+            round(sum(state.load for state in mine), 3),
+        )
         for owner, mine in sorted(owned.items())
     ]
     if json:
-        as_json([{"owner": row[0], "partitions": [s.partition for s in owned[row[0]]], "load": row[3]} for row in rows])
-    else:
-        table("partitions by worker", ("worker", "count", "partitions", "load"), rows)
+        as_json([dict(zip(("owner", "partitions", "states", "load"), item, strict=True)) for item in found])
+        return
+    rows = [
+        (
+            owner,
+            len(partitions),
+            " ".join(map(str, partitions)),
+            ", ".join(f"{count} {state}" for state, count in states.items()),
+            f"{load:g}",
+        )
+        for owner, partitions, states, load in found
+    ]
+    table("partitions by worker", ("worker", "count", "partitions", "states", "load"), rows)
 
 
 @app.command()
@@ -347,7 +370,9 @@ def check(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Exit status 1 when a partition has no lease row or no owner, or too few workers live; lists orders in force.
+    """Exit status 1 when a partition has no lease row or nobody alive to serve it, or too few workers live.
+
+    Takes up to 1.5 renewal intervals: who does not renew in that time counts as dead. Lists the orders in force, too.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """

@@ -259,17 +259,41 @@ class HubInfo:
     ready: bool = False
 
 
+class OwnerState(StrEnum):
+    """What a reader's looks say of who serves a partition (T54)."""
+
+    LIVE = "live"  # its owner goes on to renew the lease
+    SILENT = "silent"  # its owner has not renewed it when it should have: dead, paused, or cut off from the store
+    UNPROVEN = "unproven"  # it has an owner, and the reader has not watched for long enough to say whether it lives
+    KICKED = "kicked"  # an administrator made its owner hand it over, and nobody has taken it since
+    RELEASED = "released"  # its owner gave it up, and nobody has taken it since
+    NEW = "new"  # nobody has served it yet
+    OFFLINE = "offline"  # nobody is to serve it, by order; its owner, if it has one, hands it over or is gone
+    MISSING = "missing"  # it has no lease row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """Who serves a partition. :param owner: full name of the worker in its lease, alive or not as ``state`` says."""
+
+    partition: int
+    owner: str | None
+    state: OwnerState
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """A row of ``{Hub}Partitions`` for people.
 
-    :param load: as its owner published it. :param polled: when its owner last asked its queue for messages, by the
-        owner's own clock. :param kicked: who made an owner hand it over last, and when.
+    :param owner: of the lease, alive or not as ``state`` says. :param load: as its owner published it.
+    :param polled: when its owner last asked its queue for messages, by the owner's own clock. :param kicked: who made
+        an owner hand it over last, and when.
     """
 
     partition: int
     queue: str
     owner: str | None
+    state: OwnerState
     next_owner: str | None
     draining: bool
     epoch: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -68,10 +72,14 @@ def test_create_and_show() -> None:
     taskhub("create", "--partitions", "8", code=2)
     taskhub("create", "--partitions", "4", "--cap", "5", code=2)
     states = as_json("show")
-    assert [(state["partition"], state["owner"]) for state in states] == [(number, None) for number in range(4)]
+    assert [(state["partition"], state["owner"], state["state"]) for state in states] == [
+        (number, None, "new") for number in range(4)
+    ]
     assert as_json("show", "2")[0]["partition"] == 2
     taskhub("show", "9", code=3)
-    assert as_json("show", "--by-node") == [{"owner": "nobody", "partitions": [0, 1, 2, 3], "load": 0}]
+    assert as_json("show", "--by-node") == [
+        {"owner": "nobody", "partitions": [0, 1, 2, 3], "states": {"new": 4}, "load": 0}
+    ]
     assert as_json("show", "--node", "etl") == []
     assert "nobody" in taskhub("show")
     assert "0 1 2 3" in taskhub("show", "--by-node")
@@ -150,6 +158,30 @@ def test_monitors_get_exit_codes() -> None:
     assert len(found["controls"]) == 4
     assert as_json("check", "--min-nodes", "0")["problems"] == []
     assert "all is well" in taskhub("check", "--min-nodes", "0")
+
+
+@pytest.mark.rows("T54", "T70")
+def test_a_dead_owner_is_not_shown_as_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("RENEW", "PT0.02S"), ("SCAN", "PT0.02S")):
+        monkeypatch.setenv(f"TASKHUB_LEASE__{name}", seconds)
+    taskhub("create", "--partitions", "2")
+
+    async def take() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            leases = TableLeases(store, HubNames("TaskHub"))
+            lease = (await leases.scan())[1]
+            await leases.write(lease.claimed("dead@host/1", START, timedelta(seconds=30)))
+
+    asyncio.run(take())
+    assert [(state["owner"], state["state"]) for state in as_json("show")] == [(None, "new"), ("dead@host/1", "silent")]
+    assert [(state["owner"], state["state"]) for state in as_json("show", "1", "--once")] == [
+        ("dead@host/1", "unproven")
+    ]
+    assert as_json("show", "--by-node")[0]["states"] == {"silent": 1}
+    assert "1 silent" in taskhub("show", "--by-node", "--node", "dead")
+    told = "partition 1: its owner dead@host/1 does not renew it"
+    assert told in as_json("check", "--min-nodes", "0", code=1)["problems"]
+    assert told in taskhub("check", "--min-nodes", "0", code=1)
 
 
 @pytest.mark.rows("T59", "T67", "T75")

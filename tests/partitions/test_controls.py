@@ -12,12 +12,14 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import Conflict, InputError
-from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Service
+from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Ownership, OwnerState, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
+from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.partitions.cluster import NAMES, Cluster, Node
 from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, dict_of, now, participant, scenario
@@ -470,19 +472,94 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
         }
 
 
-@participant
+@scenario
+@pytest.mark.rows("T54")
+async def test_a_check_finds_partitions_whose_owners_are_dead() -> None:
+    """By looking until each has renewed or should have: no clock of another machine is asked."""
+    async with Cluster() as cluster:
+        a = await cluster.join("a", skew=timedelta(hours=-3))
+        await cluster.settle()
+        steer = steering(cluster)
+        began = now()
+        assert (await steer.check()).problems == ()
+        assert now() - began <= 1.2 * RENEW, "whoever has renewed is not waited for any longer"
+        await cluster.crash(a)
+
+        async def kick_later() -> None:
+            await asyncio.sleep(1)
+            await steer.kick(1)
+
+        kicking = asyncio.ensure_future(kick_later())
+        findings = await steer.check(floor=0)
+        await kicking
+        assert now() - began <= 2.8 * RENEW, "who writes to its row does not bring an owner back to life"
+        assert findings.problems == tuple(
+            f"partition {number}: its owner a@host/a-1 does not renew it" for number in range(4)
+        )
+        await steer.offline([0, 1, 2])
+        assert [found.partition for found in (await steer.check(floor=0)).silent] == [3], "offline is not meant to live"
+
+
+@scenario
+@pytest.mark.rows("T54")
+async def test_a_renewal_that_comes_late_is_waited_for_as_its_owner_says() -> None:
+    """The interval is the owner's own, as it lists it."""
+    times = LeaseTimes(renew=timedelta(seconds=60), give_up=timedelta(seconds=90), take=timedelta(seconds=120))
+    async with Cluster(times=times) as cluster:
+        await cluster.join("a")
+        await cluster.settle(600)
+        assert (await steering(cluster).owner(0)).state is OwnerState.LIVE
+
+
+@scenario
 @pytest.mark.rows("T43", "T53", "T52", "T54")
 async def test_who_serves_a_partition_can_be_asked() -> None:
     async with Cluster() as cluster:
-        a, b = await settled("a", "b", cluster=cluster)
         steer = steering(cluster)
+        assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.NEW)
+        a, b = await settled("a", "b", cluster=cluster)
         for node in (a, b):
             assert node.owner is not None
             assert sorted(tenure.partition for tenure in node.owner.tenures) == sorted(node.held)
-            assert {await steer.owner(number) for number in node.held} == {str(node.me)}
+            assert {await steer.owner(number) for number in node.held} == {
+                Ownership(partition=number, owner=str(node.me), state=OwnerState.LIVE) for number in node.held
+            }
+        number = min(b.held)
+        await cluster.crash(b)
+        assert await steer.owner(number) == Ownership(partition=number, owner=str(b.me), state=OwnerState.SILENT)
+        await cluster.settle(2 * TAKE)
         await steer.offline([0])
         await asyncio.sleep(CYCLE)
-        assert await steer.owner(0) is None
+        assert await steer.owner(0) == Ownership(partition=0, owner=None, state=OwnerState.OFFLINE)
+        await steer.kick(1, prohibit=["a"])
+        assert (await steer.owner(1)).state is OwnerState.KICKED
+        await cluster.leave(a)
+        assert await steer.owner(2) == Ownership(partition=2, owner=None, state=OwnerState.RELEASED)
+        await delete_row(cluster, 3)
+        assert await steer.owner(3) == Ownership(partition=3, owner=None, state=OwnerState.MISSING)
+
+
+@scenario
+@pytest.mark.rows("T52", "T54")
+async def test_a_client_that_looks_on_tells_live_owners_from_silent_ones() -> None:
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        await cluster.settle()
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+
+        async def states() -> set[OwnerState]:
+            return {found.state for found in await client.partitions()}
+
+        assert await states() == {OwnerState.UNPROVEN}, "one look proves nothing"
+        await asyncio.sleep(RENEW)
+        assert await states() == {OwnerState.LIVE}
+        assert {found.state for found in (await client.routes.map()).values()} == {OwnerState.LIVE}
+        await asyncio.sleep(10 * TAKE)
+        assert await states() == {OwnerState.UNPROVEN}, "they may have died at any time since the look before"
+        await cluster.crash(a)
+        assert {found.state for found in await client.partitions(prove=True)} == {OwnerState.SILENT}
+        assert (await client.routes.refresh("x")).state is OwnerState.SILENT
+        assert await states() == {OwnerState.SILENT}
 
 
 @participant

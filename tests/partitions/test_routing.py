@@ -12,6 +12,7 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import Settings
@@ -40,7 +41,8 @@ class Caller:
 
 
 async def caller(cluster: Cluster) -> Caller:
-    return Caller(cluster, Routes(cluster.store, NAMES, await read_hub(cluster.store, NAMES), JumpingClock()))
+    looks = Looks(cluster.store, NAMES, await read_hub(cluster.store, NAMES), clock=JumpingClock())
+    return Caller(cluster, Routes(looks, NAMES, JumpingClock()))
 
 
 @participant
@@ -51,7 +53,8 @@ async def test_the_map_is_read_once_and_only_a_wrong_entry_again() -> None:
         await cluster.settle()
         reader = await caller(cluster)
         scans, reads = [0], []  # type: list[int], list[str]
-        scan, read = reader.routes._leases.scan, reader.routes._leases.read
+        leases = reader.routes._looks._leases
+        scan, read = leases.scan, leases.read
 
         async def scanned() -> Any:
             scans[0] += 1
@@ -61,7 +64,7 @@ async def test_the_map_is_read_once_and_only_a_wrong_entry_again() -> None:
             reads.append(queue)
             return await read(queue)
 
-        reader.routes._leases.scan, reader.routes._leases.read = scanned, one  # type: ignore[method-assign]
+        leases.scan, leases.read = scanned, one  # type: ignore[method-assign]
         for instance_id in INSTANCES:
             assert await reader.call(instance_id) == "a@host/a-1"
         assert scans == [1]
@@ -74,7 +77,8 @@ async def test_the_map_is_read_once_and_only_a_wrong_entry_again() -> None:
         moved = [NAMES.control(number) for number in sorted(b.held)]
         assert sorted(reads) == moved, "each entry that had changed, once"
         assert scans == [1]
-        assert await reader.routes.map() == {number: str(node.me) for node in cluster.nodes for number in node.held}
+        owners = {number: found.owner for number, found in (await reader.routes.map()).items()}
+        assert owners == {number: str(node.me) for node in cluster.nodes for number in node.held}
 
 
 @participant
@@ -124,7 +128,7 @@ async def test_a_client_keeps_one_map() -> None:
         await cluster.join("a")
         await cluster.settle()
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        assert await client.routes.owner("x") == "a@host/a-1"
+        assert (await client.routes.owner("x")).owner == "a@host/a-1"
         asked = cluster.store.requests.copy()
-        assert [await client.routes.owner(name) for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
+        assert [(await client.routes.owner(name)).owner for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
         assert cluster.store.requests == asked

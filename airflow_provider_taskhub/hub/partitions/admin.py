@@ -25,6 +25,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hub.contract import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -136,17 +137,22 @@ async def delete_hub(store: Store, names: HubNames) -> None:
         await _gone(store.delete_table(table))
 
 
-async def partition_states(store: Store, names: HubNames, *, counts: bool = True) -> tuple[PartitionState, ...]:
-    """Every partition, for people.
+async def partition_states(
+    store: Store, names: HubNames, looks: Looks | None = None, *, prove: bool = False, counts: bool = True
+) -> tuple[PartitionState, ...]:
+    """Every partition of the hub, for people, those without a lease row too.
 
+    :param looks: of this reader so far. :param prove: look until it is known whether each owner lives: at most 1.5
+        renewal intervals; else an owner that ``looks`` has not watched for long enough stays unproven.
     :param counts: also ask each control queue for its approximate number of messages.
     :raises HubError: when there is no such hub.
     """
+    looks = looks or Looks(store, names, await read_hub(store, names))
     try:
-        info = await _hub_row(store, names)
-        leases = await leases_of(store, names, info or HubInfo(partitions=0)).scan()
-    except NotFound:
+        await (looks.prove() if prove else looks.look())
+    except NotFound:  # its tables are gone
         raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
+    leases = {number: Lease(queue=names.control(number)) for number in range(looks.partitions)} | looks.leases
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def state(lease: Lease) -> PartitionState:
@@ -156,6 +162,7 @@ async def partition_states(store: Store, names: HubNames, *, counts: bool = True
             partition=lease.partition,
             queue=lease.queue,
             owner=lease.owner,
+            state=looks.ownership(lease.partition).state,
             next_owner=lease.next_owner,
             draining=lease.draining,
             epoch=lease.epoch or 0,
@@ -167,7 +174,7 @@ async def partition_states(store: Store, names: HubNames, *, counts: bool = True
             kicked=lease.kicked_by,
         )
 
-    return tuple(await asyncio.gather(*(state(lease) for lease in leases)))
+    return tuple(await asyncio.gather(*(state(lease) for lease in leases.values())))
 
 
 # --- the hub row --------------------------------------------------------------------------------------------------

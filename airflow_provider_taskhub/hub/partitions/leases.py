@@ -215,12 +215,16 @@ def _time(value: Property | None) -> Timestamp | None:
     return value if isinstance(value, Timestamp) else None
 
 
+def newer(life: Life, seen: Life) -> bool:
+    """Whether ``life`` is a newer sign than ``seen``: a lower number of the same tenure is an older one (T83)."""
+    return life[0] != seen[0] or life[1] > seen[1]
+
+
 class Sightings:
     """Since when a watcher has seen no sign of life of each row's writer, by its own monotonic clock (T25, T26).
 
     Time runs from the moment an *answer* first showed the row so: the write that made it was sent before that, so
-    "unchanged for take" is always later than the writer's own "older than give-up" (T16). A lower number of the same
-    tenure is an older sign, and so no new one (T83).
+    "unchanged for take" is always later than the writer's own "older than give-up" (T16).
     """
 
     def __init__(self) -> None:
@@ -229,7 +233,7 @@ class Sightings:
     def note(self, key: str, life: Life, now: float) -> float:
         """Seconds for which there has been no newer sign; 0 at first sight (T27)."""
         seen = self._seen.get(key)
-        if seen is None or seen[0][0] != life[0] or seen[0][1] < life[1]:
+        if seen is None or newer(life, seen[0]):
             self._seen[key] = (life, now)
             return 0.0
         return now - seen[1]

@@ -143,6 +143,10 @@ class Members:
         """Those of :meth:`watch` that take part."""
         return (await self.watch()).live
 
+    async def pace(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds between renewals, and of the take time, of each worker listed."""
+        return {item.member.worker: (item.renew, item.take) for item in await self._read()}
+
     async def prove(self) -> tuple[Member, ...]:
         """All members, with ``alive`` as proven now: a row must change within 1.5 of its own renew intervals.
 

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import HubInfo, HubNames
+from airflow_provider_taskhub.hub.contract import HubNames, Ownership
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.stores import leases_of
-from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.hub.partitions.looks import Looks
 
 T = TypeVar("T")
 
@@ -24,32 +23,37 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class Routes:
-    """Who serves what, as far as this reader knows. Belongs to one event loop."""
+    """Who serves what, as far as this reader knows. Belongs to one event loop.
 
-    def __init__(self, store: Store, names: HubNames, info: HubInfo, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._leases = leases_of(store, names, info)
+    Answers tell live owners from silent ones as far as ``looks`` have shown (T54): after one look an owner is unproven.
+
+    :param looks: of this reader.
+    """
+
+    def __init__(self, looks: Looks, names: HubNames, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._looks = looks
         self._names = names
-        self._partitions = info.partitions
         self._clock = clock
-        self._owners: dict[int, str | None] = {}
 
-    async def map(self) -> Mapping[int, str | None]:
-        """The owner of every partition, None where nobody serves it; read now (T52)."""
-        self._owners = {lease.partition: lease.owner for lease in await self._leases.scan()}
-        return dict(self._owners)
+    async def map(self) -> Mapping[int, Ownership]:
+        """Who serves every partition; read now (T52)."""
+        await self._looks.look()
+        return {number: self._looks.ownership(number) for number in range(self._looks.partitions)}
 
-    async def owner(self, instance_id: str) -> str | None:
-        """Full name of the worker that serves an instance, as last read; None: nobody."""
-        if not self._owners:
-            await self.map()
-        return self._owners.get(partition_of(instance_id, self._partitions))
+    async def owner(self, instance_id: str) -> Ownership:
+        """Who serves an instance, as last read."""
+        if not self._looks.leases:
+            await self._looks.look()
+        return self._looks.ownership(self._partition(instance_id))
 
-    async def refresh(self, instance_id: str) -> str | None:
+    async def refresh(self, instance_id: str) -> Ownership:
         """As :meth:`owner`, with this one entry read now."""
-        partition = partition_of(instance_id, self._partitions)
-        lease = await self._leases.read(self._names.control(partition))
-        self._owners[partition] = None if lease is None else lease.owner
-        return self._owners[partition]
+        partition = self._partition(instance_id)
+        await self._looks.glance(partition)
+        return self._looks.ownership(partition)
+
+    def _partition(self, instance_id: str) -> int:
+        return partition_of(instance_id, self._looks.partitions)
 
     async def call(
         self, instance_id: str, ask: Callable[[str], Awaitable[T]], *, timeout: timedelta = timedelta(minutes=1)
@@ -61,7 +65,7 @@ class Routes:
         :raises HubError: when no owner was found in that time. What else ``ask`` raises goes through.
         """
         began, pause = self._clock.monotonic(), 0.0
-        owner = await self.owner(instance_id)
+        owner = (await self.owner(instance_id)).owner
         while True:
             if owner is not None:
                 try:
@@ -71,9 +75,9 @@ class Routes:
             left = began + timeout.total_seconds() - self._clock.monotonic()
             if left <= 0:
                 raise HubError(
-                    f"nobody serves instance {instance_id!r} (partition {partition_of(instance_id, self._partitions)} "
+                    f"nobody serves instance {instance_id!r} (partition {self._partition(instance_id)} "
                     f"of hub {self._names.hub!r}; last known owner: {owner or 'nobody'}): is a worker running?"
                 )
             await self._clock.sleep(min(pause, left))  # at first not at all: most likely the map was only old
             pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
-            owner = await self.refresh(instance_id)
+            owner = (await self.refresh(instance_id)).owner

@@ -6,18 +6,21 @@ them within one cycle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from getpass import getuser
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, InputError
-from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames, Ownership, OwnerState
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
-from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.leases import newer
+from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
+from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 
 _WRITES = 5
@@ -40,13 +43,15 @@ class Findings:
     """What a check found, and the controls in force, which are no fault but are forgotten easily.
 
     :param missing: partitions without a row. :param foreign: rows beyond the hub's partitions.
-    :param unserved: rows without an owner, offline ones aside. :param nowhere: partitions that nobody alive may serve.
+    :param unserved: rows without an owner, offline ones aside. :param silent: rows whose owners do not renew them.
+    :param nowhere: partitions that nobody alive may serve.
     :param live: workers that count. :param floor: how many of them were asked for.
     """
 
     missing: tuple[int, ...]
     foreign: tuple[int, ...]
     unserved: tuple[int, ...]
+    silent: tuple[Ownership, ...]
     nowhere: tuple[int, ...]
     live: tuple[str, ...]
     floor: int
@@ -62,6 +67,7 @@ class Findings:
             "barred from every live worker": self.nowhere,
         }
         lines = [f"partition {number}: {text}" for text, numbers in told.items() for number in numbers]
+        lines += [f"partition {found.partition}: its owner {found.owner} does not renew it" for found in self.silent]
         if len(self.live) < self.floor:
             lines.append(f"{len(self.live)} live workers that may serve partitions, fewer than {self.floor}")
         return tuple(lines)
@@ -71,11 +77,21 @@ class Steering:
     """Orders and looks at the partitions of one hub.
 
     :param by: who orders; None: the user of this process.
+    :param times: of leases whose owner does not list its own.
     """
 
-    def __init__(self, store: Store, names: HubNames, *, by: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        names: HubNames,
+        *,
+        by: str | None = None,
+        times: LeaseTimes = AZURE_LEASE,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._store = store
         self._names = names
+        self._times = times
         self._clock = clock
         self._by = by or _user()
         self._controls = Controls(store, names)
@@ -191,47 +207,51 @@ class Steering:
 
     # looks
 
-    async def owner(self, partition: int) -> str | None:
-        """Who serves a partition, as its row says; see :meth:`stale` for whether it is alive."""
+    async def owner(self, partition: int) -> Ownership:
+        """Who serves a partition, and whether it lives: proven by looking for at most 1.5 renewal intervals (T54)."""
         await self._checked([partition])
-        lease = await (await self._leases()).read(self._names.control(partition))
-        return None if lease is None else lease.owner
+        looks = await self._looks()
+        await looks.prove(partition)
+        return looks.ownership(partition)
 
     async def stale(self, seconds: float) -> tuple[Stale, ...]:
         """Partitions whose rows show no sign of life for ``seconds``, or vanish: by looking twice.
 
         What is offline is not meant to live.
         """
-        before = await self._by_number()
+        looks = await self._looks()
+        await looks.look()
+        before = looks.leases
         await self._clock.sleep(seconds)
-        after = await self._by_number()
-        offline = orders(await self.controls(), ()).rules.offline
+        await looks.look()
         found = []
         for number, lease in before.items():
-            now = after.get(number)
+            now = looks.leases.get(number)
             if now is None:
                 found.append(Stale(partition=number, owner=lease.owner, deleted=True))
-            elif now.life == lease.life and number not in offline:
+            elif not newer(now.life, lease.life) and looks.ownership(number).state is not OwnerState.OFFLINE:
                 found.append(Stale(partition=number, owner=now.owner))
         return tuple(found)
 
     async def check(self, *, floor: int = 1) -> Findings:
         """Everything that a monitor should know. :param floor: live workers that there should be; drained ones are not.
 
-        Takes some seconds: whether a worker lives is proven by its row changing.
+        Takes some seconds: whether a worker lives, and renews its leases, is proven by its rows changing.
         """
-        info = await read_hub(self._store, self._names)
-        leases, controls = await self._by_number(), await self.controls()
-        listed = await Members(self._store, self._names, clock=self._clock).prove()
+        looks = await self._looks()
+        members = Members(self._store, self._names, clock=self._clock)
+        _, listed, controls = await asyncio.gather(looks.prove(), members.prove(), self.controls())
+        leases, owners = looks.leases, [looks.ownership(number) for number in range(looks.partitions)]
         able = [member.worker for member in listed if member.alive and "orchestrator" in member.roles]
         meant = orders(controls, able)
         live = tuple(worker for worker in able if worker not in meant.drained and meant.caps.get(worker, 1) > 0)
-        expected = range(info.partitions)
+        expected = range(looks.partitions)
         wanted = [number for number in expected if number not in meant.rules.offline]
         return Findings(
             missing=tuple(number for number in expected if number not in leases),
             foreign=tuple(sorted(leases.keys() - set(expected))),
             unserved=tuple(number for number in wanted if number in leases and leases[number].owner is None),
+            silent=tuple(found for found in owners if found.state is OwnerState.SILENT),
             nowhere=tuple(
                 number for number in wanted if live and not any(meant.rules.allow(number, worker) for worker in live)
             ),
@@ -240,8 +260,9 @@ class Steering:
             controls=controls,
         )
 
-    async def _by_number(self) -> Mapping[int, Lease]:
-        return {lease.partition: lease for lease in await (await self._leases()).scan()}
+    async def _looks(self) -> Looks:
+        info = await read_hub(self._store, self._names)
+        return Looks(self._store, self._names, info, times=self._times, clock=self._clock)
 
     async def _leases(self) -> Leases:
         return leases_of(self._store, self._names, await read_hub(self._store, self._names))
