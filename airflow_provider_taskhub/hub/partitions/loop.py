@@ -289,22 +289,22 @@ class PartitionOwner:
     async def _scanning(self) -> None:
         while not self._stopping.is_set():
             began, least = self._clock.monotonic(), 0.0
+            jitter = self._rng.uniform(0.9, 1.1)
             try:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
-                pause = self._scans.pace
+                pause = self._scans.pace(self._scan_every * jitter)
             except Throttled as error:  # scans slow down, renewals do not (T81)
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
-                pause = max(self._scan_every * self._slowness, error.retry_after)
+                pause = max(self._scan_every * self._slowness, error.retry_after) * jitter
                 log.warning("scan_throttled", next_in=round(pause, 1))
             except (StorageError, TimeoutError) as error:
-                least, pause = 1.0, self._scan_every  # E14
+                least, pause = 1.0, self._scan_every * jitter  # E14
                 log.warning("scan_failed", error=str(error) or type(error).__name__)
             except Exception:
-                least, pause = 1.0, self._scan_every
+                least, pause = 1.0, self._scan_every * jitter
                 log.exception("scan_failed")
-            pause *= self._rng.uniform(0.9, 1.1)
             await self._collect(began + pause)
             await within(self._clock, self._stopping, max(least, began + pause - self._clock.monotonic()))
 

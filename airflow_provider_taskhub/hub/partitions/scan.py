@@ -27,8 +27,12 @@ from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
 
-_PATIENCE = 1.5
-"""Renewal intervals without a newer sign of an owner, after which its leases are read."""
+_PUNCTUAL = 0.4
+"""Seconds that an owner's sign may be late at most; then its leases are read.
+
+Who dies between sending a renewal and saying so leaves a lease that is newer than its sign. Its silence is counted from
+when that is read, which must be within a scan of its death (T87).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +87,19 @@ class Scanner:
         self._publish = publish
         self._figures = figures
         self._sightings = Sightings()
-        self._map = LeaseMap(self._sightings, _PATIENCE * times.renew.total_seconds())
-        self._runs_out = float("inf")
+        # where scans are rarer than signs, each sign is as old as a scan, and proves too little
+        self._patience = times.renew.total_seconds() + _PUNCTUAL if times.scan <= times.renew else 0.0
+        self._map = LeaseMap(self._sightings, self._patience)
+        self._due = float("inf")
         self._waiting_since: float | None = None
         self._waiting_for: set[str] = set()
 
-    @property
-    def pace(self) -> float:
-        """Seconds to the next scan: fewer when a lease runs out before it. Else an orphan waits for two (T87)."""
-        return min(self._every, self._runs_out + self._every / 20)
+    def pace(self, every: float) -> float:
+        """Seconds to the next scan: fewer than ``every`` when a lease runs out, or a sign is late, before that.
+
+        Else an orphan waits for two scans (T87).
+        """
+        return min(every, self._due)
 
     @property
     def waiting(self) -> bool:
@@ -108,7 +116,9 @@ class Scanner:
         await self._bury(roster, dead)
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
-        if told is not None and self._plan(self._seen(told, roster, ordered, dead), member) == Plan():
+        if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
+            others = (seen.silence[lease.partition] for lease in told if lease.owner not in (None, self._me))
+            self._due = min(self._due, self._patience + 0.1 - max(others, default=0.0))
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         self._map.read(leases)
@@ -141,7 +151,7 @@ class Scanner:
         now = self._clock.monotonic()
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
         left = (self._take - silence[lease.partition] for lease in leases if lease.owner)
-        self._runs_out = min((seconds for seconds in left if seconds > 0), default=float("inf"))
+        self._due = min((seconds for seconds in left if seconds > 0), default=float("inf")) + self._every / 20
         return _Seen(leases=leases, silence=silence, roster=roster, orders=ordered, dead=dead)
 
     def _plan(self, seen: _Seen, member: Member) -> Plan:
