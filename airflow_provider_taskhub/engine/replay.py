@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionResumed,
     ExecutionStarted,
     ExecutionSuspended,
+    ExecutionTerminated,
     FailureDetails,
     GenericEvent,
     HistoryEvent,
@@ -244,19 +245,35 @@ class Execution:
         :param new: recorded as they are. :param now: as in :meth:`advance`.
         :raises InputError: neither the history nor ``new`` has a start.
         """
+        return self._end(new, Status.FAILED, failure.error_message, failure, now=now)
+
+    def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp) -> Episode:
+        """Terminate the instance without running any code: its code does not come to an end (DESIGN §9).
+
+        :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
+        :raises InputError: neither the history nor ``new`` has a start.
+        """
+        reason = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
+        return self._end(new, Status.TERMINATED, reason, None, now=now)
+
+    def _end(
+        self,
+        new: Sequence[HistoryEvent],
+        status: Status,
+        result: str | None,
+        failure: FailureDetails | None,
+        *,
+        now: Timestamp,
+    ) -> Episode:
         if self._completed:
             return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
         new = _start_first(new)
         loaded = self._instance
         started, self._instance = self._start(new)
-        self._status = Status.FAILED
+        self._status = status
         time = max(now, self._time)
         completed = ExecutionCompleted(
-            timestamp=time,
-            event_id=self._last_number + 1,
-            status=Status.FAILED,
-            result=failure.error_message,
-            failure=failure,
+            timestamp=time, event_id=self._last_number + 1, status=status, result=result, failure=failure
         )
         history: list[HistoryEvent] = [
             OrchestratorStarted(timestamp=time),
@@ -276,7 +293,7 @@ class Execution:
             first_ordinal=first,
             outbound=(response,) if response else (),
             number=number,
-            status=Status.FAILED,
+            status=status,
             custom_status=self._custom_status,
             completed=completed,
         )

@@ -107,6 +107,7 @@ class Live:
 
     :ivar past: the history as loaded, until the first episode over it.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
+    :ivar stuck: it is in quarantine: none of its code may run.
     """
 
     execution: Execution
@@ -119,6 +120,7 @@ class Live:
     seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
+    stuck: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
         """Keep the facts that later messages are judged by.
@@ -230,39 +232,51 @@ class Orchestrations:
 
     async def _process(self, session: Session[Live], batch: list[Held]) -> None:
         session.reader.tenure.check()
-        live = session.state
+        live, loaded = session.state, None
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
-            live, facts = await self._open(session, batch)
-        else:
-            facts = live.facts()
-        if session.reader.stuck:
-            batch = await self._spared(session, batch, facts)
+            live, loaded = await self._open(session, batch[0])
+        ends = await self._ends(session, batch, live.execution_id) if session.reader.stuck else None
+        live.stuck = ends is not None
+        if ends is not None:
+            batch = ends
+            if not batch:
+                return
+        facts = await self._facts(session, live, loaded, batch)
         found = await self._judge(session, batch, facts, live.stored.sentinel_etag)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
         await self._set_aside(session, live, found)
         if not found.process:
-            if live.execution_id is not None and live.ended is None:
+            if live.execution_id is not None and live.ended is None and not live.stuck:
                 self._keep(session, live)
             return
         await self._run(session, live, found.process)
 
     # opening
 
-    async def _open(self, session: Session[Live], batch: Sequence[Held]) -> tuple[Live, Facts]:
-        instance_id, first = session.instance_id, batch[0]
+    async def _open(self, session: Session[Live], first: Held) -> tuple[Live, Loaded | None]:
+        """:returns: with what is stored of it; None: nothing was read, since nothing can be."""
         event = first.message.event
         if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
-            live = Live(self._execution(instance_id, (), None, None), stored, None)
-            return live, Facts(row_read=True, row_execution_id=event.instance.execution_id)
-        live, loaded = await self._load(instance_id)
+            return Live(self._execution(session.instance_id, (), None, None), stored, None), None
+        return await self._load(session.instance_id)
+
+    async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
+        """What a batch is judged by, once a switch that was cut off is whole.
+
+        :param loaded: of an instance that was just opened.
+        """
+        if loaded is None:
+            if live is session.state:
+                return live.facts()
+            return Facts(row_read=True, row_execution_id=batch[0].message.instance.execution_id)
         sentinel = loaded.sentinel
-        if loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None:
+        cut_off = loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None
+        if cut_off and not live.stuck:
             await self._resume(session, live, batch)
-        facts = replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
-        return live, facts
+        return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
     async def _resume(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """Commit the rest of a generation switch that was cut off between two transactions."""
@@ -411,7 +425,7 @@ class Orchestrations:
             await hub.end(live.execution.instance, row.output)  # its first checkpoint was cut off in front of this
             return
         with self.episodes.computing(session.instance_id, live.execution_id, batch):
-            replayed, custom_status = _recalled(live)
+            replayed, custom_status = (False, None) if live.stuck else _recalled(live)
         repaired = repair_row(
             live.past,
             row,
@@ -528,11 +542,14 @@ class Orchestrations:
         await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
         session.reader.release([held])
 
-    async def _spared(self, session: Session[Live], batch: list[Held], facts: Facts) -> list[Held]:
-        """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it."""
-        generation = _generation(facts.execution_id, batch)
+    async def _ends(self, session: Session[Live], batch: list[Held], execution_id: str | None) -> list[Held] | None:
+        """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it.
+
+        :returns: None: it is not in quarantine.
+        """
+        generation = _generation(execution_id, batch)
         if generation is None or not await session.reader.shuns(session.instance_id, generation):
-            return batch
+            return None
         ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
         for held in batch:
             if held not in ends:
@@ -552,16 +569,18 @@ class Orchestrations:
 
     async def _run(self, session: Session[Live], live: Live, batch: list[Held]) -> None:
         hub, reader = self._hub, session.reader
-        events = [brought(held) for held in batch]
+        events, now = [brought(held) for held in batch], hub.clock.utc_now()
         past: tuple[HistoryEvent, ...] = ()
         traced = tracing.on()
         if traced:
-            now = hub.clock.utc_now()
             events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
             past = live.execution.history
         try:
             with self.episodes.computing(session.instance_id, _generation(live.execution_id, batch), batch):
-                episode = live.execution.advance(events, now=hub.clock.utc_now(), new_execution_id=next_execution_id)
+                if live.stuck:
+                    episode = live.execution.terminate(events, now=now)
+                else:
+                    episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
             gave_up = self._unknown(error.name)
             if gave_up is None:
@@ -569,7 +588,7 @@ class Orchestrations:
                 await reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
                 return
             failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True)
-            episode = live.execution.fail(events, failure, now=hub.clock.utc_now())
+            episode = live.execution.fail(events, failure, now=now)
         for event, reason in episode.stale:
             log.info(
                 "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason

@@ -19,8 +19,10 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     TaskCompleted,
 )
+from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import decode_message
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
@@ -30,7 +32,7 @@ from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.workers import orchestrations
 from airflow_provider_taskhub.workers.episodes import Running
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import Effects, World, simulate
+from tests.simulation.world import Death, Effects, World, simulate
 
 
 def play(drive: Callable[[World], Awaitable[Any]]) -> Any:
@@ -286,6 +288,54 @@ def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:
         return ended.status, again.output, len(await world.client.quarantined())
 
     assert play(drive) == (Status.TERMINATED, "[0,1,2,3]", 1)
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["put back", "terminated"])
+def test_no_code_of_an_instance_in_quarantine_runs_to_resume_its_switch(
+    monkeypatch: pytest.MonkeyPatch, end: bool
+) -> None:
+    """Its code came to no end while the rest of a generation switch was made again: it would not now."""
+    real = Execution.resume
+
+    async def drive(world: World) -> Any:
+        client, names = world.client, world.client.hub.names
+        machine = await world.join("one", death=Death(point="history:1"))
+        await client.start("spread", 0, instance_id="one")
+        await machine.died.wait()
+        await machine.bury()
+        await client.raise_event("one", "any")
+        queue = names.control(partition_of("one", client.hub.info.partitions))
+        (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))
+        held = await decode_message(world.store, names, queue, message, 0.0)
+        loaded = await load(world.store, names, "one")
+        assert loaded.sentinel is not None
+        assert not loaded.sentinel.complete
+        running = Running("one", loaded.sentinel.execution_id, [held])
+        await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+
+        def endless(execution: Execution) -> Any:
+            raise AssertionError("its code runs")
+
+        monkeypatch.setattr(Execution, "resume", endless)
+        await world.join("two")
+        while len(await client.quarantined()) < 120:  # the answers to what the cut-off commit had put
+            await world.clock.sleep(1.0)
+        if end:
+            monkeypatch.setattr(Execution, "advance", endless)
+            await client.terminate("one", "it never ends")
+        else:
+            monkeypatch.setattr(Execution, "resume", real)
+            assert await client.put_back(held.message_id)
+        state = await world.wait("one")
+        assert not world.defects()
+        return state.status, state.output
+
+    async def main() -> Any:
+        async with World(app_of(Effects())) as world:
+            return await drive(world)
+
+    found = simulate(main)
+    assert found == ((Status.TERMINATED, "it never ends") if end else (Status.COMPLETED, str(sum(range(1, 121)))))
 
 
 @pytest.mark.rows("K35", "K41")
