@@ -26,6 +26,15 @@ def create(
 
     Example: taskhub hub create --hub Flights --partitions 8
     """
+    told, facts = made(hub=hub, partitions=partitions, lease_store=lease_store)
+    if json:
+        as_json(facts)
+    else:
+        console.print(told, soft_wrap=True)
+
+
+def made(*, hub: str | None, partitions: int | None, lease_store: str | None = None) -> tuple[str, dict[str, object]]:
+    """Make a hub as ``create`` does. What to say of it: to people, to scripts."""
     settings = settings_of(hub=hub, partitions=partitions, lease_store=lease_store)
 
     async def work() -> tuple[HubInfo, str]:
@@ -40,10 +49,8 @@ def create(
             return info, store.describe()
 
     info, place = run(work())
-    if json:
-        as_json({"hub": settings.hub, "place": place, **vars_of(info)})
-    else:
-        console.print(f"hub {settings.hub} at {place}: ready, {info.partitions} partitions", soft_wrap=True)
+    told = f"hub {settings.hub} at {place}: ready, {info.partitions} partitions"
+    return told, {"hub": settings.hub, "place": place, **vars_of(info)}
 
 
 @app.command()

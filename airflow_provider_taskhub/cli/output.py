@@ -101,6 +101,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
         typer.echo(line.rstrip())
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def fail(message: str, code: Exit) -> NoReturn:
     """One line on standard error, and the exit code."""
     errors.print(Text.assemble(("taskhub:", "red"), f" {message}"), soft_wrap=True)

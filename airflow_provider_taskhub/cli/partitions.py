@@ -10,7 +10,7 @@ import typer
 
 from airflow_provider_taskhub.cli import hub as hubs
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table, warn
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plural, run, table, warn
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions.controls import names
@@ -20,9 +20,18 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Look at partitions, and order who may serve them.")
 
-Partitions = Annotated[list[int], typer.Argument(help="Numbers of partitions.", metavar="PARTITION...")]
+
+def _once(given: list[T] | None) -> list[T] | None:
+    """Each once, in whatever case it was repeated."""
+    found: dict[str, T] = {}
+    for item in given or ():
+        found.setdefault(str(item).casefold(), item)
+    return list(found.values()) or None
+
+
+Partitions = Annotated[list[int], typer.Argument(help="Numbers of partitions.", metavar="PARTITION...", callback=_once)]
 NODE = "A worker: name@host, name, @host for all on a host, or name@host/incarnation. Case does not count."
-Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for several.")]
+Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for several.", callback=_once)]
 Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
 
 
@@ -45,14 +54,22 @@ def _workers(listed: Sequence[Member]) -> str:
     return ", ".join(sorted({member.worker.rpartition("/")[0] for member in listed})) or "nobody"
 
 
-def _nothing_lifted(hub: str | None, kind: ControlKind) -> None:
+def _nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
     """An order is lifted by the name that it was given with."""
-    found = {
-        f"{control.node}" + ("" if control.partition is None else f" from partition {control.partition}")
-        for control in _steer(hub, lambda steering: steering.controls())
-        if control.kind is kind
-    }
-    warn(f"nothing was lifted. In force: {', '.join(sorted(found)) or 'no such order'}")
+    found = [_order(control) for control in _steer(hub, lambda steering: steering.controls()) if control.kind in kinds]
+    warn(f"nothing was lifted. In force: {', '.join(sorted(found))}" if found else "nothing was lifted: none in force")
+
+
+def _order(control: Control) -> str:
+    """An order in a few words."""
+    where = "" if control.partition is None else f" from partition {control.partition}"
+    match control.kind:
+        case ControlKind.CAP:
+            return f"cap of {control.node or 'every worker'}: {control.value}"
+        case ControlKind.TURN:
+            return f"at most {control.value} a scan"
+        case _:
+            return f"{control.node}{where}"
 
 
 def _done(json: bool, told: str, **facts: object) -> None:
@@ -79,7 +96,7 @@ def create(
     """
     if cap is not None and partitions is not None and cap > partitions:
         fail(f"a cap of {cap} is above the number of partitions and caps nothing", Exit.USAGE)
-    hubs.create(hub=hub, partitions=partitions, json=json)
+    told, facts = hubs.made(hub=hub, partitions=partitions)
 
     async def complete(steering: Steering) -> None:
         await steering.complete()
@@ -87,8 +104,9 @@ def create(
             await steering.cap(cap)
 
     _steer(hub, complete)
-    if cap is not None and not json:
-        console.print(f"cap of every worker: {cap}")
+    if cap is not None:
+        told, facts = f"{told}; every worker holds at most {cap}", {**facts, "cap": cap}
+    _done(json, told, **facts)
 
 
 @app.command()
@@ -114,18 +132,19 @@ def show(
         async with Client.open(settings) as client:
             return await client.partitions(prove=not once)
 
-    states = [
-        state
-        for state in run(work())
-        if (partition is None or state.partition == partition)
-        and (node is None or (state.owner is not None and names(node, state.owner)))
-    ]
+    states = [state for state in run(work()) if partition in (None, state.partition)]
     if partition is not None and not states:
         fail(f"hub {settings.hub} has no partition {partition}", Exit.NOT_FOUND)
+    if node is not None:
+        states = [state for state in states if state.owner is not None and names(node, state.owner)]
     if by_node:
         _show_nodes(states, json)
     elif json:
         as_json(states)
+    elif node is not None and not states:
+        console.print(
+            f"{node} does not own {'any partition' if partition is None else f'partition {partition}'}", soft_wrap=True
+        )
     else:
         _show_partitions(f"partitions of {settings.hub}", states)
 
@@ -197,7 +216,9 @@ def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
 @app.command()
 def kick(
     partition: Annotated[int, typer.Argument(help="Number of the partition.")],
-    prohibit: Annotated[list[str] | None, typer.Option(help=f"Bar a worker from it, too. {NODE}")] = None,
+    prohibit: Annotated[
+        list[str] | None, typer.Option(help=f"Bar a worker from it, too. {NODE} Repeat it for several.", callback=_once)
+    ] = None,
     reason: Reason = "",
     hub: HubName = None,
     json: AsJson = False,
@@ -206,10 +227,11 @@ def kick(
 
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """
-    barred = prohibit or ()
+    barred = prohibit or []
     owner = _steer(hub, lambda steering: steering.kick(partition, prohibit=barred, reason=reason), nodes=barred)
-    told = f"partition {partition}: {owner} hands it over" if owner else f"partition {partition} has no owner"
-    _done(json, told, partition=partition, kicked=owner)
+    told = f"partition {partition}: {f'{owner} is asked to hand it over' if owner else 'nobody owns it'}"
+    told += f"; prohibited to {', '.join(barred)}" if barred else ""
+    _done(json, told, partition=partition, kicked=owner, prohibited=barred)
 
 
 @app.command()
@@ -227,7 +249,9 @@ def prohibit(
 @app.command()
 def allow(
     partitions: Partitions,
-    node: Annotated[list[str] | None, typer.Option(help="As it was prohibited; else all bars are lifted.")] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(help="As it was prohibited; else all bars are lifted.", callback=_once)
+    ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
@@ -238,7 +262,7 @@ def allow(
     lifted = _steer(hub, lambda steering: steering.allow(partitions, node or ()))
     if not lifted:
         _nothing_lifted(hub, ControlKind.PROHIBIT)
-    told = f"{_listed(partitions)}: {lifted} {'bar' if lifted == 1 else 'bars'} lifted"
+    told = f"{_listed(partitions)}: {plural(lifted, 'bar')} lifted"
     _done(json, told, partitions=partitions, lifted=lifted)
 
 
@@ -249,7 +273,8 @@ def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, js
     Example: taskhub partitions offline 3 --reason "history repair"
     """
     _steer(hub, lambda steering: steering.offline(partitions, reason))
-    _done(json, f"{_listed(partitions)}: offline", partitions=partitions, offline=True)
+    told = f"{_listed(partitions)}: served by nobody after one scan and the episodes that run"
+    _done(json, told, partitions=partitions, offline=True)
 
 
 @app.command()
@@ -259,7 +284,12 @@ def online(partitions: Partitions, hub: HubName = None, json: AsJson = False) ->
     Example: taskhub partitions online 3
     """
     lifted = _steer(hub, lambda steering: steering.online(partitions))
-    _done(json, f"{_listed(partitions)}: online", partitions=partitions, lifted=lifted)
+    if not lifted:
+        told = f"{_listed(partitions)}: not offline before"
+    else:
+        told = f"{_listed(partitions)}: online again"
+        told += f" ({lifted} of them offline before)" if lifted < len(partitions) else ""
+    _done(json, told, partitions=partitions, lifted=lifted)
 
 
 @app.command()
@@ -276,20 +306,40 @@ def cap(
 ) -> None:
     """Let no worker hold more partitions than this, or take more than so many at a time.
 
+    A cap for some workers is lifted with their --node; --lift without lifts those of every worker.
+
     Example: taskhub partitions cap 8 --node etl@node7, or cap --per-turn 1, or cap --lift
     """
-    if not lift and value is None and per_turn is None:
-        fail("give a number, --per-turn or --lift", Exit.USAGE)
+    limits = {"cap": value, "per_turn": per_turn}
+    if lift == any(limit is not None for limit in limits.values()):
+        fail("give a number or --per-turn, or else --lift", Exit.USAGE)
+    if node is not None and per_turn is not None:
+        fail("--per-turn is for every worker: give it without --node", Exit.USAGE)
+    if lift:
+        _lift_caps(hub, node, json)
+        return
 
     async def order(steering: Steering) -> None:
-        if lift or value is not None:
-            await steering.cap(None if lift else value, node=node, reason=reason)
-        if (lift and node is None) or per_turn is not None:
-            await steering.turn(None if lift else per_turn, reason=reason)
+        if value is not None:
+            await steering.cap(value, node=node, reason=reason)
+        if per_turn is not None:
+            await steering.turn(per_turn, reason=reason)
 
-    _steer(hub, order, nodes=() if node is None or lift else (node,))
-    told = "lifted" if lift else f"{value if value is not None else f'{per_turn} a turn'}"
-    _done(json, f"cap of {node or 'every worker'}: {told}", node=node, cap=value, per_turn=per_turn, lifted=lift)
+    _steer(hub, order, nodes=() if node is None else (node,))
+    told = [] if value is None else [f"{node or 'every worker'} holds at most {value}"]
+    told += [] if per_turn is None else [f"every worker takes at most {per_turn} a scan"]
+    _done(json, ", ".join(told), node=node, **limits)
+
+
+def _lift_caps(hub: str | None, node: str | None, json: bool) -> None:
+    async def order(steering: Steering) -> list[str]:
+        lifted = [] if not await steering.cap(None, node=node) else [f"cap of {node or 'every worker'}"]
+        return lifted + ([] if node is not None or not await steering.turn(None) else ["limit per scan"])
+
+    lifted = _steer(hub, order)
+    if not lifted:
+        _nothing_lifted(hub, ControlKind.CAP, ControlKind.TURN)
+    _done(json, f"lifted: {', '.join(lifted) or 'nothing'}", node=node, lifted=len(lifted))
 
 
 @app.command()
@@ -332,8 +382,11 @@ def controls(hub: HubName = None, json: AsJson = False) -> None:
 
 
 def _show_controls(found: Sequence[Control]) -> None:
+    if not found:
+        console.print("no orders in force")
+        return
     table(
-        "orders in force" if found else "no orders in force",
+        "orders in force",
         ("order", "partition", "worker", "value", "by", "at", "reason"),
         [(item.kind, item.partition, item.node or "", item.value, item.by, item.at, item.reason) for item in found],
     )
@@ -359,7 +412,7 @@ def detect_stale(
             [(item.partition, item.owner or "nobody", "deleted" if item.deleted else "unchanged") for item in found],
         )
     else:
-        console.print(f"every partition was renewed within {seconds:g} s")
+        console.print(f"every partition that is not offline was renewed within {seconds:g} s")
     if found:
         raise typer.Exit(int(Exit.FAILED))
 
@@ -383,7 +436,7 @@ def check(
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
         if not findings.problems:
-            console.print(f"all is well: {len(findings.live)} live workers")
+            console.print(f"all is well: {plural(len(findings.live), 'live worker')}")
         if findings.controls:
             _show_controls(findings.controls)
     if findings.problems:

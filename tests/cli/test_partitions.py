@@ -67,7 +67,8 @@ def test_every_command_shows_an_example_and_has_json(command: str) -> None:
 
 @pytest.mark.rows("T02", "T04", "T05", "T70")
 def test_create_and_show() -> None:
-    assert as_json("create", "--partitions", "4", "--cap", "3")["partitions"] == 4
+    made = as_json("create", "--partitions", "4", "--cap", "3")
+    assert (made["partitions"], made["cap"]) == (4, 3)
     taskhub("create", "--partitions", "4")
     taskhub("create", "--partitions", "8", code=2)
     taskhub("create", "--partitions", "4", "--cap", "5", code=2)
@@ -136,15 +137,15 @@ def test_orders_are_given_listed_and_lifted() -> None:
     assert as_json("online", "1", "2")["lifted"] == 2
     assert as_json("allow", "0", "--node", "ETL@node7")["lifted"] == 1
     assert as_json("allow", "0")["lifted"] == 1
-    taskhub("cap", "--lift", "--node", "etl")
-    taskhub("cap", "--lift")
+    assert as_json("cap", "--lift", "--node", "etl") == {"node": "etl", "lifted": 1}
+    assert as_json("cap", "--lift") == {"node": None, "lifted": 1}
     assert as_json("undrain-node", "@node9")["lifted"] is True
     assert as_json("controls") == []
     assert "no orders in force" in taskhub("controls")
     taskhub("offline", "4", code=2)
     taskhub("cap", code=2)
     taskhub("cap", "5", code=2)
-    assert as_json("kick", "0") == {"partition": 0, "kicked": None}
+    assert as_json("kick", "0") == {"partition": 0, "kicked": None, "prohibited": []}
 
 
 @pytest.mark.rows("T72", "T73", "T74")
@@ -154,7 +155,7 @@ def test_monitors_get_exit_codes() -> None:
     taskhub("offline", "0", "1", "2", "3")
     assert as_json("detect-stale", "0") == []
     found = as_json("check", code=1)
-    assert found["problems"] == ["0 live workers that may serve partitions, fewer than 1"]
+    assert found["problems"] == ["live workers that may serve partitions: 0, fewer than 1"]
     assert len(found["controls"]) == 4
     assert as_json("check", "--min-nodes", "0")["problems"] == []
     assert "all is well" in taskhub("check", "--min-nodes", "0")
@@ -206,4 +207,42 @@ def test_an_order_that_is_called_otherwise_is_not_lifted_in_silence() -> None:
     assert "nothing was lifted. In force: one from partition 0" in taskhub("allow", "0", "--node", "one@host")
     assert "nothing was lifted. In force: two" in taskhub("undrain-node", "two@host")
     assert "partition 0: 1 bar lifted" in taskhub("allow", "0", "--node", "ONE")
-    assert "nothing was lifted. In force: no such order" in taskhub("allow", "0")
+    assert "nothing was lifted: none in force" in taskhub("allow", "0")
+
+
+def lines(*arguments: str, code: int = 0) -> list[str]:
+    return taskhub(*arguments, code=code).splitlines()
+
+
+@pytest.mark.rows("T65")
+def test_what_is_said_of_partitions_is_what_was_done() -> None:
+    taskhub("create", "--partitions", "4")
+    assert lines("offline", "0", "0", "1") == [
+        "partitions 0, 1: served by nobody after one scan and the episodes that run"
+    ]
+    assert lines("online", "0", "2", "0") == ["partitions 0, 2: online again (1 of them offline before)"]
+    assert lines("online", "1") == ["partition 1: online again"]
+    assert lines("online", "1", "2") == ["partitions 1, 2: not offline before"]
+    assert as_json("online", "1") == {"partitions": [1], "lifted": 0}
+    assert lines("prohibit", "0", "0", "--node", "@h", "--node", "@H")[-1] == "partition 0: prohibited to @h"
+    assert lines("allow", "0", "1", "0") == ["partitions 0, 1: 1 bar lifted"]
+    assert lines("kick", "3") == ["partition 3: nobody owns it"]
+    assert lines("kick", "3", "--prohibit", "a")[-1] == "partition 3: nobody owns it; prohibited to a"
+    assert lines("show", "3", "--node", "a") == ["a does not own partition 3"]
+    assert lines("show", "--node", "a") == ["a does not own any partition"]
+
+
+@pytest.mark.rows("T75")
+def test_what_is_said_of_caps_is_what_was_done() -> None:
+    taskhub("create", "--partitions", "4")
+    assert lines("cap", "3", "--per-turn", "2") == ["every worker holds at most 3, every worker takes at most 2 a scan"]
+    assert lines("cap", "0", "--node", "etl")[-1] == "etl holds at most 0"
+    assert as_json("cap", "--per-turn", "1") == {"node": None, "cap": None, "per_turn": 1}
+    assert lines("cap", "--lift") == ["lifted: cap of every worker, limit per scan"]
+    told = lines("cap", "--lift")
+    assert told == ["warning: nothing was lifted. In force: cap of etl: 0", "lifted: nothing"]
+    assert lines("cap", "--lift", "--node", "ETL") == ["lifted: cap of ETL"]
+    assert lines("controls") == ["no orders in force"]
+    for wrong in (("2", "--lift"), ("--per-turn", "1", "--lift"), ("--per-turn", "1", "--node", "etl"), ()):
+        taskhub("cap", *wrong, code=2)
+    assert lines("controls") == ["no orders in force"]

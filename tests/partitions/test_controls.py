@@ -450,7 +450,7 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
         steer = steering(cluster)
         assert (await steer.check()).problems == (
             *(f"partition {number}: without an owner" for number in range(4)),
-            "0 live workers that may serve partitions, fewer than 1",
+            "live workers that may serve partitions: 0, fewer than 1",
         )
         await settled("a", "b", cluster=cluster)
         findings = await steer.check(floor=2)
@@ -464,7 +464,7 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
             "partition 3: no lease row: run `taskhub partitions create`",
             "partition 1: without an owner",
             "partition 1: barred from every live worker",
-            "1 live workers that may serve partitions, fewer than 2",
+            "live workers that may serve partitions: 1, fewer than 2",
         )
         assert {(item.kind, item.by) for item in findings.controls} == {
             (ControlKind.DRAIN, "ops"),

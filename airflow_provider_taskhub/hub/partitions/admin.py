@@ -24,7 +24,7 @@ from airflow_provider_taskhub.errors import (
     Unavailable,
 )
 from airflow_provider_taskhub.hub.contract import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
-from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
 from airflow_provider_taskhub.storage.primitives import (
@@ -163,7 +163,7 @@ async def partition_states(
             queue=lease.queue,
             owner=lease.owner,
             state=looks.ownership(lease.partition).state,
-            next_owner=lease.next_owner,
+            next_owner=None if lease.next_owner == NOBODY else lease.next_owner,
             draining=lease.draining,
             epoch=lease.epoch or 0,
             owned_since=lease.owned_since,

@@ -69,7 +69,7 @@ class Findings:
         lines = [f"partition {number}: {text}" for text, numbers in told.items() for number in numbers]
         lines += [f"partition {found.partition}: its owner {found.owner} does not renew it" for found in self.silent]
         if len(self.live) < self.floor:
-            lines.append(f"{len(self.live)} live workers that may serve partitions, fewer than {self.floor}")
+            lines.append(f"live workers that may serve partitions: {len(self.live)}, fewer than {self.floor}")
         return tuple(lines)
 
 
@@ -127,16 +127,17 @@ class Steering:
         bars = [control for control in await self.controls() if control.kind is ControlKind.PROHIBIT]
         return sum([await self._controls.lift(bar) for bar in bars if bar.partition in numbers])
 
-    async def cap(self, value: int | None, *, node: str | None = None, reason: str = "") -> None:
+    async def cap(self, value: int | None, *, node: str | None = None, reason: str = "") -> bool:
         """No worker, or none that ``node`` names, holds more. None: lifted.
 
+        :returns: whether the cap is, or for None was, in force.
         :raises InputError: for a cap above the number of partitions, which would cap nothing (T04).
         """
-        await self._limit(ControlKind.CAP, value, node, reason)
+        return await self._limit(ControlKind.CAP, value, node, reason)
 
-    async def turn(self, value: int | None, *, reason: str = "") -> None:
-        """A worker takes or asks for no more in one scan; 0: nothing moves. None: lifted."""
-        await self._limit(ControlKind.TURN, value, None, reason)
+    async def turn(self, value: int | None, *, reason: str = "") -> bool:
+        """A worker takes or asks for no more in one scan; 0: nothing moves. None: lifted. Returns as :meth:`cap`."""
+        return await self._limit(ControlKind.TURN, value, None, reason)
 
     async def drain_node(self, node: str, reason: str = "") -> None:
         """Workers that ``node`` names hand everything over, and take nothing until :meth:`undrain_node`."""
@@ -146,16 +147,16 @@ class Steering:
         """Lift :meth:`drain_node`. Whether it was in force."""
         return bool(await self._lift(ControlKind.DRAIN, (None,), _nodes([node])))
 
-    async def _limit(self, kind: ControlKind, value: int | None, node: str | None, reason: str) -> None:
+    async def _limit(self, kind: ControlKind, value: int | None, node: str | None, reason: str) -> bool:
         partitions = (await read_hub(self._store, self._names)).partitions
         if value is None:
-            await self._lift(kind, (None,), (node,))
-            return
+            return bool(await self._lift(kind, (None,), (node,)))
         if not 0 <= value <= partitions:
             raise InputError(
                 f"hub {self._names.hub!r} has {partitions} partitions: give 0 to {partitions}, not {value}"
             )
         await self._controls.put(replace(self._control(kind, None, node, reason), value=value))
+        return True
 
     async def _order(
         self, kind: ControlKind, partitions: Sequence[int | None], nodes: Sequence[str | None], reason: str
