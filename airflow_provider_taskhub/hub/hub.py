@@ -52,22 +52,34 @@ class Hub:
 
     async def instance(self, instance_id: str, *, payloads: bool = False) -> InstanceState | None:
         """An instance's row. :param payloads: fetch the texts that lie in blobs; else they are None."""
-        entity = await self.store.get(self.names.instances, escape(instance_id), "")
-        if entity is None:
-            return None
-        state = decode_instance(entity, container_url=self.container_url)
-        return await self._filled(state, entity) if payloads else state
+        entity = await self._row(instance_id)
+        while entity is not None:
+            state = self.state_of(entity)
+            if not payloads:
+                return state
+            large = large_texts(entity, container_url=self.container_url)
+            texts = {column: await self._text(name) for column, name in large.items()}
+            missing = [column for column, text in texts.items() if text is None]
+            if missing and (again := await self._row(instance_id)) != entity:
+                entity = again  # its blobs went with their generation while they were read
+                continue
+            found = {
+                column: inline_text(entity, column) if text is None else text_of_blob(large[column], text)
+                for column, text in texts.items()
+            }
+            return fill(state, found) if found else state
+        return None
+
+    async def _row(self, instance_id: str) -> Entity | None:
+        return await self.store.get(self.names.instances, escape(instance_id), "")
+
+    async def _text(self, blob: str) -> str | None:
+        found = await self.store.get_blob(self.names.large_messages, blob)
+        return None if found is None else decompress(found.data)
 
     def state_of(self, entity: Entity) -> InstanceState:
         """An instance as its row, just read or written, says it."""
         return decode_instance(entity, container_url=self.container_url)
-
-    async def _filled(self, state: InstanceState, entity: Entity) -> InstanceState:
-        texts: dict[str, str | None] = {}
-        for column, name in large_texts(entity, container_url=self.container_url).items():
-            blob = await self.store.get_blob(self.names.large_messages, name)
-            texts[column] = inline_text(entity, column) if blob is None else text_of_blob(name, decompress(blob.data))
-        return fill(state, texts) if texts else state
 
     # messages
 

@@ -308,6 +308,7 @@ class Orchestrations:
             tails=loaded.tails,
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
+            blobs=loaded.blobs,
             row_etag=row.etag if row else None,
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
@@ -328,8 +329,11 @@ class Orchestrations:
         return Execution(self._registry, past, instance=instance, custom_status=custom_status)
 
     def _restarted(self, instance_id: str, old: Live) -> Live:
-        """A new start over an ended history: it is written from ordinal 0 under the same sentinel."""
-        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=(), status=None)
+        """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
+
+        Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
+        """
+        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=(), blobs=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     # judging

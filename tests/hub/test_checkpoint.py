@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import (
 )
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.storage.primitives import (
+    DeleteBlob,
     DeleteMessage,
     EtagOf,
     PutBlob,
@@ -164,7 +165,14 @@ def test_rows_are_said_to_be_absent_unless_something_may_stand_in_their_place() 
     assert absent(episode(), Stored()) == absent(episode(), known) == {True}
     assert absent(episode(), replace(known, surplus=1)) == {False}
     assert absent(episode(switched=True), known) == {False}
-    common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": (), "row_etag": None, "now": 9.0}
+    common: dict[str, Any] = {
+        "sentinel_etag": "e2",
+        "completed": NOW,
+        "consumed": (),
+        "blobs": (),
+        "row_etag": None,
+        "now": 9.0,
+    }
     assert absent(episode(), after(known, episode(), **common)) == {True}
     switched = after(known, episode(switched=True), **common)
     assert absent(episode(), switched) == absent(episode(), after(switched, episode(), **common)) == {False}
@@ -177,6 +185,28 @@ def test_a_switch_counts_from_its_first_transaction_on() -> None:
     made = transacts(plan(episode(history(150), switched=True), stored))
     assert [group.rows[-1].entity.properties["TaskHubRows"] for group in made] == [99, 150]
     assert [group.rows[-1].entity.properties["TaskHubConsumed"] for group in made] == ["m1,m2", "m1,m2"]
+
+
+@pytest.mark.rows("K25", "K47")
+def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
+    stored = Stored(sentinel_etag="e1", row_etag="r1", blobs=("one/a", "one/b"))
+    large = replace(start(), input="x" * 40_000)
+    switch = episode(history(4, large), switched=True)
+    made = plan(switch, stored)
+    names = [step.name for step in made.unit.steps if step.operations]
+    assert names == ["payloads", "outbound", "history", "instance", "blobs", "delete"]
+    gone = tuple(DeleteBlob(container=NAMES.large_messages, name=name) for name in stored.blobs)
+    assert steps(made)["blobs"].operations == gone
+    assert steps(plan(episode(), stored))["blobs"].operations == (), "the generation goes on"
+    common: dict[str, Any] = {"names": NAMES, "processed": PROCESSED, "now": NOW, "container_url": "https://here/x"}
+    again = rest(switch, stored, tags={}, check=lambda: None, **common).steps
+    assert [step.name for step in again if step.operations] == ["payloads", "instance", "blobs", "delete"]
+
+    (spilled,) = made.blobs
+    assert spilled.endswith("-Input.json.gz")
+    kept: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": (), "row_etag": None, "now": 9.0}
+    assert after(stored, switch, blobs=made.blobs, **kept).blobs == made.blobs
+    assert after(stored, episode(), blobs=("one/c",), **kept).blobs == ("one/a", "one/b", "one/c")
 
 
 @pytest.mark.rows("K27")
@@ -221,7 +251,7 @@ def test_the_row_is_written_when_a_reader_can_see_a_difference(fields: Any, stor
 
 def test_what_is_stored_afterwards() -> None:
     stored = Stored(sentinel_etag="e1", rows=10, surplus=5, row_etag="r1", custom_status="old", merged=1.0)
-    common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": ("x",), "now": 9.0}
+    common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": ("x",), "blobs": (), "now": 9.0}
     kept = after(stored, episode(custom_status="new"), row_etag=None, **common)
     assert (kept.sentinel_etag, kept.rows, kept.surplus, kept.consumed) == ("e2", 14, 0, ("x",))
     assert (kept.row_etag, kept.custom_status, kept.merged) == ("r1", "old", 1.0), "the row was not written"
@@ -233,7 +263,7 @@ def test_what_is_stored_afterwards() -> None:
 def test_the_rest_of_a_committed_checkpoint_is_row_hint_and_deletes() -> None:
     unit = rest(
         episode(history(4, start())),
-        "r9",
+        Stored(row_etag="r9"),
         names=NAMES,
         processed=PROCESSED,
         now=NOW,
@@ -241,4 +271,4 @@ def test_the_rest_of_a_committed_checkpoint_is_row_hint_and_deletes() -> None:
         tags={},
         check=lambda: None,
     )
-    assert [step.name for step in unit.steps] == ["payloads", "instance", "completion", "delete"]
+    assert [step.name for step in unit.steps] == ["payloads", "instance", "blobs", "completion", "delete"]

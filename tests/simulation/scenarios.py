@@ -150,6 +150,15 @@ def app_of(effects: Effects) -> App:
         return await ctx.call_activity("large", await ctx.call_activity("large", text))
 
     @app.orchestrator
+    async def rolling(ctx: OrchestrationContext, text: str) -> str:
+        """Continues as new with large payloads, a carried event's among them."""
+        text = await ctx.call_activity("large", text)
+        if len(text) > len(LARGE) - 4:
+            ctx.continue_as_new(text)
+            return ""
+        return await ctx.wait_for_external_event("more", str)
+
+    @app.orchestrator
     async def recorded(ctx: OrchestrationContext, width: int) -> int:
         first = await ctx.call_activity("kept", 100)
         return first + sum(await ctx.when_all([ctx.call_activity("kept", number) for number in range(width)]))
@@ -199,6 +208,12 @@ async def _counter(world: World) -> list[InstanceState]:
     return [await world.wait("one")]
 
 
+async def _rolling(world: World) -> list[InstanceState]:
+    await world.client.start("rolling", LARGE, instance_id="one")
+    await world.client.raise_event("one", "more", LARGE)
+    return [await world.wait("one")]
+
+
 async def _sender(world: World) -> list[InstanceState]:
     await world.client.start("events", 6, instance_id="one-to")
     await world.clock.sleep(0.5)
@@ -231,6 +246,7 @@ SCENARIOS = {
         Scenario(name="raising", drive=_simple("raising")),
         Scenario(name="terminate", drive=_terminate),
         Scenario(name="bulky", drive=_simple("bulky", LARGE)),
+        Scenario(name="rolling", drive=_rolling),
         Scenario(name="recorded", drive=_simple("recorded", 3)),
         Scenario(name="wide", drive=_simple("fan", 100)),  # its first checkpoint takes more than one transaction
         Scenario(name="spread", drive=_simple("spread", 0)),

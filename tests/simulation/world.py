@@ -428,6 +428,7 @@ class World:
             full = await self.client.get(row.instance_id)
             assert full is not None
             assert full.status.is_final, f"{row.instance_id} is {row.status}"
+            assert self.client.hub.container_url not in (full.input or ""), "its blob is gone"
             past = await self.client.history(row.instance_id)
             histories[row.instance_id] = sorted(shape(event) for event in past if not isinstance(event, _EPISODES))
             states[row.instance_id] = (str(full.status), full.output, full.custom_status)

@@ -1,7 +1,7 @@
 """The checkpoint: a pure function from the outcome of an episode to ordered steps of storage operations (DESIGN §7).
 
-Order, always: payloads, outbound, history (one step a batch), instance, completion, delete. The names of the steps are
-the names of the crash points.
+Order, always: payloads, outbound, history (one step a batch), instance, blobs, completion, delete. The names of the
+steps are the names of the crash points.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.history.records import (
 )
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.storage.primitives import (
+    DeleteBlob,
     DeleteMessage,
     Entity,
     EtagOf,
@@ -51,6 +52,7 @@ class Stored:
     :param completed: CheckpointCompletedTimestamp as stored.
     :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
         long after, and no row of this generation tells that their events were taken.
+    :param blobs: to which the generation's rows were spilled, as far as the session knows: they go with it.
     :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
     """
 
@@ -60,6 +62,7 @@ class Stored:
     tails: bool = False
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
     row_etag: str | None = None
     status: Status | None = None
     custom_status: str | None = None
@@ -71,6 +74,7 @@ class Plan:
     """A checkpoint ready to be sent.
 
     :param consumed: as the sentinel will remember them (:class:`Stored`).
+    :param blobs: to which its history rows are spilled.
     :param history, instance: indexes of the step that ends the history, and of the instance row's (None: not written).
     """
 
@@ -78,6 +82,7 @@ class Plan:
     commit_id: str
     completed: Timestamp
     consumed: tuple[str, ...]
+    blobs: tuple[str, ...]
     outbound: int
     history: int
     instance: int | None
@@ -112,6 +117,7 @@ def build(
     :param tags: the instance's tags. :param write_instance: see :func:`visible`.
     """
     rows, payloads = _history_rows(episode, names)
+    spilled = tuple(blob.name for blob in payloads)
     history = _history_steps(episode, stored, rows, names, processed, commit_id, now)
     instance: list[Step] = []
     if write_instance:
@@ -125,6 +131,7 @@ def build(
         Step(name="outbound", operations=tuple(puts)),
         *history,
         *instance,
+        _superseded(names, episode, stored),
     ]
     steps.extend(tail(names, episode, processed, tags))
     return Plan(
@@ -132,6 +139,7 @@ def build(
         commit_id=commit_id,
         completed=now,
         consumed=_consumed(stored, episode, processed),
+        blobs=spilled,
         outbound=1,
         history=1 + len(history),
         instance=2 + len(history) if instance else None,
@@ -140,7 +148,7 @@ def build(
 
 def rest(
     episode: Episode,
-    row_etag: str | None,
+    stored: Stored,
     *,
     names: HubNames,
     processed: Processed,
@@ -149,14 +157,25 @@ def rest(
     tags: dict[str, str],
     check: Callable[[], None],
 ) -> Unit:
-    """What remains of a checkpoint whose history is committed but whose instance row was refused."""
+    """What remains of a checkpoint whose history is committed but whose instance row was refused.
+
+    :param stored: as before the checkpoint, but for the instance row's ETag.
+    """
     merge, merge_blobs = merge_row(episode, names=names, now=now, container_url=container_url, history_blobs=())
     steps = (
         Step(name="payloads", operations=tuple(merge_blobs)),
-        Step(name="instance", operations=(changed(names, merge, row_etag),)),
+        Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),
+        _superseded(names, episode, stored),
         *tail(names, episode, processed, tags),
     )
     return Unit(steps=steps, check=check)
+
+
+def _superseded(names: HubNames, episode: Episode, stored: Stored) -> Step:
+    """Blobs of the generation that the episode has left: once neither history nor instance row names them (K47)."""
+    blobs = stored.blobs if episode.switched else ()
+    deletions = tuple(DeleteBlob(container=names.large_messages, name=name) for name in blobs)
+    return Step(name="blobs", operations=deletions)
 
 
 def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str, str]) -> tuple[Step, ...]:
@@ -199,12 +218,14 @@ def after(
     sentinel_etag: str,
     completed: Timestamp,
     consumed: tuple[str, ...],
+    blobs: tuple[str, ...],
     row_etag: str | None,
     now: float,
 ) -> Stored:
     """What is stored once the checkpoint is committed.
 
-    :param completed, consumed: as the sentinel now has them. :param row_etag: None: the row was not written.
+    :param completed, consumed: as the sentinel now has them. :param blobs: to which its rows were spilled.
+    :param row_etag: None: the row was not written.
     """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
     written = row_etag is not None
@@ -214,6 +235,7 @@ def after(
         tails=stored.tails or episode.switched,
         completed=completed,
         consumed=consumed,
+        blobs=blobs if episode.switched else stored.blobs + blobs,
         row_etag=row_etag if written else stored.row_etag,
         status=episode.status if written else stored.status,
         custom_status=episode.custom_status if written else stored.custom_status,

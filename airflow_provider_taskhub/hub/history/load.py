@@ -34,12 +34,14 @@ class Loaded:
     :param sentinel: None when the instance has no history.
     :param surplus: rows that a half commit left behind the committed ones.
     :param tails: whether an earlier, longer generation left rows behind them.
+    :param blobs: to which its rows are spilled.
     """
 
     past: tuple[HistoryEvent, ...] = ()
     sentinel: Sentinel | None = None
     surplus: int = 0
     tails: bool = False
+    blobs: tuple[str, ...] = ()
 
     @property
     def begun(self) -> bool:
@@ -66,10 +68,17 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     :raises HistoryUnreadable: when a payload is missing. :raises StorageError: as the store says.
     """
     rows = await load_rows(store, names, instance_id)
-    if rows.sentinel is None:
-        return Loaded()
-    past = await decoded(store, names, rows.committed)
-    return Loaded(past=past, sentinel=rows.sentinel, surplus=rows.surplus, tails=rows.tails)
+    while rows.sentinel is not None:
+        try:
+            past = await decoded(store, names, rows.committed)
+        except HistoryUnreadable:
+            before, rows = rows.sentinel, await load_rows(store, names, instance_id)
+            if rows.sentinel is not None and rows.sentinel.etag == before.etag:
+                raise
+            continue  # the blobs went with their generation while it was read
+        blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
+        return Loaded(past=past, sentinel=rows.sentinel, surplus=rows.surplus, tails=rows.tails, blobs=blobs)
+    return Loaded()
 
 
 async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
