@@ -6,6 +6,7 @@ Knows tasks only by whether they are settled. What a return or an error means is
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
+from contextlib import suppress
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
@@ -83,11 +84,8 @@ class Driver:
         body, self._body = self._body, None
         self._awaited = None
         if body is not None:
-            try:
+            with suppress(BaseException):  # it is over, whatever a `finally` block thinks of it
                 body.close()
-            except Exception:
-                # It is over, whatever a `finally` block thinks of it.
-                return
 
     def line(self) -> Where | str:
         """Where it waits."""

@@ -125,16 +125,20 @@ class Execution:
         return self._instance
 
     def close(self) -> None:
-        """Let go of the coroutine, when the session ends."""
-        if self._generation is not None:
-            self._generation.close()
+        """Let go of the coroutine, and close it here and now."""
+        if (close := self.rest()) is not None:
+            close()
 
-    def rest(self) -> None:
-        """Let go of the coroutine and keep the history: the next events replay it (K21, K23)."""
-        if self._generation is not None:
-            self._custom_status = self._generation.custom_status
-            self._generation.close()
-            self._generation = None
+    def rest(self) -> Callable[[], None] | None:
+        """Let go of the coroutine and keep the history: the next events replay it (K21, K23).
+
+        :returns: closes the coroutine: its ``finally`` blocks run, which may take as long as they like.
+        """
+        generation, self._generation = self._generation, None
+        if generation is None:
+            return None
+        self._custom_status = generation.custom_status
+        return generation.close
 
     def advance(
         self,

@@ -98,6 +98,10 @@ class Absences:
                     del self._since[kind, name]
 
 
+def _here(instance_id: str, close: Callable[[], None]) -> None:
+    close()
+
+
 class Backend:
     """All that a worker does on its own loop. A :class:`TenureListener`."""
 
@@ -112,8 +116,11 @@ class Backend:
         roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
         dead: Callable[[str], bool] = lambda worker: False,
         members: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
+        closes: Callable[[str, Callable[[], None]], None] = _here,
     ) -> None:
+        """:param closes: closes an orchestrator that is put aside, of an instance id: users' ``finally`` blocks."""
         self.hub, self.roles = hub, tuple(roles)
+        self._closes = closes
         self._settings = settings
         self._visibility = settings.lease_times.visibility
         self._readers: dict[str, ControlReader] = {}
@@ -124,7 +131,7 @@ class Backend:
         self.draining = False
         self.absences = Absences(hub, members, settings.no_worker_timeout)
         self.sessions: Sessions[Live] = Sessions(
-            extended=settings.session_idle > timedelta(0), rested=Live.rest, dropped=Live.close
+            extended=settings.session_idle > timedelta(0), rested=self._put_aside, dropped=self._put_aside
         )
         self.processor = Orchestrations(
             hub=hub,
@@ -281,6 +288,11 @@ class Backend:
         reader.tenure.drained()
 
     # messages
+
+    def _put_aside(self, live: Live) -> None:
+        """Only its history is kept, or nothing."""
+        if (close := live.execution.rest()) is not None:
+            self._closes(live.execution.instance.instance_id, close)
 
     def _deliver(self, reader: ControlReader, held: Held) -> None:
         self.sessions.deliver(reader, held)

@@ -77,6 +77,7 @@ class EpisodeWatch:
 
     :param thread: identifies the thread that computes. :param keep: brings the messages of an episode that is stuck
         into quarantine, with a cause; runs on a loop of its own. :param end: ends the process with a status.
+    :param also: called at every look.
     """
 
     def __init__(
@@ -86,8 +87,9 @@ class EpisodeWatch:
         thread: int,
         keep: Callable[[Running, str], Coroutine[Any, Any, None]],
         end: Callable[[int], object] = os._exit,
+        also: Callable[[], object] = lambda: None,
     ) -> None:
-        self._episodes, self._target, self._keep, self._exit = episodes, thread, keep, end
+        self._episodes, self._target, self._keep, self._exit, self._also = episodes, thread, keep, end, also
         self._seen: Running | None = None
         self._looks = 0
         self._over = threading.Event()
@@ -102,6 +104,7 @@ class EpisodeWatch:
     def _work(self) -> None:
         while not self._over.wait(TICK):
             self.look()
+            self._also()
 
     def look(self) -> None:
         """One look."""
@@ -111,12 +114,12 @@ class EpisodeWatch:
             return
         self._looks += 1
         if self._looks == round(SLOW / TICK):
-            log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=self._where())
+            log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=where(self._target))
         elif self._looks >= round(STUCK / TICK):
             self._end(running)
 
     def _end(self, running: Running) -> None:
-        cause = f"its episode did not end within {STUCK:g} s, at {self._where()}"
+        cause = f"its episode did not end within {STUCK:g} s, at {where(self._target)}"
         # whatever hangs from here on, a process that computes nothing any more must not keep its partitions
         final = threading.Timer(LAST_WORDS + 5.0, self._exit, (STATUS,))
         final.daemon = True
@@ -137,17 +140,18 @@ class EpisodeWatch:
         final.cancel()
         self._exit(STATUS)
 
-    def _where(self) -> str:
-        """The orchestrator's line, and the line that it has called there, if that is another one."""
-        frame = sys._current_frames().get(self._target)
-        while frame is not None and _is_ours(frame):  # in the middle of a call of the context
-            frame = frame.f_back
-        if frame is None:
-            return "an unknown line"
-        outer = inner = frame
-        while outer.f_back is not None and not _is_ours(outer.f_back):
-            outer = outer.f_back
-        return str(Where.of(inner)) if outer is inner else f"{Where.of(outer)}, in {Where.of(inner)}"
+
+def where(thread: int | None) -> str:
+    """The user's line that a thread is at, and the line that it has called there, if that is another one."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and _is_ours(frame):  # in the middle of a call of the context
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown line"
+    outer = inner = frame
+    while outer.f_back is not None and not _is_ours(outer.f_back):
+        outer = outer.f_back
+    return str(Where.of(inner)) if outer is inner else f"{Where.of(outer)}, in {Where.of(inner)}"
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -28,6 +28,7 @@ from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
@@ -126,6 +127,8 @@ class Host:
             await pool.start()
             stack.push_async_callback(pool.stop, timedelta(seconds=5))
         members = Members(store, names, times=settings.lease_times)
+        closer = Closer()
+        stack.callback(closer.stop)
         backend = Backend(
             hub=hub,
             registry=registry,
@@ -135,6 +138,7 @@ class Host:
             roles=options.roles,
             dead=lambda worker: worker in incarnation.predecessors(),
             members=_live(members),
+            closes=closer,
         )
 
         def member() -> Member:
@@ -161,13 +165,13 @@ class Host:
             services=backend.services,
             stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
         )
+        self._watch_episodes(stack, backend, closer)
         backend.start()
         stack.push_async_callback(backend.stop)
         await owner.start()
         stack.push_async_callback(owner.stop, settings.drain_timeout)
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
-        self._watch_episodes(stack, backend)
         if options.health_port is not None:
             health = Health(backend=backend, owner=owner, started=SYSTEM_CLOCK.monotonic())
             await serve(stack, health, options.health_port)
@@ -193,14 +197,14 @@ class Host:
         task = asyncio.create_task(watch(), name="watch owner")
         stack.callback(task.cancel)
 
-    def _watch_episodes(self, stack: AsyncExitStack, backend: Backend) -> None:
+    def _watch_episodes(self, stack: AsyncExitStack, backend: Backend, closer: Closer) -> None:
         processor = backend.processor
 
         async def keep(running: Running, cause: str) -> None:
             async with open_store(self._settings) as store:
                 await processor.keep_stuck(running, cause, store)
 
-        watch = EpisodeWatch(processor.episodes, thread=threading.get_ident(), keep=keep)
+        watch = EpisodeWatch(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()
         stack.callback(watch.stop)
 

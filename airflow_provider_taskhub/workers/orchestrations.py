@@ -148,14 +148,6 @@ class Live:
                 case ExecutionCompleted():
                     self.ended = event.status
 
-    def rest(self) -> None:
-        """Only its history is kept."""
-        self.execution.rest()
-
-    def close(self) -> None:
-        """Nobody keeps it any more."""
-        self.execution.close()
-
     def remember(self, stored: Stored) -> None:
         """What is stored now."""
         self.stored = stored
@@ -245,10 +237,13 @@ class Orchestrations:
         found = await self._judge(session, batch, facts, live.stored.sentinel_etag)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
+        self._take_in(session, live)
         await self._set_aside(session, live, found)
         if not found.process:
             if live.execution_id is not None and live.ended is None and not live.stuck:
                 self._keep(session, live)
+            else:
+                self._sessions.keep(session, None)
             return
         await self._run(session, live, found.process)
 
@@ -280,6 +275,7 @@ class Orchestrations:
 
     async def _resume(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """Commit the rest of a generation switch that was cut off between two transactions."""
+        self._take_in(session, live)
         with self.episodes.computing(session.instance_id, live.execution_id, batch):
             episode = live.execution.resume()
         if episode.history:
@@ -590,6 +586,7 @@ class Orchestrations:
             if gave_up is None:
                 log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
                 await reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
+                self._sessions.keep(session, None)
                 return
             failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True)
             episode = live.execution.fail(events, failure, now=now)
@@ -664,6 +661,11 @@ class Orchestrations:
         self._sessions.keep(session, None)
         if live.open_tasks:
             await self._cancel_activities(session.instance_id)
+
+    def _take_in(self, session: Session[Live], live: Live) -> None:
+        """Its code may run from now on: it is the session's, which puts it aside whatever happens."""
+        if session.state is not live:
+            self._sessions.keep(session, live)
 
     def _keep(self, session: Session[Live], live: Live) -> None:
         self._sessions.keep(session, live, live.execution.size)

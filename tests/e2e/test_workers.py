@@ -209,3 +209,20 @@ async def test_an_endless_orchestrator_ends_its_worker_and_no_other_instance(hou
         house.worker("three", app=app, MENDED="1").ready()
         assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": []}
         assert (await client.wait("endless", timeout=LIMIT)).output == "7"
+
+
+async def test_what_a_finally_does_when_it_is_put_aside_holds_up_nobody(house: House) -> None:
+    """The instances are put aside at the end of each episode; their worker goes on, with them too, and stops."""
+    ways = ("blocks", "loops", "raises")
+    one = house.worker("one", app="untidy_app:app", TASKHUB_SESSION_IDLE="PT0S").ready()
+    async with house.client() as client:
+        for how in ways:
+            await client.start("untidy", how, instance_id=how)
+        until(lambda: one.text().count("orchestrator_not_closed") >= 2, what="two of them are told")
+        assert set(re.findall(r"orchestrator_not_closed .*instance_id=(\w+)", one.text())) == {"blocks", "loops"}
+        await client.start("other", instance_id="other")
+        assert (await client.wait("other", timeout=LIMIT)).output == "14"
+        for how in ways:
+            await client.raise_event(how, "go", how)
+            assert (await client.wait(how, timeout=LIMIT)).output == f'"{how}"'
+        assert one.end() == 0

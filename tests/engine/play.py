@@ -74,7 +74,7 @@ class Play:
         assert not different, f"live and replayed differ: {different}"
         different = differences(episode, self.resting.advance(events, now=self.now))
         assert not different, f"live and rested differ: {different}"
-        self.resting.rest()
+        self.resting.close()
         self.past = episode.history if episode.switched else self.past + episode.history
         assert self.live.history == self.past
         self.instance, self.status = episode.current, episode.custom_status

@@ -859,6 +859,32 @@ class Test_code:
             assert play.last.status is Status.FAILED, where
             assert kind.__name__ in (play.last.output or ""), where
 
+    @pytest.mark.parametrize("ending", ["raises", "awaits"])
+    def test_whatever_a_finally_does_it_is_over(self, ending: str) -> None:
+        own = App("own")
+        seen: list[str] = []
+
+        @own.orchestrator
+        async def tidies(ctx: OrchestrationContext) -> None:
+            try:
+                await ctx.wait_for_external_event("never")
+            finally:
+                seen.append(ending)
+                if ending == "raises":
+                    raise KeyboardInterrupt
+                await ctx.call_activity("a")
+                seen.append("on")
+
+        live = Execution(Registry.of([own]), (), instance=INSTANCE)
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="tidies")
+        live.advance([start], now=START)
+        close = live.rest()
+        assert close is not None
+        assert live.rest() is None
+        assert not seen, "whoever lets go of it says when it is closed"
+        close()
+        assert seen == [ending]
+
     def test_when_any_and_when_all_take_tasks(self) -> None:
         with pytest.raises(ValueError, match="when_any of no tasks"):
             when_any([])

@@ -1,0 +1,112 @@
+"""Orchestrators that are put aside are closed where they hold up nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from airflow_provider_taskhub.engine.driver import Driver
+from airflow_provider_taskhub.engine.tasks import Task
+from airflow_provider_taskhub.workers import closing
+from airflow_provider_taskhub.workers.closing import Closer
+from airflow_provider_taskhub.workers.episodes import SLOW, STUCK, TICK
+
+
+@pytest.fixture
+def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closer]:
+    monkeypatch.setattr(closing, "LAST_CALLS", 0.01)
+    made = Closer()
+    yield made
+    made.stop()
+
+
+def look(closer: Closer, seconds: float) -> None:
+    for _ in range(round(seconds / TICK)):
+        closer.look()
+
+
+def waiting(tidy: Callable[[], object]) -> Driver:
+    """An orchestrator that waits, with a ``finally``."""
+
+    async def waits() -> None:
+        try:
+            await Task[None]()
+        finally:
+            tidy()
+
+    driver = Driver("waits")
+    driver.start(waits())
+    return driver
+
+
+def test_whoever_is_put_aside_is_closed_elsewhere_in_turn(closer: Closer) -> None:
+    seen: list[tuple[int, str]] = []
+    over = threading.Event()
+    for number in range(50):
+        closer("one", waiting(lambda number=number: seen.append((number, threading.current_thread().name))).close)
+    closer("one", over.set)
+    assert over.wait(60)
+    assert seen == [(number, "taskhub-closing") for number in range(50)]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_an_error_while_closing_ends_nothing(closer: Closer, error: type[BaseException]) -> None:
+    over = threading.Event()
+
+    def fails() -> None:
+        raise error
+
+    closer("one", fails)
+    closer("two", over.set)
+    assert over.wait(60)
+
+
+def test_a_finally_that_blocks_is_told_once_and_holds_up_nobody(closer: Closer) -> None:
+    begun, release, over = threading.Event(), threading.Event(), threading.Event()
+    blocked = waiting(lambda: (begun.set(), release.wait(60)))
+    closer("blocked", blocked.close)
+    closer("next", over.set)
+    assert begun.wait(60)
+    with capture_logs() as said:
+        look(closer, SLOW)
+        assert not said
+        look(closer, SLOW)
+        assert over.wait(60), "another thread goes on"
+        look(closer, 5.0)
+    release.set()
+    assert [(entry["event"], entry["instance_id"]) for entry in said] == [("orchestrator_not_closed", "blocked")]
+    assert "test_closing.py" in said[0]["where"].split(", in ")[0]
+
+
+def test_a_finally_that_loops_is_interrupted(closer: Closer) -> None:
+    begun = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def loops() -> None:
+        threads.append(threading.current_thread())
+        begun.set()
+        while True:
+            pass
+
+    closer("loops", waiting(loops).close)
+    assert begun.wait(60)
+    look(closer, SLOW + STUCK - 2 * TICK)
+    assert threads[0].is_alive()
+    look(closer, 4 * TICK)
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+
+
+def test_what_is_not_closed_when_the_worker_ends_is_never_closed(closer: Closer) -> None:
+    """Python would do it on the thread that ends the process."""
+    begun, release = threading.Event(), threading.Event()
+    seen: list[str] = []
+    closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)
+    assert begun.wait(60)
+    closer("late", waiting(lambda: seen.append("late")).close)
+    closer.stop()
+    release.set()
+    assert seen == []
