@@ -12,13 +12,14 @@ from datetime import timedelta
 
 from airflow_provider_taskhub.errors import LeaseLost, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.hub.partitions.admin import create_hub, delete_hub
+from airflow_provider_taskhub.hub.partitions.applease import SECONDS
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.simulation.world import MEMORY, Place
 
 NAMES = HubNames("Cluster")
 
@@ -129,15 +130,19 @@ class Cluster:
     """Nodes on one in-memory hub. Checks at every tick that no two pass their own check for one partition (T86)."""
 
     lease_store = "table"
-    """What hubs are made with: the ``scenario`` of the owners' tests runs each over both."""
+    """What hubs are made with: a ``participant`` of the owners' tests runs over both."""
+    place: Place = MEMORY
+    """And where they are kept: in memory, or on Azurite under the same clock."""
 
     def __init__(self, partitions: int = 4, *, times: LeaseTimes = AZURE_LEASE, seed: int = 0) -> None:
         self.partitions = partitions
         self.times = times
         self.seed = seed
         self.nodes: list[Node] = []
-        self.store: Store = SqliteStore(None, clock=JumpingClock())
+        self.store: Store = self.place.open(JumpingClock())
         self.unserved: Counter[int] = Counter()
+        self.look = 0.05
+        """Seconds between two looks at who serves what."""
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
@@ -148,24 +153,37 @@ class Cluster:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._watch is not None
-        self._watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watch
-        for node in self.nodes:
-            await self.crash(node)
-        await self.store.__aexit__(None, None, None)
+        try:
+            assert self._watch is not None
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+            for node in tuple(self.nodes):
+                await self.crash(node)
+        finally:
+            if self.place.shared:
+                await asyncio.sleep(SECONDS + 1)  # the dead hold the app lease still
+                await delete_hub(self.store, NAMES)
+            await self.store.__aexit__(None, None, None)
+
+    def long(self, seconds: float) -> float:
+        """So long, or a few minutes where each request is a real one."""
+        return min(seconds, 150.0) if self.place.shared else seconds
 
     async def _watching(self) -> None:
         while True:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.look)
             self.check()
 
     def check(self) -> None:
-        for partition in range(self.partitions):
-            serving = [node.name for node in self.nodes if node.serves(partition)]
-            assert len(serving) <= 1, f"partition {partition} is served by {serving}"
-            self.unserved[partition] += not serving
+        serving: dict[int, str] = {}
+        for node in self.nodes:
+            for partition in node.held:
+                if node.serves(partition):
+                    first = serving.setdefault(partition, node.name)
+                    assert first == node.name, f"partition {partition} is served by {first} and by {node.name}"
+        if len(serving) < self.partitions:
+            self.unserved.update(set(range(self.partitions)) - serving.keys())
 
     async def join(
         self,
@@ -179,6 +197,7 @@ class Cluster:
         weight: int = 1,
         services: Callable[[], Mapping[int, Service]] = dict,
         stuck: timedelta = timedelta.max,
+        rng: random.Random | None = None,
     ) -> Node:
         clock = Pausable(skew=skew, rate=rate)
         node = Node(name, clock, episode)
@@ -202,7 +221,7 @@ class Cluster:
             ),
             services=services,
             stuck=stuck,
-            rng=random.Random(f"{self.seed}/{name}"),
+            rng=rng or random.Random(f"{self.seed}/{name}"),
         )
         self.nodes.append(node)
         node.task = asyncio.ensure_future(node.owner.run())

@@ -194,7 +194,7 @@ async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewa
         await asyncio.sleep(2 * CYCLE)
         assert number in b.held
         assert cluster.counts() == [2, 2], "shares are fair among what is allowed"
-        await asyncio.sleep(1000)
+        await asyncio.sleep(cluster.long(1000))
         await cluster.crash(b)
         await asyncio.sleep(TAKE + 5 * CYCLE)
         assert sorted(a.held) == sorted({0, 1, 2, 3} - {number}), "not even when nobody else is there"
@@ -227,7 +227,7 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
         await asyncio.sleep(CYCLE)
         assert sorted([*a.held, *b.held]) == [0, 1, 3]
         assert "it was taken offline" in reasons(a) | reasons(b)
-        await asyncio.sleep(1000)
+        await asyncio.sleep(cluster.long(1000))
         assert sorted([*a.held, *b.held]) == [0, 1, 3]
         for node in (a, b):
             assert node.owner is not None
@@ -249,7 +249,7 @@ async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_noth
         assert len(b.held) == 8
         assert max(cluster.unserved.values()) * 0.05 <= CYCLE
         assert reasons(a) <= {"this worker is drained", "handed over to b@host/b-1"}
-        await asyncio.sleep(500)
+        await asyncio.sleep(cluster.long(500))
         assert not a.held
         assert await steer.undrain_node("A")
         await cluster.settle(60)
@@ -310,7 +310,7 @@ async def test_a_turn_of_one_moves_one_partition_a_scan() -> None:
         await cluster.settle(300)
         await steering(cluster).turn(0)
         c = await cluster.join("c")
-        await asyncio.sleep(200)
+        await asyncio.sleep(cluster.long(200))
         assert not c.held
 
 
@@ -336,7 +336,7 @@ async def test_published_loads_move_a_busy_partition_to_who_has_room() -> None:
         await asyncio.sleep(6 * SCAN)
         assert {frozenset(a.held) & {0, 1}, frozenset(b.held) & {0, 1}} == {frozenset({0}), frozenset({1})}
         moves = len(a.events) + len(b.events)
-        await asyncio.sleep(1000)
+        await asyncio.sleep(cluster.long(1000))
         assert len(a.events) + len(b.events) == moves, "and then nothing moves"
 
 
