@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from uuid import uuid4
@@ -120,6 +121,32 @@ async def test_a_hub_keeps_its_lease_store(leases: Leases, store: Store, names: 
         with pytest.raises(HubError, match=f"keeps its leases in a {lease_store} store, not in a {other}"):
             await attempt
     assert (await ensure_hub(store, names)).lease_store == lease_store
+
+
+@pytest.mark.rows("T84")
+async def test_what_each_write_and_each_look_costs(
+    leases: Leases, store: Store, names: HubNames, lease_store: str
+) -> None:
+    """Exactly as ``blobs`` says of blobs; a row costs one request, whatever is done with it."""
+
+    async def cost(call: Awaitable[Lease]) -> tuple[Lease, Counter[str]]:
+        before = store.requests.copy()
+        return await call, store.requests - before
+
+    free, blobs = await lease_of(leases), lease_store == BLOB
+    row = {"table.update": 1}
+    taken, used = await cost(leases.write(free.claimed("a", START, TAKE)))
+    assert used == ({"blob.lease": 1, "blob.get": 1, "blob.put": 1} if blobs else row)
+    renewed, used = await cost(leases.write(taken.renewed(START, TAKE, draining=False)))
+    assert used == ({"blob.lease": 2, "blob.put": 1} if blobs else row)
+    asked, used = await cost(leases.write(renewed.asked("b")))
+    assert used == ({"blob.lease": 2, "blob.put": 1} if blobs else row)
+    given_up, used = await cost(leases.write(asked.given_up()))
+    assert used == ({"blob.lease": 3, "blob.put": 1} if blobs else row)
+    _, used = await cost(leases.write(given_up.claimed("b", START, TAKE)))  # as of a blob whose lease ran out
+    assert used == ({"blob.lease": 2, "blob.get": 1, "blob.put": 1} if blobs else row)
+    _, used = await cost(lease_of(leases))
+    assert used == ({"blob.list": 1, "blob.get": 2} if blobs else {"table.query": 1})
 
 
 # --- blobs alone --------------------------------------------------------------------------------------------------

@@ -6,6 +6,11 @@ the blob still has the id that was read; so a renewal that came in between refus
 keeping one id for a whole tenure, as DurableTask does: a thief that has read the blob before a renewal would then take
 it from a live owner.
 
+What that costs: three requests for a renewal or an ask (change, renew, put), as many for the first take of a blob that
+nobody leases (acquire, read, put), one more for a release, and for a blob whose lease ran out (change refused, acquire,
+read, put); a listing and a request for each lease where all are looked at, which nobody does while nothing moves. Rows
+of a table cost one request each, and one for every 1,000 of them (T84, T85).
+
 Owns reading and conditionally writing the blobs. Decides nothing.
 """
 
