@@ -137,12 +137,12 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
     async with Cluster() as cluster:
         a, b = await cluster.join("a"), await cluster.join("b")
         await cluster.settle()
-        mine = set(a.held)
+        mine, before = set(a.held), len(b.events)
         await cluster.crash(a)
         again = await cluster.join("a2", predecessors=["a@host/a-1"])
         await asyncio.sleep(0.5)
         assert set(again.held) == mine
-        assert not b.when("asked")
+        assert len(b.events) == before
         assert {member.worker for member in await Members(cluster.store, NAMES).live()} == {
             "a2@host/a2-1",
             "b@host/b-1",
@@ -196,14 +196,14 @@ async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
     async with Cluster() as cluster:
         a, b = await cluster.join("a", episode=5), await cluster.join("b")
         await cluster.settle()
-        began = now()
+        began, before = now(), len(b.when("lost"))
         await cluster.leave(a)
         assert now() - began == pytest.approx(5 + SCAN / 2, abs=SCAN / 2 + 1)  # the scan under way, then the episode
         released = now()
         await cluster.settle(SCAN * JITTER)
         assert now() - released <= SCAN * JITTER
         assert len(b.held) == 4
-        assert not b.when("lost")
+        assert len(b.when("lost")) == before
         assert [member.worker for member in await Members(cluster.store, NAMES).live()] == ["b@host/b-1"]
 
 
@@ -258,11 +258,12 @@ async def test_a_drain_that_never_ends_is_cut_off() -> None:
 @participant
 @pytest.mark.rows("T14", "T15", "T18", "T82", "E20", "E57")
 async def test_random_failures_and_lost_answers_change_no_owner() -> None:
+    """One write in ten fails: half of these are not carried out, of the others the answer is lost."""
     async with Cluster(8) as cluster:
-        faults, rng, failed = Faults(cluster.store), random.Random(7), [0]
+        faults, rng, failed = Faults(cluster.store), random.Random(8), [0]
 
         async def maybe(name: str, _: tuple[object, ...]) -> None:
-            if name == "execute" and rng.random() < 0.1:
+            if name == "execute" and rng.random() < 0.05:
                 failed[0] += 1
                 raise Unavailable("no answer")
 
@@ -272,7 +273,7 @@ async def test_random_failures_and_lost_answers_change_no_owner() -> None:
         events = [len(node.events) for node in nodes]
         faults.before = faults.after = maybe
         await asyncio.sleep(cluster.long(2000))
-        assert failed[0] > cluster.long(2000) / 10
+        assert failed[0] > cluster.long(2000) / 20
         assert [len(node.events) for node in nodes] == events
 
 
