@@ -29,7 +29,7 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id
-from airflow_provider_taskhub.engine.limits import check_column, check_tags
+from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound, Throttled
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
@@ -310,8 +310,9 @@ class Client:
         """Send an external event to the current generation.
 
         :raises InstanceNotFound: when there is no such instance.
-        :raises InputError: when the instance has ended, or the data is not JSON.
+        :raises InputError: when the instance has ended, or for data that is not JSON or a name that no store takes.
         """
+        check_event(name, "raise_event")
         row = await self._existing(instance_id)
         if row.status.is_final:
             raise InputError(f"instance {instance_id!r} has ended ({row.status}): it takes no events")
@@ -328,8 +329,9 @@ class Client:
 
         :param wait: until the instance has ended and its executors have confirmed that none of its recorded activities
             runs any more (DESIGN §9).
-        :raises InstanceNotFound: when there is no such instance.
+        :raises InstanceNotFound: when there is no such instance. :raises InputError: for a reason that no store takes.
         """
+        check_text(reason, "the reason")
         row = await self._existing(instance_id)
         if not row.status.is_final:
             event = ExecutionTerminated(timestamp=self.hub.clock.utc_now(), input=reason)
@@ -346,8 +348,10 @@ class Client:
         One that has not begun yet is held as soon as it has.
 
         :param reason: becomes the instance's output until it ends, as in DurableTask.
-        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has ended.
+        :raises InstanceNotFound: when there is no such instance.
+        :raises InputError: when it has ended, or for a reason that no store takes.
         """
+        check_text(reason, "the reason")
         event = ExecutionSuspended(timestamp=self.hub.clock.utc_now(), reason=reason)
         return await self._steer(instance_id, event, "suspended")
 
@@ -355,8 +359,10 @@ class Client:
         """Let a suspended instance go on with all that has come meanwhile; a running one stays as it is.
 
         :param reason: becomes the instance's output until it ends, as in DurableTask.
-        :raises InstanceNotFound: when there is no such instance. :raises InputError: when it has ended.
+        :raises InstanceNotFound: when there is no such instance.
+        :raises InputError: when it has ended, or for a reason that no store takes.
         """
+        check_text(reason, "the reason")
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
         return await self._steer(instance_id, event, "resumed")
 

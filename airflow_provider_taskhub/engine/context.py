@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.attempts import Attempts, Timer
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where, child_tags
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, guid
-from airflow_provider_taskhub.engine.limits import check_column, check_tags
+from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.errors import InputError
@@ -254,14 +254,15 @@ class OrchestrationContext:
 
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:
         """The next event of this name; its data decoded by ``data_type``. Names are matched without their case."""
-        if not isinstance(name, str) or not name:
-            raise InputError(f"wait_for_external_event: name is {name!r}; give a text")
+        check_event(name, "wait_for_external_event")
         return self._generation.wait(name, data_type)
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
-        """Raise an event in another instance; nobody waits for it to arrive."""
-        if not isinstance(name, str) or not name:
-            raise InputError(f"send_event: name is {name!r}; give a text")
+        """Raise an event in another instance; nobody waits for it to arrive.
+
+        :raises InputError: for data that JSON cannot express, or a name or an instance id that no store takes.
+        """
+        check_event(name, "send_event")
         self._generation.schedule(
             Action(
                 kind=EventType.EventSent,

@@ -27,6 +27,18 @@ def check_column(text: Any, what: str) -> None:
         raise InputError(f"{what} is {units:,} characters: at most {MAX_COLUMN:,}. {_WAY_OUT}")
 
 
+def check_text(text: Any, what: str) -> None:
+    """A text of any length, which is spilled where it is large. :raises InputError: no text, or half a character."""
+    _units(text, what)
+
+
+def check_event(name: Any, where: str) -> None:
+    """The name of an event, which its receiver's history is to hold. :raises InputError: as :func:`check_column`."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{where}: name is {name!r}; give a text")
+    check_column(name, f"{where}: the name {name[:40]!r}…")
+
+
 def _units(text: Any, what: str) -> int:
     if not isinstance(text, str):
         raise InputError(f"{what} is {text!r}: give a text")

@@ -541,6 +541,28 @@ class Test_children:
         assert (play.last.output or "").startswith("InputError: instance id")
 
     @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("", "name is ''; give a text"),
+            ("\ud800", "the name .* holds an unpaired surrogate"),
+            ("go" * 16_385, "the name 'go.* is 32,770 characters"),
+        ],
+    )
+    def test_an_event_that_no_history_can_name_is_refused(self, name: str, text: str) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            with pytest.raises(InputError, match=f"wait_for_external_event: {text}"):
+                ctx.wait_for_external_event(name)
+            ctx.send_event("other", name)
+
+        play = Play(own)
+        play.start("parent")
+        assert re.search(f"^InputError: send_event: {text}", play.last.output or ""), play.last.output
+        assert play.outbound == []
+
+    @pytest.mark.parametrize(
         ("given", "text"),
         [
             ({"tags": {"team": "x" * 32_768}}, r"tags of orchestrator 'child' are 32,7\d\d characters of JSON"),

@@ -215,6 +215,22 @@ def test_every_operation_in_every_state(state: str) -> None:
     assert simulate(drive) == REACTIONS[state]
 
 
+def test_what_no_store_takes_is_refused_before_it_is_sent() -> None:
+    async def drive(world: World) -> None:
+        client, half = world.client, "half a smile \ud83d"
+        await client.start("events", 1, instance_id="one")
+        for steer in (client.terminate, client.suspend, client.resume, client.rewind):
+            with pytest.raises(InputError, match="the reason holds an unpaired surrogate, which no store takes"):
+                await steer("one", half)
+        for name in (half, "go" * 16_385, ""):
+            with pytest.raises(InputError, match="raise_event: "):
+                await client.raise_event("one", name)
+        await world.clock.sleep(1.0)
+        assert await status(world) is Status.RUNNING
+
+    play(drive)
+
+
 # --- before its time ----------------------------------------------------------------------------------------------
 
 
