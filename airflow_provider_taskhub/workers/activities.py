@@ -49,6 +49,7 @@ from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
 from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
@@ -144,12 +145,25 @@ class Activities:
             raise
         except StorageError as error:
             log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
-            await self.reader.give_back([item], delay=timedelta(seconds=1))
-        except Exception:
+            await self._failed(item, error, delay=timedelta(seconds=1), failed=False)
+        except Exception as error:
             log.exception("activity_defect", message_id=item.message_id)
-            await self.reader.give_back([item], delay=timedelta(seconds=5), failed=True)
+            await self._failed(item, error, delay=timedelta(seconds=5), failed=True)
         finally:
             self._leave(item)
+
+    async def _failed(self, held: Held, error: Exception, *, delay: timedelta, failed: bool) -> None:
+        """Give it back; at its limit it is kept aside with the error (DESIGN §6). :param failed: count a failure."""
+        if not quarantine.is_spent(held, failed=failed):
+            await self.reader.give_back([held], delay=delay, failed=failed)
+            return
+        item = quarantine.spent(held, error)
+        log.error("quarantined", instance_id=item.instance_id, message_id=held.message_id, cause=item.cause)
+        try:
+            await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
+        except StorageError as refused:  # it is delivered again, and tried again
+            log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
+        self.reader.release([held])
 
     @contextmanager
     def promised(self, count: int) -> Iterator[None]:

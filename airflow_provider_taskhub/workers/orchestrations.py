@@ -64,6 +64,7 @@ from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.messages.races import (
     Facts,
     Judged,
@@ -211,7 +212,7 @@ class Orchestrations:
         except StorageError as error:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
             self._sessions.keep(session, None)
-            await session.reader.give_back(batch, delay=timedelta(seconds=1))
+            await self._failed(session, batch, error, failed=False)
         except asyncio.CancelledError:  # what was in hand stays renewed until its reader gives it back, or ends
             self._sessions.keep(session, None)
             raise
@@ -522,23 +523,31 @@ class Orchestrations:
         )
         await self._delete(session, [held])
 
-    async def _failed(self, session: Session[Live], batch: Sequence[Held], error: Exception) -> None:
-        """Count one more failure in each message; what is at its limit is kept aside with the error (DESIGN §6)."""
-        poison = [held for held in batch if held.envelope.failures >= quarantine.MAX_FAILURES]
-        rest = [held for held in batch if held.envelope.failures < quarantine.MAX_FAILURES]
+    async def _failed(
+        self, session: Session[Live], batch: Sequence[Held], error: Exception, *, failed: bool = True
+    ) -> None:
+        """Give the messages back; what is at its limit is kept aside with the error (DESIGN §6).
+
+        :param failed: count one more failure in each; False: the store did not answer.
+        """
+        poison = [held for held in batch if quarantine.is_spent(held, failed=failed)]
+        rest = [held for held in batch if held not in poison]
         failures = max((held.envelope.failures for held in rest), default=0)
-        await session.reader.give_back(rest, delay=delay(Verdict.WAIT, failures), failed=True)
+        pause = delay(Verdict.WAIT, failures) if failed else timedelta(seconds=1)
+        await session.reader.give_back(rest, delay=pause, failed=failed)
         for held in poison:
             try:
-                await self._quarantine(session, held, f"every episode with it failed, at last with {error!r}")
+                await self._keep_aside(session, held, quarantine.spent(held, error))
             except StorageError as refused:  # it is delivered again, and tried again
                 log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
                 session.reader.release([held])
 
     async def _quarantine(self, session: Session[Live], held: Held, cause: str, *, stuck: str | None = None) -> None:
+        await self._keep_aside(session, held, quarantine.of_held(held, cause, stuck=stuck))
+
+    async def _keep_aside(self, session: Session[Live], held: Held, item: Quarantined) -> None:
         """Nothing more is expected of the message: it is kept, with the cause (K35)."""
-        log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=cause)
-        item = quarantine.of_held(held, cause, stuck=stuck)
+        log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=item.cause)
         await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
         session.reader.release([held])
 

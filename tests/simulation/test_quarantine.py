@@ -30,6 +30,8 @@ from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.workers import orchestrations
+from airflow_provider_taskhub.workers.activities import Activities
+from airflow_provider_taskhub.workers.commit import Committer
 from airflow_provider_taskhub.workers.episodes import Running
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
@@ -88,6 +90,41 @@ def test_what_is_put_back_is_processed_as_if_it_were_new(broken: dict[str, bool]
         return state.output, await world.client.quarantined()
 
     assert play(drive) == ("[0,1,2,3]", ())
+
+
+@pytest.mark.rows("K35")
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ((Activities, "_process"), RuntimeError("a defect of ours")),
+        ((Activities, "_process"), Unavailable("the store said nothing")),
+        ((Committer, "commit"), Unavailable("the store said nothing")),
+    ],
+    ids=["activity that fails", "activity whose store fails", "orchestration whose store fails"],
+)
+def test_what_is_at_its_limit_is_kept_with_the_last_error(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[type, str], error: Exception
+) -> None:
+    async def fails(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
+    monkeypatch.setattr(quarantine, "MAX_DELIVERIES", 6)
+
+    async def drive(world: World) -> Any:
+        with monkeypatch.context() as broken:
+            broken.setattr(*place, fails)
+            await world.client.start("fan", 1, instance_id="one")
+            while not (kept := await world.client.quarantined()):
+                await world.clock.sleep(1.0)
+        (item,) = kept
+        assert item.instance_id == "one"
+        assert repr(error) in item.cause
+        assert item.dequeue_count == (6 if isinstance(error, Unavailable) else 3)  # the put's own claim is not counted
+        assert await world.client.put_back(item.message_id)
+        return (await world.wait("one")).output
+
+    assert play(drive) == "1"
 
 
 @pytest.mark.rows("K35", "K42")

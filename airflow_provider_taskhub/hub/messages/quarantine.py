@@ -93,6 +93,17 @@ def unit(names: HubNames, item: Quarantined, deletion: DeleteMessage) -> Unit:
     )
 
 
+def is_spent(held: Held, *, failed: bool) -> bool:
+    """Whether this was the last try with a message. :param failed: it counts as one; else the store did not answer."""
+    return held.dequeue_count >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
+
+
+def spent(held: Held, error: Exception) -> Quarantined:
+    """A message at its limit, with the error that its last try ended in."""
+    counts = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
+    return of_held(held, f"{counts}, at last {error!r}")
+
+
 def of_message(queue: str, message: Message, cause: str) -> Quarantined:
     """A message that could not even be decoded."""
     return Quarantined(
