@@ -58,6 +58,14 @@ async def slow(ctx: OrchestrationContext, seconds: float) -> float:
 
 
 @app.orchestrator
+async def told(ctx: OrchestrationContext) -> Any:
+    """Ends when it is told to, however slow everything else is."""
+    go = ctx.wait_for_external_event("go")
+    await ctx.when_any([go, ctx.call_activity(rest, 600.0)])
+    return go.get_result()
+
+
+@app.orchestrator
 async def fails(ctx: OrchestrationContext, lines: int) -> None:
     await ctx.call_activity(broken, lines)
 

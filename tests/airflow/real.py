@@ -250,6 +250,10 @@ class RealAirflow:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, cwd=ROOT)
         return json.loads(done.stdout) if done.stdout.strip() else None
 
+    def tell(self, instance_id: str, data: object) -> None:
+        """Let an instance of ``told`` end."""
+        self.taskhub("instances", "raise-event", instance_id, "go", "--data", json.dumps(data))
+
     def instance(self, instance_id: str) -> Any:
         return self.get("/taskhub/api/instance", id=instance_id)
 

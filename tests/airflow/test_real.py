@@ -115,13 +115,16 @@ def test_marking_a_waiting_task_terminates(real: RealAirflow, state: str) -> Non
 
 
 def test_clearing_a_waiting_task_ends_the_old_and_starts_a_new_generation(real: RealAirflow) -> None:
-    run = real.trigger("slow", seconds=20)
-    real.waits("slow", run)
-    real.clear("slow", run)
-    real.reaches("slow", run, "success")
-    assert real.status(hub_id("slow", run)) == "Terminated"
-    assert real.status(hub_id("slow", run, 2)) == "Completed"
-    assert real.xcom("slow", run) == 20
+    run = real.trigger("told")
+    real.waits("told", run)
+    real.clear("told", run)
+    until("terminated", lambda: real.status(hub_id("told", run)) == "Terminated")
+    until("second try", lambda: real.task("told", run)["try_number"] == 2)
+    real.reaches("told", run, "deferred")
+    real.tell(hub_id("told", run, 2), 20)
+    real.reaches("told", run, "success")
+    assert real.status(hub_id("told", run, 2)) == "Completed"
+    assert real.xcom("told", run) == 20
 
 
 def test_clearing_a_successful_task_computes_anew(real: RealAirflow) -> None:
@@ -134,35 +137,37 @@ def test_clearing_a_successful_task_computes_anew(real: RealAirflow) -> None:
 
 
 def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow) -> None:
-    run = real.trigger("slow", seconds=25)
-    real.waits("slow", run)
+    run = real.trigger("told")
+    real.waits("told", run)
     triggerer = real.processes["triggerer"]
     triggerer.stop()
-    assert real.status(hub_id("slow", run)) == "Running"
+    assert real.status(hub_id("told", run)) == "Running"
     triggerer.start()
-    real.reaches("slow", run, "success")
-    assert real.xcom("slow", run) == 25
+    real.tell(hub_id("told", run), 25)
+    real.reaches("told", run, "success")
+    assert real.xcom("told", run) == 25
 
 
 def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
     """spec/airflow.md §0.3: another one takes its triggers; waking up, it believes that all of them were killed."""
-    run = real.trigger("slow", seconds=60)
-    real.waits("slow", run)
+    run = real.trigger("told")
+    real.waits("told", run)
     first = real.processes["triggerer"]
     first.signal(signal.SIGSTOP)
     env = real.env | {"AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": "0"}
     second = Process("second-triggerer", first.command, env, real.home)
     try:
-        until("the other one waits", lambda: real.log("slow", run).count("waiting for slow:") == 2)
+        until("the other one waits", lambda: real.log("told", run).count("waiting for told:") == 2)
         first.signal(signal.SIGCONT)
-        until("on_kill", lambda: "invoking on_kill" in real.log("slow", run))
-        until("seen through", lambda: "the task still waits elsewhere" in real.log("slow", run))
-        assert real.status(hub_id("slow", run)) == "Running"
-        real.reaches("slow", run, "success")
+        until("on_kill", lambda: "invoking on_kill" in real.log("told", run))
+        until("seen through", lambda: "the task still waits elsewhere" in real.log("told", run))
+        assert real.status(hub_id("told", run)) == "Running"
+        real.tell(hub_id("told", run), 60)
+        real.reaches("told", run, "success")
     finally:
         first.signal(signal.SIGCONT)
         second.stop()
-    assert real.xcom("slow", run) == 60
+    assert real.xcom("told", run) == 60
 
 
 def test_a_sensor_waits_for_an_instance_that_is_started_later(real: RealAirflow) -> None:
