@@ -74,6 +74,7 @@ class Node:
     name: str
     clock: Pausable
     episode: float = 0.0
+    incarnation: int = 1
     events: list[tuple[float, str, int, str]] = field(default_factory=list)
     held: dict[int, Tenure] = field(default_factory=dict)
     reading: set[int] = field(default_factory=set)
@@ -83,7 +84,7 @@ class Node:
 
     @property
     def me(self) -> WorkerIdentity:
-        return WorkerIdentity(name=self.name, host="host", incarnation=f"{self.name}-1")
+        return WorkerIdentity(name=self.name, host="host", incarnation=f"{self.name}-{self.incarnation}")
 
     def taken(self, tenure: Tenure) -> None:
         assert tenure.partition not in self.held
@@ -190,7 +191,8 @@ class Cluster:
         name: str,
         *,
         episode: float = 0.0,
-        predecessors: Sequence[str] = (),
+        incarnation: int = 1,
+        predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
         skew: timedelta = timedelta(0),
         rate: float = 1.0,
         store: Store | None = None,
@@ -200,7 +202,7 @@ class Cluster:
         rng: random.Random | None = None,
     ) -> Node:
         clock = Pausable(skew=skew, rate=rate)
-        node = Node(name, clock, episode)
+        node = Node(name, clock, episode, incarnation)
         node.owner = PartitionOwner(
             store=Paused(store or self.store, clock),  # type: ignore[arg-type]
             names=NAMES,

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.hub.partitions.balance import NO_RULES, Plan, Row, Rules, Seat, plan, seats, shares
+from airflow_provider_taskhub.hub.partitions.leases import Lease, standing
 
 Owners = list[str | None]
 Loads = Mapping[int, float]
@@ -202,11 +203,25 @@ def test_a_rolling_restart_moves_only_what_the_restarted_worker_had(
     for number in data.draw(st.permutations(range(hosts))):
         before = list(owners)
         had = before.count(f"w{number}")
-        rows = [
-            Row(partition=row.partition, next_owner=row.owner, free=True) if row.owner == f"w{number}" else row
-            for row in rows_of(owners)
-        ]  # as it sees rows of its predecessor
-        decided = {member: plan(rows, seats(names(hosts)), member) for member in names(hosts)}
+        restarted = f"w{number}"
+        decided = {}
+        for member in names(hosts):
+            proven = member == restarted or data.draw(st.booleans())  # it runs on the same machine
+            rows = [
+                standing(
+                    Lease(queue=f"h-control-{partition:02}", owner=f"old {owner}" if owner == restarted else owner),
+                    me=member,
+                    held=owner == member != restarted,
+                    unchanged=3.0,
+                    take=30.0,
+                    patience=25.0,
+                    dead={f"old {restarted}"} if proven else set(),
+                    heir=restarted if owner == restarted else None,
+                )
+                for partition, owner in enumerate(owners)
+            ]
+            listed = names(hosts) if proven else [*names(hosts), f"old {restarted}"]
+            decided[member] = plan(rows, seats(listed), member)
         assert all(decided[member] == Plan() for member in decided if member != f"w{number}")
         assert len(decided[f"w{number}"].take) == had
         assert not decided[f"w{number}"].ask

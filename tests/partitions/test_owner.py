@@ -150,6 +150,54 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
 
 
 @participant
+@pytest.mark.rows("E51", "K07")
+async def test_who_is_back_under_its_name_gets_its_own_although_neighbours_can_prove_the_death_too() -> None:
+    """All on one machine. Who scans before it is listed takes over at once: nobody waits for who may not come back."""
+    async with Cluster(9) as cluster:
+        dead: list[str] = []
+        nodes = [await cluster.join(name, predecessors=lambda: dead) for name in "abc"]
+        await cluster.settle()
+        await asyncio.sleep(3 * TAKE)
+        for node in list(nodes):
+            mine, before = set(node.held), {other: dict(other.held) for other in nodes if other is not node}
+            await cluster.crash(node)
+            faults, looked = Faults(cluster.store), [False]
+
+            async def late(name: str, arguments: tuple[object, ...], looked: list[bool] = looked) -> None:
+                if name == "rows" and arguments[0] == NAMES.members and not looked[0]:
+                    looked[0] = True
+                    raise Unavailable("no answer")
+
+            faults.before = late  # so that the others look before it does
+            again = await cluster.join(node.name, incarnation=2, predecessors=lambda: dead, store=faults)  # type: ignore[arg-type]
+            dead.append(str(node.me))
+            await asyncio.sleep(3 * SCAN * JITTER)
+            assert set(again.held) == mine
+            assert not any(set(other.held) ^ set(held) for other, held in before.items()), "nothing else moved"
+            nodes[nodes.index(node)] = again
+            await asyncio.sleep(3 * TAKE)
+
+
+@participant
+@pytest.mark.rows("E51", "T87")
+async def test_an_heir_that_cannot_prove_the_death_delays_nobody_for_long() -> None:
+    """It locks files in another folder, say. Who can prove it waits for its heir, for a few scans."""
+    async with Cluster(4) as cluster:
+        dead: list[str] = []
+        a, b = await cluster.join("a"), await cluster.join("b", predecessors=lambda: dead)
+        await cluster.settle()
+        await asyncio.sleep(3 * TAKE)
+        orphans = set(a.held)
+        await cluster.crash(a)
+        dead.append(str(a.me))
+        await cluster.join("a", incarnation=2)
+        await asyncio.sleep(1.5 * SCAN)
+        assert not orphans & b.held.keys()
+        await asyncio.sleep(2 * SCAN * JITTER)
+        assert sum(cluster.counts()) == 4
+
+
+@participant
 @pytest.mark.rows("T16", "T17", "T20", "T21", "T40", "E25", "E62", "T89")
 async def test_a_paused_worker_stops_by_its_own_check_and_comes_back() -> None:
     async with Cluster() as cluster:

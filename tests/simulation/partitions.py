@@ -28,7 +28,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -229,7 +229,7 @@ def _tell(answer: asyncio.Future[Any], result: Any) -> None:
 class Host:
     """A worker's process on a machine: its owner loop, and a service that drains for ``episode`` seconds when asked."""
 
-    def __init__(self, world: World, name: str, incarnation: int, predecessors: Sequence[str]) -> None:
+    def __init__(self, world: World, name: str, incarnation: int, predecessors: Collection[str]) -> None:
         self.world, self.name = world, name
         self.me = WorkerIdentity(name=name, host="host", incarnation=f"{name}-{incarnation}")
         draw = random.Random(f"{world.seed}/{self.me}")
@@ -239,7 +239,7 @@ class Host:
         self.reading: set[int] = set()
         self.dead = self.leaving = False
         self.resumed = -AWAKENING
-        self.predecessors = tuple(predecessors)
+        self.predecessors = predecessors
         self.owner = PartitionOwner(
             store=Wire(world.store, self),  # type: ignore[arg-type]
             names=NAMES,
@@ -248,7 +248,7 @@ class Host:
             clock=self.clock,
             listener=self,
             app_name="",
-            predecessors=self.predecessors,
+            predecessors=lambda: self.predecessors,
             rng=random.Random(f"{world.seed}/{self.me}/jitter"),
         )
         self.task = asyncio.ensure_future(self.owner.run())
@@ -351,6 +351,8 @@ class World:
     contested: set[int] = field(default_factory=set)
     """Partitions with more than one holder: only there can two serve or read."""
     epochs: Counter[int] = field(default_factory=Counter)
+    dead: set[str] = field(default_factory=set)
+    """Whoever was killed: where all run on one machine, all can prove it."""
     events: Counter[str] = field(default_factory=Counter)
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACE))
     digest: Any = field(default_factory=hashlib.sha256)
@@ -369,6 +371,7 @@ class World:
     def __post_init__(self) -> None:
         self.dice = random.Random(f"{self.seed}/schedule")
         self._skews = random.Random(f"{self.seed}/skews")
+        self.one_machine = random.Random(f"{self.seed}/machine").random() < 0.3
         self._incarnations: Counter[str] = Counter()
         self._sure = [0.0] * self.shape.partitions
         """Until when a partition is served unless something happens to its holder."""
@@ -476,9 +479,9 @@ class World:
 
     # what happens
 
-    def join(self, name: str, predecessors: Sequence[str] = ()) -> Host:
+    def join(self, name: str, predecessors: Collection[str] = ()) -> Host:
         self._incarnations[name] += 1
-        host = Host(self, name, self._incarnations[name], predecessors)
+        host = Host(self, name, self._incarnations[name], self.dead if self.one_machine else predecessors)
         self.hosts.append(host)
         self.disturbed()
         return host
@@ -505,9 +508,11 @@ class World:
             case "crash" if spare:
                 self.hosts.remove(host)
                 await host.crash()
+                self.dead.add(str(host.me))
             case "restart":
                 self.hosts.remove(host)
                 await host.crash()
+                self.dead.add(str(host.me))
                 self.join(host.name, [*host.predecessors, str(host.me)])
             case "stop" if spare:
                 host.stop()
@@ -626,7 +631,7 @@ class World:
         async with self.store:
             lease_store = self.shape.lease_store
             await create_hub(self.store, NAMES, self.shape.partitions, lease_store=lease_store, clock=JumpingClock())
-            for _ in range(max(1, self.shape.hosts // 2)):
+            for _ in range(self.shape.hosts if self.shape.hosts == LARGEST[0] else max(1, self.shape.hosts // 2)):
                 self.join(self._joiner() or "")
             watching = asyncio.ensure_future(self.watch())
             playing = asyncio.ensure_future(self._play())

@@ -245,7 +245,15 @@ class Sightings:
 
 
 def standing(
-    lease: Lease, *, me: str, held: bool, unchanged: float, take: float, patience: float, dead: Collection[str]
+    lease: Lease,
+    *,
+    me: str,
+    held: bool,
+    unchanged: float,
+    take: float,
+    patience: float,
+    dead: Collection[str],
+    heir: str | None = None,
 ) -> Row:
     """What a row means for the balance, as one worker sees it.
 
@@ -256,6 +264,7 @@ def standing(
     :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
     :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
         death others may be unable to prove.
+    :param heir: who has just started under the owner's name: what the dead one served is for it to take (E51).
     """
     if held:
         return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)
@@ -263,14 +272,15 @@ def standing(
         return Row(partition=lease.partition, next_owner=me, free=True, load=lease.load)
     silent = unchanged >= take
     proven = lease.owner in dead
+    inherited = proven and lease.next_owner is None and heir is not None
     free = lease.owner is None or proven or silent
-    grace = patience if lease.owner is None else take + patience
+    grace = patience if lease.owner is None or inherited else 0.0 if proven else take + patience
     return Row(
         partition=lease.partition,
         owner=None if free else lease.owner,
-        next_owner=None if silent and lease.owner is None else lease.next_owner,
+        next_owner=None if silent and lease.owner is None else heir if inherited else lease.next_owner,
         free=free,
         silent=silent and lease.owner is not None,
-        overdue=free and (proven or unchanged >= grace),
+        overdue=free and unchanged >= grace,
         load=lease.load,
     )

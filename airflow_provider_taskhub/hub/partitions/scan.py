@@ -117,8 +117,8 @@ class Scanner:
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
-            others = (seen.silence[lease.partition] for lease in told if lease.owner not in (None, self._me))
-            self._due = min(self._due, self._patience + 0.1 - max(others, default=0.0))
+            others = [seen.silence[lease.partition] for lease in told if lease.owner not in (None, self._me)]
+            self._due = min([self._due, *(self._patience + 0.1 - quiet for quiet in others)])
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         self._map.read(leases)
@@ -157,6 +157,9 @@ class Scanner:
     def _plan(self, seen: _Seen, member: Member) -> Plan:
         if "orchestrator" not in member.roles:
             return Plan()
+        heirs = {_name(worker): worker for worker in sorted(seen.roster.newcomers - set(seen.dead))}
+        if self._me in seen.roster.newcomers:
+            heirs[_name(self._me)] = self._me
         rows = [
             standing(
                 lease,
@@ -166,6 +169,7 @@ class Scanner:
                 take=self._take,
                 patience=2.5 * self._every,
                 dead=seen.dead,
+                heir=heirs.get(_name(lease.owner or "")),
             )
             for lease in seen.leases
         ]
@@ -265,6 +269,11 @@ class Scanner:
         for member in (*roster.live, *roster.silent):
             if member.worker in dead:
                 await self._members.withdraw(member.worker)
+
+
+def _name(worker: str) -> str:
+    """Of a worker's incarnations: ``name@host``."""
+    return worker.rpartition("/")[0]
 
 
 def _participants(
