@@ -33,6 +33,10 @@ _PUNCTUAL = 0.4
 Who dies between sending a renewal and saying so leaves a lease that is newer than its sign. Its silence is counted from
 when that is read, which must be within a scan of its death (T87).
 """
+_DEAF = 3
+"""Turns in a row whose writes all went without an answer, after which this worker writes no lease for a while (T15)."""
+_LONGEST = 8
+"""Such a while is at most so many times longer than the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,8 @@ class Scanner:
         self._due = float("inf")
         self._waiting_since: float | None = None
         self._waiting_for: set[str] = set()
+        self._unheard = 0
+        self._unheard_at = 0.0
 
     def pace(self, every: float) -> float:
         """Seconds to the next scan: fewer than ``every`` when a lease runs out, or a sign is late, before that.
@@ -187,6 +193,24 @@ class Scanner:
         }
         return plan(rows, seats, self._me, seen.orders.rules)
 
+    def _deaf(self) -> bool:
+        """Whether to leave the leases to those who hear what has become of their writes (T14).
+
+        What this worker claims is then its own by the row, renewed with each claim, and served by nobody. So it pauses
+        for longer than others need to see the row silent and what it does not take overdue.
+        """
+        if self._unheard < _DEAF:
+            return False
+        pause = (self._take + 5 * self._every) * min(_LONGEST, 1 << (self._unheard - _DEAF))
+        return self._clock.monotonic() - self._unheard_at < pause
+
+    async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
+        """Claims and asks of one turn; one that is cut off has had no answer either."""
+        if writes:
+            self._unheard, self._unheard_at = self._unheard + 1, self._clock.monotonic()
+            if any(await asyncio.gather(*writes)):
+                self._unheard = 0
+
     async def _carry_out(self, decided: Plan, seen: _Seen) -> None:
         if self._stopping.is_set():
             return
@@ -194,10 +218,10 @@ class Scanner:
         for number in decided.shed:
             if number in self._holding:
                 self._holding.shed(number, self._why(number, seen.orders))
-        await asyncio.gather(
-            *(self._claim(by_number[number], seen.silence[number]) for number in decided.take),
-            *(self._ask(by_number[number]) for number in decided.ask),
-        )
+        if self._deaf():
+            return
+        claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
+        await self._write([*claims, *(self._ask(by_number[number]) for number in decided.ask)])
         if decided.ask:
             await self._publish()  # their owners see at their next scan that somebody waits, not at a renewal
 
@@ -209,19 +233,20 @@ class Scanner:
             return "this worker is drained"
         return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
 
-    async def _claim(self, lease: Lease, unchanged: float) -> None:
+    async def _claim(self, lease: Lease, unchanged: float) -> bool:
+        """Whether there was an answer."""
         sent = self._clock.monotonic()
         claim = lease.claimed(self._me, self._clock.utc_now(), self._take_after)
         try:
             claimed = await self._leases.write(claim)
         except (Conflict, NotFound):
             log.debug("partition_taken_by_another", partition=lease.partition)  # normal, not an error (E76)
-            return
+            return True
         except StorageError as error:  # never taken as ownership (E57); if it was written, the next scan says so
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
-            return
+            return False
         if self._holding.take_up(claimed, sent) is None:
-            return
+            return False
         change = self._change(lease)
         self._figures.taken(change)
         log.info(
@@ -234,6 +259,7 @@ class Scanner:
             silent=round(unchanged, 1),
             epoch=claimed.epoch,
         )
+        return True
 
     def _change(self, lease: Lease) -> str:
         """In a word, why the partition was free to take (E77)."""
@@ -243,14 +269,16 @@ class Scanner:
             return "resumed"
         return "taken over" if lease.owner in self._dead() else "expired"
 
-    async def _ask(self, lease: Lease) -> None:
+    async def _ask(self, lease: Lease) -> bool:
+        """Whether there was an answer."""
         try:
             await self._leases.write(lease.asked(self._me))
         except StorageError as error:
             log.debug("partition_not_asked_for", partition=lease.partition, error=str(error))
-            return
+            return isinstance(error, Conflict | NotFound)
         self._waiting_for.add(lease.queue)
         self._waiting_since = self._waiting_since or self._clock.monotonic()
+        return True
 
     async def collect(self) -> None:
         """Look at the partitions that are on their way here alone, and take what has been released.
@@ -261,8 +289,8 @@ class Scanner:
         if not leases:
             self._waiting_since = None  # the next scan says whether anything is still to come
         released = [lease for lease in leases if lease.owner is None and lease.partition not in self._holding]
-        if released and not self._stopping.is_set() and await self._may_take():
-            await asyncio.gather(*(self._claim(lease, 0.0) for lease in released))
+        if released and not self._stopping.is_set() and not self._deaf() and await self._may_take():
+            await self._write([self._claim(lease, 0.0) for lease in released])
 
     async def _bury(self, roster: Roster, dead: Collection[str]) -> None:
         """Workers proven dead leave the list at once."""
