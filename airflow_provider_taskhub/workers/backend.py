@@ -124,6 +124,8 @@ class Backend:
         self._settings = settings
         self._visibility = settings.lease_times.visibility
         self._readers: dict[str, ControlReader] = {}
+        self.quarantined = 0
+        """Messages that this worker has brought into quarantine since its start."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._hurried = float("-inf")
@@ -245,6 +247,7 @@ class Backend:
             limit=self._settings.buffer,
             limit_bytes=self._settings.buffer_bytes,
             deliver=self._deliver,
+            quarantined=self._count_quarantined,
         )
         self._readers[tenure.queue] = reader
         self._spawn(tenure.queue, reader.run())
@@ -324,7 +327,11 @@ class Backend:
             max_polling=self._settings.max_polling,
             room=room,
             deliver=deliver,
+            quarantined=self._count_quarantined,
         )
+
+    def _count_quarantined(self) -> None:
+        self.quarantined += 1
 
     def _claims(self, queue: str) -> tuple[int, timedelta]:
         """How many messages this worker may claim with a put, and for how long (DESIGN §6)."""

@@ -549,6 +549,7 @@ class Orchestrations:
         """Nothing more is expected of the message: it is kept, with the cause (K35)."""
         log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=item.cause)
         await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
+        session.reader.quarantined()
         session.reader.release([held])
 
     async def _ends(self, session: Session[Live], batch: list[Held], execution_id: str | None) -> list[Held] | None:

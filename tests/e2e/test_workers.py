@@ -20,6 +20,8 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.storage.primitives import PutMessage
 from tests.e2e.house import House, Worker, until
 
 LIMIT = timedelta(seconds=60)
@@ -163,7 +165,22 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     done = embedded.json("instances", "start", "chain", "--input", "2", "--wait")
     assert done["output"] == "2"
     assert 'taskhub_storage_requests_total{kind="table.batch"}' in _get(port, "/metrics")[1]
+    assert 0 <= _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
+    assert _figure(port, "taskhub_messages_quarantined_total") == 0
+    asyncio.run(_put_rubbish(embedded))
+    until(lambda: _figure(port, "taskhub_messages_quarantined_total") == 2, what="both counted")
     assert worker.end() == 0
+
+
+def _figure(port: int, name: str) -> float:
+    (line,) = [line for line in _get(port, "/metrics")[1].splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
+
+
+async def _put_rubbish(house: House) -> None:
+    async with house.client() as client:
+        for queue in (client.hub.names.control(1), client.hub.names.work_items):
+            await client.hub.store.execute(PutMessage(queue=queue, text="rubbish"))
 
 
 NO_AIRFLOW = """

@@ -408,6 +408,11 @@ async def test_figures_count_what_happened() -> None:
         await cluster.crash(a)
         await cluster.settle(TAKE + 2 * CYCLE)
         assert b.owner is not None
+        ages = []
+        for _ in range(100):
+            await asyncio.sleep(1)
+            ages.append(b.owner.lease_age)
+        assert 0.8 * RENEW < max(ages) < RENEW + 1, "from one renewal to the next"
         figures = b.owner.figures
         assert figures.takes == {"handed over": 2, "expired": 2}
         assert figures.lost == 0

@@ -77,6 +77,7 @@ def test_what_is_put_back_is_processed_as_if_it_were_new(broken: dict[str, bool]
     async def drive(world: World) -> Any:
         kept = await poisoned(world)
         assert {item.instance_id for item in kept} == {"one"}
+        assert sum(machine.backend.quarantined for machine in world.machines) == 4, "counted for /metrics"
         assert all("a defect of ours" in item.cause and item.since is not None for item in kept)
         assert [item.text for item in await world.client.quarantined(bodies=False)] == [""] * 4
         assert len(await world.client.quarantined(limit=2)) == 2

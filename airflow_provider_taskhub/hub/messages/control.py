@@ -63,6 +63,7 @@ class Reader:
     :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
+    :param quarantined: called for each of its messages that was brought into quarantine.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Reader:
         room: Callable[[], int],
         deliver: Callable[[Held], None],
         check: Callable[[], None] = lambda: None,
+        quarantined: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue = queue
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
         self.visibility = visibility
         self._room, self._deliver, self._check = room, deliver, check
+        self.quarantined = quarantined
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
@@ -272,6 +275,8 @@ class Reader:
             await self._store.commit(quarantine.unit(self._names, item, deletion))
         except StorageError as error:  # it stays in the queue and is tried at its next delivery
             log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
+        else:
+            self.quarantined()
 
 
 class ControlReader(Reader):
@@ -292,6 +297,7 @@ class ControlReader(Reader):
         limit: int,
         limit_bytes: int,
         deliver: Callable[[ControlReader, Held], None],
+        quarantined: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             store=store,
@@ -309,6 +315,7 @@ class ControlReader(Reader):
             ),
             deliver=self._buffer,
             check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late (T21)
+            quarantined=quarantined,
         )
         self.tenure = tenure
         self.load = Load(clock.monotonic())

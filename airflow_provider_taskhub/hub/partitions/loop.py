@@ -107,6 +107,11 @@ class PartitionOwner:
         """What is held now; from any thread."""
         return () if self._holding is None else self._holding.tenures
 
+    @property
+    def lease_age(self) -> float:
+        """Seconds since the least recently renewed of its leases was renewed; 0 without any. From any thread."""
+        return 0.0 if self._holding is None else max((tenure.age for tenure in self._holding.tenures), default=0.0)
+
     def expire(self) -> float:
         """End every tenure past its give-up age (T20). From any thread; does no I/O.
 

@@ -87,6 +87,11 @@ class OwnerThread:
         """What has happened to its partitions so far."""
         return Figures() if self._owner is None else self._owner.figures
 
+    @property
+    def lease_age(self) -> float:
+        """Seconds since the least recently renewed of its leases was renewed; 0 without any."""
+        return 0.0 if self._owner is None else self._owner.lease_age
+
     async def start(self) -> None:
         """Start; returns when this worker is listed and may take partitions (E06).
 

@@ -55,9 +55,14 @@ class LeaseTenure:
         """Whether it is over and its listener has been told."""
         return self._reason is not None
 
+    @property
+    def age(self) -> float:
+        """Seconds since the last confirmed renewal was sent."""
+        return self._clock.monotonic() - self._sent
+
     def left(self) -> float:
         """Seconds until this worker must have stopped, by its own monotonic clock; negative when too late."""
-        return self._sent + self._give_up - self._clock.monotonic()
+        return self._give_up - self.age
 
     def check(self) -> None:
         if self._reason is not None:
