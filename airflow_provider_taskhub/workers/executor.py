@@ -81,7 +81,7 @@ class ExecutorPool:
     :param logs: appends bytes to a log. :param lock_fd: the incarnation's lock, held open by every process of the pool.
     :param name: of the worker; names the executors' own logs, ``executors/NAME/EXECUTOR.log``.
     :param warm: start the Spark executor at once, if any activity needs it, instead of with the first Spark activity.
-    :param processes: plain executors; by default one per core and at most 4.
+    :param processes: plain executors; by default one per core, and no more than there are activities at once.
     """
 
     def __init__(

@@ -201,6 +201,17 @@ async def test_a_thousand_activities(make_pool: PoolMaker) -> None:
     assert {outcome.executor for outcome in outcomes} == {"plain-1.1", "plain-2.1"}
 
 
+@pytest.mark.parametrize(("size", "cores", "plain"), [(12, 3, 3), (2, 3, 2), (2, None, 1)])
+async def test_there_is_a_plain_executor_for_each_core(
+    make_pool: PoolMaker, monkeypatch: pytest.MonkeyPatch, size: int, cores: int | None, plain: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    pool = await make_pool(size=size, processes=None)
+    assert len(pool._seats) == plain + 1, "one more is for Spark"
+    outcomes = await asyncio.gather(*(pool.run(request("greet", "you", task_id=number)) for number in range(24)))
+    assert {outcome.executor for outcome in outcomes} == {f"plain-{number}.1" for number in range(1, plain + 1)}
+
+
 async def test_no_more_at_once_than_asked_for_and_every_instance_gets_its_turn(
     make_pool: PoolMaker, tmp_path: pathlib.Path
 ) -> None:
