@@ -109,6 +109,7 @@ class Live:
     :ivar past: the history as loaded, until the first episode over it.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar stuck: it is in quarantine: none of its code may run.
+    :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
     """
 
     execution: Execution
@@ -122,6 +123,7 @@ class Live:
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
     stuck: bool = False
+    ending: ExecutionTerminated | None = None
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
         """Keep the facts that later messages are judged by.
@@ -240,7 +242,7 @@ class Orchestrations:
             live = self._restarted(session.instance_id, live)
         self._take_in(session, live)
         await self._set_aside(session, live, found)
-        if not found.process:
+        if not found.process and live.ending is None:
             if live.execution_id is not None and live.ended is None and not live.stuck:
                 self._keep(session, live)
             else:
@@ -270,7 +272,7 @@ class Orchestrations:
             return Facts(row_read=True, row_execution_id=batch[0].message.instance.execution_id)
         sentinel = loaded.sentinel
         cut_off = loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None
-        if cut_off and not live.stuck:
+        if cut_off and not (live.stuck or live.ending):
             await self._resume(session, live, batch)
         return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
@@ -317,6 +319,8 @@ class Orchestrations:
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
         live.remember(stored)
+        if row is not None and inherits and row.status is Status.TERMINATED and live.ended is None:
+            live.ending = ExecutionTerminated(timestamp=self._hub.clock.utc_now(), input=row.output)
         return live, loaded
 
     def _execution(
@@ -406,7 +410,7 @@ class Orchestrations:
                 message_id=held.message_id,
                 reason=reason,
             )
-        if found.stale and live.past:
+        if found.stale and live.past and live.ending is None:
             await self._repair(session, live, [held for held, _ in found.stale])
         for held in found.cancel:
             judged = await self._cancel_start(session, held)
@@ -422,9 +426,6 @@ class Orchestrations:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=True)
-        if row is not None and row.status is Status.TERMINATED and live.ended is None:
-            await hub.end(live.execution.instance, row.output)  # its first checkpoint was cut off in front of this
-            return
         with self.episodes.computing(session.instance_id, live.execution_id, batch):
             replayed, custom_status = (False, None) if live.stuck else _recalled(live)
         repaired = repair_row(
@@ -587,7 +588,9 @@ class Orchestrations:
             past = live.execution.history
         try:
             with self.episodes.computing(session.instance_id, _generation(live.execution_id, batch), batch):
-                if live.stuck:
+                if live.ending is not None:
+                    episode = live.execution.terminate([live.ending], now=now)
+                elif live.stuck:
                     episode = live.execution.terminate(events, now=now)
                 else:
                     episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
@@ -712,7 +715,7 @@ def _recalled(live: Live) -> tuple[bool, str | None]:
 
 def _generation(execution_id: str | None, batch: Sequence[Held]) -> str | None:
     """The execution id that a batch is for. :param execution_id: of what is stored."""
-    event = batch[0].message.event
+    event = batch[0].message.event if batch else None
     return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
 
 

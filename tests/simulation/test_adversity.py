@@ -25,14 +25,15 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import InstanceExists
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
-from airflow_provider_taskhub.storage.primitives import PutMessage, Results, Unit
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Unit
 from airflow_provider_taskhub.storage.steps import resolved
 from tests.simulation.lives import live
 from tests.simulation.scenarios import SCENARIOS, app_of
-from tests.simulation.world import Effects, Place, World, simulate
+from tests.simulation.world import Death, Effects, Place, World, simulate
 
 HOUR = timedelta(hours=1)
 
@@ -432,6 +433,35 @@ def test_a_terminate_that_overtakes_its_start_ends_the_instance(slow: float, pur
         assert ended in (None, (Status.TERMINATED, "it was purged before it began"))
     else:
         assert ended == (Status.TERMINATED, "enough")
+
+
+@pytest.mark.rows("K41")
+@pytest.mark.parametrize("redelivered", [True, False], ids=["its start comes again", "an answer comes"])
+def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered: bool) -> None:
+    """An owner that stood still writes the first history of what another one has reported as ended, and no more."""
+
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            late = await hub.join("late", death=Death(point="instance"))
+            await hub.client.start("chain", 3, instance_id="one")
+            await late.died.wait()
+            await late.bury()
+            names, row = hub.client.hub.names, await hub.client.get("one")
+            assert row is not None
+            assert row.status is Status.PENDING
+            event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
+            entity, _ = terminate_row(event, instance_id="one", names=names, now=hub.clock.utc_now(), container_url="")
+            await hub.store.execute(changed(names, entity, row.etag))
+            if not redelivered:
+                await hub.clock.sleep(60.0)
+                (start,) = await hub.store.receive(names.control(0), limit=32, visibility=timedelta(seconds=1))
+                await hub.store.execute(DeleteMessage(queue=names.control(0), message=start.receipt))
+            await hub.join("next")
+            await hub.settle()
+            states = (await hub.ended()).states
+            return states["one"][:2], [event.event_type.name for event in await hub.client.history("one")][-2:]
+
+    assert simulate(play) == (("Terminated", "enough"), ["ExecutionCompleted", "OrchestratorCompleted"])
 
 
 async def _status(hub: World, instance_id: str) -> Status | None:
