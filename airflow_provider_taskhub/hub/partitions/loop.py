@@ -280,6 +280,7 @@ class PartitionOwner:
         moving = holding.draining or self._scans.waiting
         serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving)
         await self._members.renew(self._member, leaving=leaving, serving=serving)
+        self._scans.heard()
 
     def _ask_host(self) -> None:
         """What the host says of itself and of its partitions' loads; the last good answer is true enough (T23)."""

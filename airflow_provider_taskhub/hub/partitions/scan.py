@@ -204,6 +204,10 @@ class Scanner:
         pause = (self._take + 5 * self._every) * min(_LONGEST, 1 << (self._unheard - _DEAF))
         return self._clock.monotonic() - self._unheard_at < pause
 
+    def heard(self) -> None:
+        """A write of another kind was answered: this worker hears again."""
+        self._unheard = 0
+
     async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
         """Claims and asks of one turn; one that is cut off has had no answer either."""
         if writes:
