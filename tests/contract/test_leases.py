@@ -123,6 +123,27 @@ async def test_a_hub_keeps_its_lease_store(leases: Leases, store: Store, names: 
     assert (await ensure_hub(store, names)).lease_store == lease_store
 
 
+@pytest.mark.rows("E81")
+@pytest.mark.parametrize(
+    "kind", ["memory", "file"], indirect=True
+)  # Azurite tells tables by case, which Azure does not
+async def test_a_hubs_name_in_another_case_is_the_same_hub(store: Store, names: HubNames, lease_store: str) -> None:
+    """Its workers see each other's leases; a second hub that differs by case alone cannot be made."""
+    await create_hub(store, names, 2, lease_store=lease_store)
+    other = HubNames(names.hub.upper())
+    assert other.hub != names.hub
+    with pytest.raises(HubError, match="has 2 partitions, not 3"):
+        await create_hub(store, other, 3)
+    info = await ensure_hub(store, other)
+    assert (info.partitions, info.lease_store) == (2, lease_store)
+    ours, theirs = leases_of(store, names, info, TAKE), leases_of(store, other, info, TAKE)
+    free = await lease_of(theirs)
+    await ours.write((await lease_of(ours)).claimed("a", START, TAKE))
+    assert (await lease_of(theirs)).owner == "a"
+    with pytest.raises(Conflict):
+        await theirs.write(free.claimed("b", START, TAKE))
+
+
 @pytest.mark.rows("T84")
 async def test_what_each_write_and_each_look_costs(
     leases: Leases, store: Store, names: HubNames, lease_store: str

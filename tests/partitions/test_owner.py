@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Tenure
+from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Service, Tenure
 from airflow_provider_taskhub.hub.partitions.admin import partition_states
 from airflow_provider_taskhub.hub.partitions.applease import lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
@@ -258,22 +261,47 @@ async def test_a_graceful_stop_hands_everything_over_within_a_scan() -> None:
 @participant
 @pytest.mark.rows("T68", "E51")
 async def test_a_rolling_restart_leaves_nothing_unserved_longer_than_a_scan() -> None:
+    """Of how often each partition moves: ``test_how_often_a_rolling_restart_moves_a_partition``."""
     async with Cluster(8) as cluster:
-        for number in range(3):
-            await cluster.join(f"w{number}", episode=1)
-        await cluster.settle()
-        await asyncio.sleep(60)
-        gaps: list[float] = []
-        for number in range(3):
-            cluster.unserved.clear()
-            await cluster.leave(cluster.nodes[0])
-            await cluster.join(f"x{number}", episode=1)
-            await cluster.settle(120)
-            gaps.append(max(cluster.unserved.values()) * 0.05)
-            await asyncio.sleep(60)
+        gaps, _ = await restart_all(cluster, 3, "x")
         assert max(gaps) <= SCAN * JITTER + 0.2
-        takes = sum(len(node.when("taken")) for node in cluster.nodes)
-        assert takes <= 3 * 8  # each restart moves a share out and a share in
+
+
+@pytest.mark.rows("T68")
+@pytest.mark.parametrize("again", ["w", "x"], ids=["under their names", "under new names"])
+@pytest.mark.parametrize(("partitions", "hosts"), [(8, 3), (16, 4), (32, 5)])
+def test_how_often_a_rolling_restart_moves_a_partition(partitions: int, hosts: int, again: str) -> None:
+    """Not as T68 says, on purpose: twice at most, but for one partition in eight, which may move a third time.
+
+    A share that a worker takes when it is back comes from whoever has most; nothing tells the balance who will be
+    restarted next. On average a partition moves less than one and a half times.
+    """
+
+    async def main() -> None:
+        async with Cluster(partitions) as cluster:
+            _, moves = await restart_all(cluster, hosts, again)
+            assert max(moves.values()) <= 3
+            assert sum(count > 2 for count in moves.values()) <= partitions / 8
+            assert partitions <= sum(moves.values()) < 1.5 * partitions
+
+    run(main(), limit=timedelta(days=2))
+
+
+async def restart_all(cluster: Cluster, hosts: int, again: str) -> tuple[list[float], Counter[int]]:
+    """Every worker leaves and comes back, one after another. The longest gap of each turn; takes by partition."""
+    for number in range(hosts):
+        await cluster.join(f"w{number}", episode=1)
+    await cluster.settle()
+    await asyncio.sleep(60)
+    began, every, gaps = now(), list(cluster.nodes), list[float]()
+    for number in range(hosts):
+        cluster.unserved.clear()
+        await cluster.leave(cluster.nodes[0])
+        every.append(await cluster.join(f"{again}{number}", episode=1))
+        await cluster.settle(120)
+        gaps.append(max(cluster.unserved.values(), default=0) * cluster.look)
+        await asyncio.sleep(60)
+    return gaps, Counter(partition for node in every for at, partition in node.when("taken") if at >= began)
 
 
 @participant
@@ -291,7 +319,7 @@ async def test_the_last_worker_releases_the_app_lease_others_do_not() -> None:
 
 
 @participant
-@pytest.mark.rows("T40", "K09", "E65")
+@pytest.mark.rows("T40", "K09")
 async def test_a_drain_that_never_ends_is_cut_off() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a", episode=10_000)
@@ -533,7 +561,7 @@ async def test_a_deleted_row_is_lost_and_its_return_is_taken() -> None:
 
 
 @participant
-@pytest.mark.rows("T23", "T49", "E80")
+@pytest.mark.rows("T23", "T49")
 async def test_a_listener_that_raises_ends_nothing() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a")
@@ -547,6 +575,48 @@ async def test_a_listener_that_raises_ends_nothing() -> None:
         await asyncio.sleep(100)
         assert calls == ["taken"] * 4
         assert [state.owner for state in await partition_states(cluster.store, NAMES)] == ["a@host/a-1"] * 4
+
+
+@scenario
+@pytest.mark.rows("E80")
+async def test_errors_without_a_partition_are_reported_as_those_with_one_are() -> None:
+    """Not as E80 says, on purpose: no callback takes errors, their records do. One with a partition names it."""
+    async with Cluster() as cluster:
+        faults, broken = Faults(cluster.store), [False]
+
+        async def fail(name: str, arguments: tuple[object, ...]) -> None:
+            if broken[0]:
+                raise Unavailable(f"no answer to {name}")
+
+        def services() -> Mapping[int, Service]:
+            if broken[0]:
+                raise RuntimeError("a bug of the host")
+            return {}
+
+        faults.before = fail
+        await cluster.join("a", store=faults, services=services)  # type: ignore[arg-type]
+        await cluster.settle()
+        structlog.reset_defaults()
+        with capture_logs() as logs:
+            broken[0] = True
+            await asyncio.sleep(2.5 * RENEW)
+        told = {entry["event"]: entry for entry in logs}
+        assert {event for event, entry in told.items() if "partition" not in entry} == {
+            "scan_failed",
+            "member_not_renewed",
+            "app_lease_not_renewed",
+            "member_unknown",
+        }
+        assert {event for event, entry in told.items() if "partition" in entry} == {
+            "partition_not_renewed",
+            "partition_lost",
+        }
+        assert {entry["log_level"] for event, entry in told.items() if event != "partition_lost"} == {
+            "warning",
+            "error",
+        }
+        assert all("no answer to" in told[event]["error"] for event in ("scan_failed", "member_not_renewed"))
+        assert told["member_unknown"]["exc_info"]
 
 
 @participant

@@ -275,7 +275,10 @@ def test_a_lease_is_released_before_its_slow_receiver_is_closed(place: Place) ->
 
 @pytest.mark.rows("E67", "K24")
 def test_what_is_of_one_instance_is_processed_strictly_one_after_another(place: Place) -> None:
-    """Instances of a partition go side by side, receives of its queue and episodes of an instance never do."""
+    """Not as E67 says, on purpose: one after another by instance, not by partition.
+
+    Instances of a partition go side by side, receives of its queue and episodes of an instance never do.
+    """
 
     async def play() -> tuple[Counter[str], Any]:
         async with world(place) as hub:
