@@ -83,7 +83,7 @@ still: .venv/.test .venv/.azurite ## chains while their worker stops or dies, RU
 	@$(BIN)/python -m tests.e2e.storm still --runs $(RUNS) $(STORM)
 
 .PHONY: soak
-soak: .venv/.test .venv/.azurite ## SIGKILL, SIGSTOP, drains and SIGTERM in turn for SECONDS=600: two readers of a queue? (SOAK="--store sqlite")
+soak: .venv/.test .venv/.azurite ## SIGKILL, SIGSTOP, drains and SIGTERM in turn for SECONDS=600: two readers of a queue? (SOAK="--leases blob")
 	@$(BIN)/python -m tests.e2e.soak --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(SOAK)
 
 .PHONY: bench

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
@@ -73,6 +73,8 @@ class House:
     workers: list[Worker] = field(default_factory=list)
     lease: LeaseTimes = EMBEDDED_LEASE
     partitions: int = 4
+    lease_store: Literal["table", "blob"] | None = None
+    """Of the hub that the client makes; workers find it as it is."""
 
     @property
     def settings(self) -> Settings:
@@ -81,6 +83,7 @@ class House:
             connection=self.connection,
             lease=self.lease,
             partitions=self.partitions,
+            lease_store=self.lease_store,
             max_polling=timedelta(seconds=0.5),
         )
 

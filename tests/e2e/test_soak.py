@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from airflow_provider_taskhub.hub.contract import BLOB
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from tests.e2e.house import housed
 from tests.e2e.soak import Event, Receive, recorded, soak, straddling, two_readers, unserved
@@ -16,7 +17,7 @@ from tests.e2e.soak import Event, Receive, recorded, soak, straddling, two_reade
 async def test_nobody_reads_a_queue_that_another_reads(azurite: str, tmp_path: Path) -> None:
     """Processes are killed, stopped, drained and told to end, once each."""
     with housed(tmp_path, azurite, f"Soak{uuid4().hex[:8]}") as house:
-        house.lease = EMBEDDED_LEASE
+        house.lease, house.lease_store = EMBEDDED_LEASE, BLOB  # the storm and the workers' tests have rows
         done = await soak(house, seconds=10.0, workers=3, pace=1.0)
     assert done.wrong == []
     kinds = {event.kind for event in done.events}

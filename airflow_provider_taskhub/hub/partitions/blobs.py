@@ -42,8 +42,8 @@ _KNOWN = ("PartitionId", "Owner", "Token", "Epoch", "TaskHubStamp")
 class BlobLeases:
     """Leases as blobs. A lease's ``etag`` is the lease id of its last write, which its content repeats.
 
-    :param take: how long the service keeps a blob leased without a renewal, within its own bounds. Only a writer that
-        died between two requests makes anybody wait for it: all others publish the id.
+    :param take: how long the service keeps a blob leased without a renewal, within its bounds of 15 to 60 s. Only a
+        writer that died between two requests makes anybody wait for it: all others publish the id.
     """
 
     def __init__(self, store: Store, names: HubNames, take: timedelta = timedelta(seconds=30)) -> None:
