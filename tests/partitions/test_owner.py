@@ -561,7 +561,7 @@ async def test_a_deleted_row_is_lost_and_its_return_is_taken() -> None:
 
 
 @participant
-@pytest.mark.rows("T23", "T49")
+@pytest.mark.rows("T23")
 async def test_a_listener_that_raises_ends_nothing() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a")

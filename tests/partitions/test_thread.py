@@ -126,6 +126,32 @@ async def test_a_stuck_owner_loop_keeps_no_lease(path: Path, store: Store) -> No
     await thread.stop(timedelta(seconds=5))
 
 
+@pytest.mark.rows("T42", "T49")
+async def test_a_callback_may_wait_for_another_thread_that_asks_what_is_held(path: Path, store: Store) -> None:
+    answers: list[int] = []
+
+    class Asking(Host):
+        def taken(self, tenure: Tenure) -> None:
+            super().taken(tenure)
+
+            def ask() -> None:
+                tenure.check()
+                answers.append(len(thread.tenures))
+
+            other = threading.Thread(target=ask, daemon=True)
+            other.start()
+            other.join(SOON)
+
+    host = Asking()
+    thread = owner(path, host)
+    await thread.start()
+    await until(lambda: len(host.held) == 4)
+    await until(lambda: len(answers) == 4)
+    assert max(answers) >= 3
+    assert host.lost_ones == []
+    await thread.stop(timedelta(seconds=5))
+
+
 @pytest.mark.rows("T50", "E07", "E15")
 async def test_a_stop_hands_over_to_another_worker(path: Path, store: Store) -> None:
     one, two = Host(), Host()
@@ -141,6 +167,10 @@ async def test_a_stop_hands_over_to_another_worker(path: Path, store: Store) -> 
         await first.stop(timedelta(seconds=5))
         await until(lambda: len(two.held) == 4)
         await first.stop(timedelta(seconds=5))  # again: nothing to do
+        again = owner(path, one, "a")
+        await again.start()
+        stack.push_async_callback(again.stop, timedelta(seconds=5))
+        await until(lambda: (len(one.held), len(two.held)) == (2, 2))
 
 
 @pytest.mark.rows("T06")
