@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.contract import Member
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
@@ -124,6 +124,7 @@ class Scanner:
         told = None if self._waiting_for else self._told(roster, ordered, dead)
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
             others = [seen.silence[lease.partition] for lease in told if lease.owner not in (None, self._me)]
+            # a little after, or it would be looked for once more in vain
             self._due = min([self._due, *(self._patience + 0.1 - quiet for quiet in others)])
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
@@ -238,7 +239,7 @@ class Scanner:
         return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
 
     async def _claim(self, lease: Lease, unchanged: float) -> bool:
-        """Whether there was an answer."""
+        """Whether there was an answer in time."""
         sent = self._clock.monotonic()
         claim = lease.claimed(self._me, self._clock.utc_now(), self._take_after)
         try:
@@ -248,7 +249,7 @@ class Scanner:
             return True
         except StorageError as error:  # never taken as ownership (E57); if it was written, the next scan says so
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
-            return False
+            return not isinstance(error, Unavailable)
         if self._holding.take_up(claimed, sent) is None:
             return False
         change = self._change(lease)
@@ -279,7 +280,7 @@ class Scanner:
             await self._leases.write(lease.asked(self._me))
         except StorageError as error:
             log.debug("partition_not_asked_for", partition=lease.partition, error=str(error))
-            return isinstance(error, Conflict | NotFound)
+            return not isinstance(error, Unavailable)
         self._waiting_for.add(lease.queue)
         self._waiting_since = self._waiting_since or self._clock.monotonic()
         return True
