@@ -241,6 +241,9 @@ class Orchestrations:
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._restarted(session.instance_id, live)
         self._take_in(session, live)
+        if live.ending is not None:  # what is stale is all that tells of it: the checkpoint of its end deletes it
+            found.process += [held for held, _ in found.stale]
+            found.stale = []
         await self._set_aside(session, live, found)
         if not found.process and live.ending is None:
             if live.execution_id is not None and live.ended is None and not live.stuck:

@@ -436,14 +436,16 @@ def test_a_terminate_that_overtakes_its_start_ends_the_instance(slow: float, pur
 
 
 @pytest.mark.rows("K41")
+@pytest.mark.parametrize("again", [False, True], ids=["", "whoever ends it dies"])
 @pytest.mark.parametrize("redelivered", [True, False], ids=["its start comes again", "an answer comes"])
-def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered: bool) -> None:
+def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered: bool, again: bool) -> None:
     """An owner that stood still writes the first history of what another one has reported as ended, and no more."""
 
     async def play() -> Any:
         async with world(partitions=1) as hub:
             late = await hub.join("late", death=Death(point="instance"))
-            await hub.client.start("chain", 3, instance_id="one")
+            what: tuple[Any, ...] = ("counter", []) if redelivered else ("chain", 3)
+            await hub.client.start(*what, instance_id="one")
             await late.died.wait()
             await late.bury()
             names, row = hub.client.hub.names, await hub.client.get("one")
@@ -456,6 +458,10 @@ def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered
                 await hub.clock.sleep(60.0)
                 (start,) = await hub.store.receive(names.control(0), limit=32, visibility=timedelta(seconds=1))
                 await hub.store.execute(DeleteMessage(queue=names.control(0), message=start.receipt))
+            if again:
+                second = await hub.join("second", death=Death(point="history"))
+                await second.died.wait()
+                await second.bury()
             await hub.join("next")
             await hub.settle()
             states = (await hub.ended()).states
