@@ -17,6 +17,7 @@ from airflow_provider_taskhub.errors import Conflict, InputError
 from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Ownership, OwnerState, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
+from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
@@ -567,6 +568,34 @@ async def test_a_client_that_looks_on_tells_live_owners_from_silent_ones() -> No
         assert {found.state for found in await client.partitions(prove=True)} == {OwnerState.SILENT}
         assert (await client.routes.refresh("x")).state is OwnerState.SILENT
         assert await states() == {OwnerState.SILENT}
+
+
+@participant
+@pytest.mark.rows("T83", "T54")
+async def test_a_reading_that_comes_late_brings_no_owner_back_to_life() -> None:
+    """Of two looks under way the older reading comes last; what the other had seen already is no new sign."""
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        await cluster.settle()
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        leases = client._looks._leases
+        scan = leases.scan
+
+        async def slow() -> tuple[Lease, ...]:
+            found = await scan()
+            leases.scan = scan  # type: ignore[method-assign]
+            await asyncio.sleep(RENEW + 2)
+            return found
+
+        await client.partitions()
+        leases.scan = slow  # type: ignore[method-assign]
+        late = asyncio.ensure_future(client.partitions())
+        await asyncio.sleep(RENEW + 1)
+        await cluster.crash(a)
+        other = asyncio.ensure_future(client.routes.map())
+        await asyncio.gather(late, other)
+        await asyncio.sleep(2 * RENEW)
+        assert {found.state for found in await client.partitions()} == {OwnerState.SILENT}
 
 
 @participant

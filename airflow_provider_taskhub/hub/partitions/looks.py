@@ -64,6 +64,9 @@ class Looks:
         self._watched: dict[int, _Watched] = {}
         self._pace: Mapping[str, tuple[float, float]] = {}
         self._offline: frozenset[int] = frozenset()
+        self._one = asyncio.Lock()
+        """One look at a time: of two under way the older reading may come last, and what the other had read already
+        would count as a new sign of life (T83). A count of renewals tells them apart, but rows of .NET have none."""
 
     @property
     def leases(self) -> dict[int, Lease]:
@@ -72,22 +75,24 @@ class Looks:
 
     async def look(self) -> None:
         """Read everything once."""
-        began = self._clock.monotonic()
-        leases, self._pace, controls = await asyncio.gather(
-            self._leases.scan(), self._members.pace(), self._controls.read()
-        )
-        self._offline = orders(controls, ()).rules.offline
-        now = self._clock.monotonic()
-        self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
+        async with self._one:
+            began = self._clock.monotonic()
+            leases, self._pace, controls = await asyncio.gather(
+                self._leases.scan(), self._members.pace(), self._controls.read()
+            )
+            self._offline = orders(controls, ()).rules.offline
+            now = self._clock.monotonic()
+            self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
 
     async def glance(self, partition: int) -> None:
         """Read one lease."""
-        began = self._clock.monotonic()
-        lease = await self._leases.read(self._names.control(partition))
-        if lease is None:
-            self._watched.pop(partition, None)
-        else:
-            self._watched[partition] = self._note(lease, began, self._clock.monotonic())
+        async with self._one:
+            began = self._clock.monotonic()
+            lease = await self._leases.read(self._names.control(partition))
+            if lease is None:
+                self._watched.pop(partition, None)
+            else:
+                self._watched[partition] = self._note(lease, began, self._clock.monotonic())
 
     async def prove(self, partition: int | None = None) -> None:
         """Look until it is proven of every owner, or of one partition's, whether it lives.
