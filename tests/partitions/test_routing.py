@@ -10,12 +10,14 @@ import pytest
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import HubError, LeaseLost
+from airflow_provider_taskhub.hub.contract import OwnerState
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.routing import Routes
+from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from tests.partitions.cluster import NAMES, Cluster
 from tests.partitions.test_owner import SCAN, TAKE, now, participant
 
@@ -132,3 +134,23 @@ async def test_a_client_keeps_one_map() -> None:
         asked = cluster.store.requests.copy()
         assert [(await client.routes.owner(name)).owner for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
         assert cluster.store.requests == asked
+
+
+@participant
+@pytest.mark.rows("T52", "T54")
+async def test_one_entry_is_read_with_all_that_tells_of_it() -> None:
+    """The orders and its owner's pace too; what was not read yet is not missing for it."""
+    times = LeaseTimes(renew=timedelta(seconds=60), give_up=timedelta(seconds=90), take=timedelta(seconds=120))
+    async with Cluster(4, times=times) as cluster:
+        await cluster.join("a")
+        await cluster.settle()
+        one, other, shut = (next(name for name in INSTANCES if partition_of(name, 4) == number) for number in range(3))
+        routes = (await caller(cluster)).routes
+        assert (await routes.refresh(one)).state is OwnerState.UNPROVEN
+        assert (await routes.owner(other)).owner == "a@host/a-1"
+        await Steering(cluster.store, NAMES, by="ops", clock=JumpingClock()).offline([2])
+        routes = (await caller(cluster)).routes
+        assert (await routes.refresh(shut)).state is OwnerState.OFFLINE
+        await routes.refresh(one)
+        await asyncio.sleep(61)
+        assert (await routes.refresh(one)).state is OwnerState.LIVE

@@ -8,8 +8,9 @@ this, and nobody takes a partition for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, Ownership, OwnerState
@@ -19,6 +20,8 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
+
+T = TypeVar("T")
 
 PATIENCE = 1.5
 """Renewal intervals of its owner without a renewal, after which a lease counts as silent."""
@@ -77,22 +80,24 @@ class Looks:
         """Read everything once."""
         async with self._one:
             began = self._clock.monotonic()
-            leases, self._pace, controls = await asyncio.gather(
-                self._leases.scan(), self._members.pace(), self._controls.read()
-            )
-            self._offline = orders(controls, ()).rules.offline
+            leases = await self._with_orders(self._leases.scan())
             now = self._clock.monotonic()
             self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
 
     async def glance(self, partition: int) -> None:
-        """Read one lease."""
+        """Read one lease, and what is said of workers and orders: three requests, however many leases there are."""
         async with self._one:
             began = self._clock.monotonic()
-            lease = await self._leases.read(self._names.control(partition))
+            lease = await self._with_orders(self._leases.read(self._names.control(partition)))
             if lease is None:
                 self._watched.pop(partition, None)
             else:
                 self._watched[partition] = self._note(lease, began, self._clock.monotonic())
+
+    async def _with_orders(self, reading: Awaitable[T]) -> T:
+        found, self._pace, controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
+        self._offline = orders(controls, ()).rules.offline
+        return found
 
     async def prove(self, partition: int | None = None) -> None:
         """Look until it is proven of every owner, or of one partition's, whether it lives.

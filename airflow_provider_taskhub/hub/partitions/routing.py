@@ -42,9 +42,10 @@ class Routes:
 
     async def owner(self, instance_id: str) -> Ownership:
         """Who serves an instance, as last read."""
-        if not self._looks.leases:
+        partition = self._partition(instance_id)
+        if partition not in self._looks.leases:
             await self._looks.look()
-        return self._looks.ownership(self._partition(instance_id))
+        return self._looks.ownership(partition)
 
     async def refresh(self, instance_id: str) -> Ownership:
         """As :meth:`owner`, with this one entry read now."""
