@@ -157,13 +157,7 @@ class Activities:
         if not quarantine.is_spent(held, failed=failed):
             await self.reader.give_back([held], delay=delay, failed=failed)
             return
-        item = quarantine.spent(held, error)
-        log.error("quarantined", instance_id=item.instance_id, message_id=held.message_id, cause=item.cause)
-        try:
-            await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
-        except StorageError as refused:  # it is delivered again, and tried again
-            log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
-        self.reader.release([held])
+        await self.reader.keep_aside(held, quarantine.spent(held, error))
 
     @contextmanager
     def promised(self, count: int) -> Iterator[None]:

@@ -64,7 +64,6 @@ from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.messages.races import (
     Facts,
     Judged,
@@ -496,7 +495,7 @@ class Orchestrations:
             if await self._is_purged(session, facts, held):
                 await self._set_aside_late(session, held)
             else:
-                await self._quarantine(session, held, judged.reason)
+                await session.reader.keep_aside(held, quarantine.of_held(held, judged.reason))
             return
         pause = delay(judged.verdict, held.envelope.failures)
         log.log(
@@ -540,21 +539,7 @@ class Orchestrations:
         pause = delay(Verdict.WAIT, failures) if failed else timedelta(seconds=1)
         await session.reader.give_back(rest, delay=pause, failed=failed)
         for held in poison:
-            try:
-                await self._keep_aside(session, held, quarantine.spent(held, error))
-            except StorageError as refused:  # it is delivered again, and tried again
-                log.warning("quarantine_failed", message_id=held.message_id, error=str(refused))
-                session.reader.release([held])
-
-    async def _quarantine(self, session: Session[Live], held: Held, cause: str, *, stuck: str | None = None) -> None:
-        await self._keep_aside(session, held, quarantine.of_held(held, cause, stuck=stuck))
-
-    async def _keep_aside(self, session: Session[Live], held: Held, item: Quarantined) -> None:
-        """Nothing more is expected of the message: it is kept, with the cause (K35)."""
-        log.error("quarantined", instance_id=session.instance_id, message_id=held.message_id, cause=item.cause)
-        await self._hub.store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
-        session.reader.quarantined()
-        session.reader.release([held])
+            await session.reader.keep_aside(held, quarantine.spent(held, error))
 
     async def _ends(self, session: Session[Live], batch: list[Held], execution_id: str | None) -> list[Held] | None:
         """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it.
@@ -567,7 +552,8 @@ class Orchestrations:
         ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
         for held in batch:
             if held not in ends:
-                await self._quarantine(session, held, "its instance is in quarantine", stuck=generation)
+                item = quarantine.of_held(held, "its instance is in quarantine", stuck=generation)
+                await session.reader.keep_aside(held, item)
         return ends
 
     async def keep_stuck(self, running: Running, cause: str, store: Store) -> None:
@@ -641,7 +627,7 @@ class Orchestrations:
                 text = f"{text}; and its failure neither: {message_of(again)}"
         self._sessions.keep(session, None)
         for held in batch:
-            await self._quarantine(session, held, text)
+            await session.reader.keep_aside(held, quarantine.of_held(held, text))
 
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
         live.past = ()

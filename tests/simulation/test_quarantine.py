@@ -28,7 +28,7 @@ from airflow_provider_taskhub.hub.messages.control import decode_message
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
-from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.storage.primitives import PutMessage, Transact
 from airflow_provider_taskhub.workers import orchestrations
 from airflow_provider_taskhub.workers.activities import Activities
 from airflow_provider_taskhub.workers.commit import Committer
@@ -119,10 +119,42 @@ def test_what_is_at_its_limit_is_kept_with_the_last_error(
             while not (kept := await world.client.quarantined()):
                 await world.clock.sleep(1.0)
         (item,) = kept
+        assert sum(machine.backend.quarantined for machine in world.machines) == 1, "counted for /metrics"
         assert item.instance_id == "one"
         assert repr(error) in item.cause
         assert item.dequeue_count == (6 if isinstance(error, Unavailable) else 3)  # the put's own claim is not counted
         assert await world.client.put_back(item.message_id)
+        return (await world.wait("one")).output
+
+    assert play(drive) == "1"
+
+
+@pytest.mark.rows("K35")
+@pytest.mark.parametrize("place", [Activities, orchestrations.Orchestrations], ids=["activity", "orchestration"])
+def test_what_cannot_be_kept_aside_comes_again_soon(monkeypatch: pytest.MonkeyPatch, place: type) -> None:
+    async def fails(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
+    refusals: list[float] = []
+
+    async def drive(world: World) -> Any:
+        def plan(call: Call) -> Fault | None:
+            table = call.what.table if isinstance(call.what, Transact) else None
+            if table != world.client.hub.names.quarantine or len(refusals) == 2:
+                return None
+            refusals.append(world.clock.monotonic())
+            return refused()
+
+        world.machines[0].plan = plan
+        with monkeypatch.context() as broken:
+            broken.setattr(place, "_process", fails)
+            await world.client.start("fan", 1, instance_id="one")
+            while not (kept := await world.client.quarantined()):
+                await world.clock.sleep(0.1)
+        assert world.clock.monotonic() - refusals[0] < 3.0
+        assert sum(machine.backend.quarantined for machine in world.machines) == 1, "counted for /metrics"
+        assert await world.client.put_back(kept[0].message_id)
         return (await world.wait("one")).output
 
     assert play(drive) == "1"

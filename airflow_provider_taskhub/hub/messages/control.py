@@ -25,6 +25,8 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessa
 
 log = structlog.get_logger(__name__)
 
+AGAIN = timedelta(seconds=1)
+"""Until what could not be kept aside is delivered again."""
 _WRAPPED = '"TaskMessage":null'
 """In the text of a message whose payload lies in a blob."""
 
@@ -85,7 +87,7 @@ class Reader:
         self._store, self._names, self._clock = store, names, clock
         self.visibility = visibility
         self._room, self._deliver, self._check = room, deliver, check
-        self.quarantined = quarantined
+        self._count = quarantined
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
@@ -153,6 +155,13 @@ class Reader:
         self.release(messages)
         own = [held for held in messages if not isinstance(held, Offered)]
         await give_back(self._store, own, delay=delay, failed=failed, begun=begun)
+
+    async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:
+        """Nothing more is expected of a message: it is kept, with the cause (K35). Else it comes again soon."""
+        if await self._quarantine(item, held.deletion()):
+            self.release([held])
+        else:
+            await self.give_back([held], delay=AGAIN)
 
     async def run(self) -> None:
         """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
@@ -255,7 +264,8 @@ class Reader:
         try:
             held = await decode_message(self._store, self._names, self.queue, message, sent)
         except MessageError as error:
-            await self._quarantine(quarantine.of_message(self.queue, message, str(error)), message)
+            deletion = DeleteMessage(queue=self.queue, message=message.receipt, quiet=True)
+            await self._quarantine(quarantine.of_message(self.queue, message, str(error)), deletion)
             return None
         except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
             log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
@@ -263,20 +273,22 @@ class Reader:
         if held.dequeue_count > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
             cause = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
             item = quarantine.of_message(self.queue, message, cause)
-            await self._quarantine(replace(item, instance_id=held.message.instance.instance_id), message)
+            await self._quarantine(replace(item, instance_id=held.message.instance.instance_id), held.deletion())
             return None
         self._renewer.add(held)
         return held
 
-    async def _quarantine(self, item: quarantine.Quarantined, message: Message) -> None:
-        log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause)
+    async def _quarantine(self, item: quarantine.Quarantined, deletion: DeleteMessage) -> bool:
+        """:returns: whether it is kept; else it stays in the queue, and is tried at its next delivery."""
+        known = {"instance_id": item.instance_id} if item.instance_id else {}
+        log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause, **known)
         try:
-            deletion = DeleteMessage(queue=self.queue, message=message.receipt, quiet=True)
             await self._store.commit(quarantine.unit(self._names, item, deletion))
-        except StorageError as error:  # it stays in the queue and is tried at its next delivery
+        except StorageError as error:
             log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
-        else:
-            self.quarantined()
+            return False
+        self._count()
+        return True
 
 
 class ControlReader(Reader):
