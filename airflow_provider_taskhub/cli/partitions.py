@@ -425,7 +425,8 @@ def check(
 ) -> None:
     """Exit status 1 when a partition has no lease row or nobody alive to serve it, or too few workers live.
 
-    Takes up to 1.5 renewal intervals: who does not renew in that time counts as dead. Lists the orders in force, too.
+    Takes up to 1.5 renewal intervals, at most two minutes: who does not renew in that time counts as dead. Lists the
+    orders in force, too.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """

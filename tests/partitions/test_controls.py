@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import Conflict, InputError
-from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Ownership, OwnerState, Service
+from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Member, Ownership, OwnerState, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
 from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
@@ -517,6 +518,35 @@ async def test_a_renewal_that_comes_late_is_waited_for_as_its_owner_says() -> No
         await cluster.join("a")
         await cluster.settle(600)
         assert (await steering(cluster).owner(0)).state is OwnerState.LIVE
+
+
+@scenario
+@pytest.mark.rows("T54")
+async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
+    """Not an owner that claims to renew once in years, and not a row beyond the hub's partitions."""
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        await cluster.settle()
+        queue = NAMES.control(9)
+        assert await cluster.leases.insert(queue)
+        row = await cluster.leases.read(queue)
+        assert row is not None
+        await cluster.leases.write(row.claimed("gone@host/1", START, timedelta(seconds=TAKE)))
+        began = now()
+        assert (await steering(cluster).check()).problems == ("partition 9: a lease row beyond the hub's partitions",)
+        assert now() - began <= 1.2 * RENEW
+        times = LeaseTimes(renew=timedelta(days=999), give_up=timedelta(days=1000), take=timedelta(days=1001))
+        seldom = Members(cluster.store, NAMES, times=times, clock=JumpingClock())
+        await cluster.crash(a)
+        await seldom.announce(
+            Member(worker=str(a.me), started=START, roles=(), apps={}, orchestrators=(), activities=())
+        )
+        began = now()
+        findings = await steering(cluster).check(floor=0)
+        assert 0 < now() - began <= 121
+        assert findings.problems[1:] == tuple(
+            f"partition {number}: its owner a@host/a-1 may live or not" for number in range(4)
+        )
 
 
 @scenario

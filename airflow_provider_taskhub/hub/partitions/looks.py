@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 PATIENCE = 1.5
 """Renewal intervals of its owner without a renewal, after which a lease counts as silent."""
+PROOF = 120.0
+"""Seconds that :meth:`Looks.prove` takes at most: how seldom an owner renews is what it says itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +104,12 @@ class Looks:
     async def prove(self, partition: int | None = None) -> None:
         """Look until it is proven of every owner, or of one partition's, whether it lives.
 
-        At most :data:`PATIENCE` of its renewal intervals.
+        At most :data:`PATIENCE` of its renewal intervals, and :data:`PROOF` seconds: who is unproven then stays so.
         """
+        end = self._clock.monotonic() + PROOF
         await self.look()
-        step = max(0.1, self._unproven(partition) / 10)
-        while (left := self._unproven(partition)) > 0:
+        step = max(0.1, min(self._unproven(partition), PROOF) / 10)
+        while (left := min(self._unproven(partition), end - self._clock.monotonic())) > 0:
             await self._clock.sleep(min(left + 0.01, step))
             await self.look()
 
@@ -138,7 +141,9 @@ class Looks:
             (
                 watched.since + PATIENCE * self._paces(watched.lease)[0] - watched.last
                 for number, watched in self._watched.items()
-                if partition in (None, number) and self._state(watched) is OwnerState.UNPROVEN
+                if number < self.partitions
+                and partition in (None, number)
+                and self._state(watched) is OwnerState.UNPROVEN
             ),
             default=0.0,
         )

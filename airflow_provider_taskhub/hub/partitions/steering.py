@@ -44,6 +44,7 @@ class Findings:
 
     :param missing: partitions without a row. :param foreign: rows beyond the hub's partitions.
     :param unserved: rows without an owner, offline ones aside. :param silent: rows whose owners do not renew them.
+    :param unproven: rows whose owners renew too seldom for a check to wait for it.
     :param nowhere: partitions that nobody alive may serve.
     :param live: workers that count. :param floor: how many of them were asked for.
     """
@@ -52,6 +53,7 @@ class Findings:
     foreign: tuple[int, ...]
     unserved: tuple[int, ...]
     silent: tuple[Ownership, ...]
+    unproven: tuple[Ownership, ...]
     nowhere: tuple[int, ...]
     live: tuple[str, ...]
     floor: int
@@ -68,6 +70,7 @@ class Findings:
         }
         lines = [f"partition {number}: {text}" for text, numbers in told.items() for number in numbers]
         lines += [f"partition {found.partition}: its owner {found.owner} does not renew it" for found in self.silent]
+        lines += [f"partition {found.partition}: its owner {found.owner} may live or not" for found in self.unproven]
         if len(self.live) < self.floor:
             lines.append(f"live workers that may serve partitions: {len(self.live)}, fewer than {self.floor}")
         return tuple(lines)
@@ -253,6 +256,7 @@ class Steering:
             foreign=tuple(sorted(leases.keys() - set(expected))),
             unserved=tuple(number for number in wanted if number in leases and leases[number].owner is None),
             silent=tuple(found for found in owners if found.state is OwnerState.SILENT),
+            unproven=tuple(found for found in owners if found.state is OwnerState.UNPROVEN),
             nowhere=tuple(
                 number for number in wanted if live and not any(meant.rules.allow(number, worker) for worker in live)
             ),
