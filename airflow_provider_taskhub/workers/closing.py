@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 LAST_CALLS = 2.0
 """Seconds that a worker that stops waits for what it has put aside."""
+MOST = 32
+"""Threads that may be left to what they close. What is put aside beyond waits, and is kept, until one of them ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +66,9 @@ class Closer:
             self._begin()
 
     def _begin(self) -> None:
-        self._thread = _Thread(self._jobs)
-        self._thread.start()
+        thread = _Thread(self._jobs)
+        thread.start()
+        self._thread = thread
 
     def look(self) -> None:
         """One look, each :data:`TICK`: at what takes long, and at what was left."""
@@ -77,7 +80,8 @@ class Closer:
             self._seen, thread.looks = job, 0
         elif thread.looks < round(SLOW / TICK):
             thread.looks += 1
-        else:
+        elif len(self._left) < MOST:
+            self._begin()  # first: where no thread can be started, this one is looked at again
             log.warning(
                 "orchestrator_not_closed",
                 instance_id=job.instance_id,
@@ -87,7 +91,6 @@ class Closer:
             )
             thread.left = True
             self._left.append(thread)
-            self._begin()
         self._interrupt()
 
     def _interrupt(self) -> None:

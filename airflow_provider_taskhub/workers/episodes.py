@@ -104,7 +104,10 @@ class EpisodeWatch:
     def _work(self) -> None:
         while not self._over.wait(TICK):
             self.look()
-            self._also()
+            try:
+                self._also()
+            except Exception:  # who looks at episodes goes on
+                log.exception("look_failed")
 
     def look(self) -> None:
         """One look."""

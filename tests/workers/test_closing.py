@@ -100,6 +100,58 @@ def test_a_finally_that_loops_is_interrupted(closer: Closer) -> None:
     assert not threads[0].is_alive()
 
 
+def test_threads_are_not_left_without_a_limit(closer: Closer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "MOST", 2)
+    begun, over = threading.Semaphore(0), threading.Event()
+    release = [threading.Event() for _ in range(3)]
+    threads: list[threading.Thread] = []
+
+    def blocks(event: threading.Event) -> None:
+        threads.append(threading.current_thread())
+        begun.release()
+        event.wait(60)
+
+    for number, event in enumerate(release):
+        closer(f"blocked-{number}", waiting(lambda event=event: blocks(event)).close)
+    closer("next", over.set)
+    with capture_logs() as said:
+        for _ in release:
+            assert begun.acquire(timeout=60)
+            look(closer, 3 * SLOW)
+        assert [entry["instance_id"] for entry in said] == ["blocked-0", "blocked-1"]
+        release[0].set()
+        threads[0].join(60)
+        look(closer, SLOW)
+        assert over.wait(60), "one has ended, another one may be left"
+        assert [entry["instance_id"] for entry in said][2:] == ["blocked-2"]
+    for event in release:
+        event.set()
+
+
+def test_where_no_thread_can_be_started_the_one_that_closes_is_looked_at_again(
+    closer: Closer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, over = threading.Event(), threading.Event(), threading.Event()
+    closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)
+    closer("next", over.set)
+    assert begun.wait(60)
+    look(closer, SLOW)
+
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with capture_logs() as said:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuses)
+            for _ in range(3):
+                with pytest.raises(RuntimeError):
+                    look(closer, 2 * TICK)
+        look(closer, 2 * TICK)
+        assert over.wait(60)
+    release.set()
+    assert [entry["instance_id"] for entry in said] == ["blocked"]
+
+
 def test_what_is_not_closed_when_the_worker_ends_is_never_closed(closer: Closer) -> None:
     """Python would do it on the thread that ends the process."""
     begun, release = threading.Event(), threading.Event()

@@ -107,3 +107,22 @@ def test_a_store_that_does_not_take_the_messages_keeps_no_process_alive(
         desk.look(10.5)
     assert desk.exits[0] == STATUS
     assert [entry["event"] for entry in said][-2:] == ["quarantine_failed", "episode_stuck"]
+
+
+def test_an_error_of_who_looks_too_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "TICK", 0.001)
+    over, errors = threading.Event(), [RuntimeError("can't start new thread")]
+
+    def also() -> None:
+        if errors:
+            raise errors.pop()
+        over.set()
+
+    async def keep(running: Running, cause: str) -> None: ...
+
+    watch = EpisodeWatch(Episodes(), thread=threading.get_ident(), keep=keep, also=also)
+    with capture_logs() as said:
+        watch.start()
+        assert over.wait(60)
+        watch.stop()
+    assert [entry["event"] for entry in said] == ["look_failed"]
