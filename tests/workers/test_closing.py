@@ -161,4 +161,7 @@ def test_what_is_not_closed_when_the_worker_ends_is_never_closed(closer: Closer)
     closer("late", waiting(lambda: seen.append("late")).close)
     closer.stop()
     release.set()
+    done = threading.Event()
+    closer("", done.set)
+    assert done.wait(60), "the thread goes on"
     assert seen == []
