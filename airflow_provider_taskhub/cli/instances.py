@@ -83,7 +83,7 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         state = await client.get(instance_id)
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
-        served = None if state.status.is_final else await client.routes.owner(instance_id)
+        served = None if state.status.is_final else await client.routes.refresh(instance_id)
         return state, served, await client.activities(instance_id), await client.history(instance_id)
 
     state, served, activities, history = _with_client(hub, work)

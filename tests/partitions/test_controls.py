@@ -550,6 +550,32 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
 
 
 @scenario
+@pytest.mark.rows("T54")
+async def test_a_check_looks_three_times_at_leases_that_cost_a_request_each_and_one_is_read_alone() -> None:
+    cluster = Cluster(8)
+    cluster.lease_store = BLOB
+    async with cluster:
+        a = await cluster.join("a")
+        await cluster.settle()
+        await asyncio.sleep(60)  # now it looks at no lease itself
+
+        async def read(asked: Awaitable[object]) -> tuple[int, int]:
+            before = cluster.store.requests.copy()
+            await asked
+            used = cluster.store.requests - before
+            return used["blob.list"], used["blob.get"]
+
+        assert await read(steering(cluster).check()) in ((2, 16), (3, 24))
+        await cluster.crash(a)
+        assert await read(steering(cluster).check(floor=0)) == (3, 24)
+        listed, gets = await read(steering(cluster).owner(0))
+        assert listed == 0
+        assert 9 <= gets <= 13
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        assert await read(client.routes.refresh("x")) == (0, 1)
+
+
+@scenario
 @pytest.mark.rows("T43", "T53", "T52", "T54")
 async def test_who_serves_a_partition_can_be_asked() -> None:
     async with Cluster() as cluster:
