@@ -55,7 +55,7 @@ def was_ended(row: InstanceState | None, stored: Stored) -> bool:
     return stored.row_etag is not None and (row is None or row.status is Status.TERMINATED)
 
 
-def _certainly(error: StorageError) -> bool:
+def _certainly(error: Exception) -> bool:
     """Whether what was refused was not done for certain."""
     return not (isinstance(error, Unavailable) and error.maybe_done)
 
@@ -99,14 +99,15 @@ class Committer:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
                 return self._done(plan, episode, stored, mail, spilled, results, sent)
-            except (PayloadTooLarge, InputError):  # the same at each try
-                await self._withdraw(put if refused else ())
-                raise
-            except (Conflict, NotFound, Throttled, Unavailable) as error:
+            except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
+                done = error.results if isinstance(error, StorageError) else ()
+                if len(done) > plan.outbound:
+                    put += claimed(mail, done[plan.outbound], sent=sent)
+                refused = refused and _certainly(error) and len(done) <= plan.outbound + 1
+                if isinstance(error, PayloadTooLarge | InputError):  # the same at each try
+                    await self._withdraw(put if refused else ())
+                    raise
                 last = error
-                if len(error.results) > plan.outbound:
-                    put += claimed(mail, error.results[plan.outbound], sent=sent)
-                refused = refused and _certainly(error) and len(error.results) <= plan.outbound + 1
                 log.info(
                     "checkpoint_unsettled",
                     instance_id=episode.current.instance_id,
@@ -117,8 +118,8 @@ class Committer:
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                done = await self._finish(episode, stored, sentinel, batch, spilled, tenure, tags)
-                return replace(done, claimed=tuple(put))
+                finished = await self._finish(episode, stored, sentinel, batch, spilled, tenure, tags)
+                return replace(finished, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:

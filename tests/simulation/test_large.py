@@ -16,9 +16,11 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedEr
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.limits import MAX_COLUMN
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
 from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.faults import Call, Fault
+from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.world import Place, World, simulate
 
 SOON = timedelta(seconds=20)
@@ -137,6 +139,31 @@ def test_a_decision_that_no_store_takes_fails_its_orchestrator_at_once(
         assert ("'Version': 80000 bytes" if given == "version" else "the limit is 50000") in (ended.output or "")
         assert len(world.said("checkpoint_refused")) == 1, "it is not tried again"
         assert await world.client.quarantined() == ()
+
+    play(place, drive)
+
+
+def refusing(world: World, table: str, times: int) -> list[Call]:
+    """From now on the store itself refuses so many changes of a table. :returns: those that it has refused."""
+    calls: list[Call] = []
+
+    def plan(call: Call) -> Fault | None:
+        if not isinstance(call.what, Transact) or call.what.table != table or len(calls) == times:
+            return None
+        calls.append(call)
+        return Fault(before=PayloadTooLarge("413 (fault)"))
+
+    world.machines[-1].plan = plan
+    return calls
+
+
+def test_what_was_put_for_a_decision_that_the_store_refuses_is_withdrawn(place: Place) -> None:
+    async def drive(world: World) -> None:
+        calls = refusing(world, world.client.hub.names.history, 1)
+        await world.client.start("calling", {}, instance_id="one")
+        assert (await world.wait("one", SOON)).status is Status.FAILED
+        assert len(calls) == 1
+        assert await world.queued() == 0, "its work item was put and claimed"
 
     play(place, drive)
 
