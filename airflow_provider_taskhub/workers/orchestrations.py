@@ -285,7 +285,11 @@ class Orchestrations:
             episode = live.execution.resume()
         if episode.history:
             log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
-            await self._commit(session, live, episode, [])
+            try:
+                await self._commit(session, live, episode, [])
+            except (PayloadTooLarge, InputError) as error:
+                await self._refused(session, batch, error, judged=False)
+                raise Aborted("no store takes what its generation switch came to") from error
 
     async def _load(self, instance_id: str) -> tuple[Live, Loaded]:
         """History and row; the row tells the custom status, which an earlier generation may have set."""
@@ -605,23 +609,28 @@ class Orchestrations:
             stale = [event for event, _ in episode.stale]
             tracing.record(past, [event for event in events if event not in stale], episode.history)
 
-    async def _refused(self, session: Session[Live], batch: list[Held], error: Exception) -> None:
+    async def _refused(
+        self, session: Session[Live], batch: Sequence[Held], error: Exception, *, judged: bool = True
+    ) -> None:
         """No store takes what an episode decided: the instance fails with it, for it would decide the same again.
 
         With all that came, so that a rewind finds it; else with its start alone; else it is kept aside.
+
+        :param judged: False: nobody knows yet what the batch is to the instance, which fails without it.
         """
         hub, instance_id = self._hub, session.instance_id
         log.warning("checkpoint_refused", instance_id=instance_id, error=str(error))
         text = f"the store does not take what it decided: {message_of(error)}"
         failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
-        starts = [held for held in batch if isinstance(held.message.event, ExecutionStarted)]
-        for kept in (batch, starts):
+        taken = list(batch) if judged else []
+        starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
+        for kept in (taken, starts):
             live, _ = await self._load(instance_id)
             if starts and live.execution_id is not None:
                 live = self._restarted(instance_id, live)
             events = [brought(held) for held in kept if held.identity not in live.seen]
             try:
-                await self._commit(session, live, live.execution.fail(events, failure, now=hub.clock.utc_now()), batch)
+                await self._commit(session, live, live.execution.fail(events, failure, now=hub.clock.utc_now()), taken)
                 return
             except (PayloadTooLarge, InputError) as again:
                 text = f"{text}; and its failure neither: {message_of(again)}"

@@ -21,7 +21,8 @@ from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
-from tests.simulation.world import Place, World, simulate
+from tests.simulation import scenarios
+from tests.simulation.world import Death, Effects, Place, World, simulate
 
 SOON = timedelta(seconds=20)
 """Of virtual time: well before a second delivery's back-off comes to anything."""
@@ -166,6 +167,33 @@ def test_what_was_put_for_a_decision_that_the_store_refuses_is_withdrawn(place: 
         assert await world.queued() == 0, "its work item was put and claimed"
 
     play(place, drive)
+
+
+@pytest.mark.parametrize("times", [1, 9], ids=["and fails", "and can not even fail"])
+def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: Place, times: int) -> None:
+    async def main() -> None:
+        async with World(scenarios.app_of(Effects()), place=place) as world:
+            first = await world.join("first", death=Death(point="history:1"))
+            await world.client.start("spread", 0, instance_id="one")
+            await first.died.wait()
+            await world.join("second")
+            calls = refusing(world, world.client.hub.names.history, times)
+            while not calls:
+                await world.clock.sleep(0.1)
+            await world.clock.sleep(SOON.total_seconds())
+            state = await world.client.get("one")
+            assert state is not None
+            kept = await world.client.quarantined()
+            if times == 1:
+                assert (state.status, kept) == (Status.FAILED, ())
+                assert "413 (fault)" in (state.output or "")
+                await world.settle()
+            else:
+                assert "and its failure neither: 413 (fault)" in kept[0].cause
+                assert kept[0].dequeue_count < 5
+            assert not world.defects(), world.defects()
+
+    simulate(main)
 
 
 @pytest.mark.rows("K48")
