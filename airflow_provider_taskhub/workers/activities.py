@@ -250,10 +250,7 @@ class Activities:
             return
         finally:
             self._plain.pop(held, None)
-        try:
-            await self._respond(held, event, outcome, cheap=cheap)
-        except (PayloadTooLarge, InputError) as error:
-            await self._respond(held, event, _refused(event, error))
+        await self._respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
         """End activities without a record whose instance has ended, for ever; the others are told by their record."""
@@ -584,7 +581,7 @@ class Activities:
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
         """An outcome is recorded: only the response is put again."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
-        await self._respond(held, event, ActivityOutcome(result=result, failure=record.failure))
+        await self._respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
 
     async def _drop(self, held: Held, why: str) -> None:
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
@@ -592,6 +589,15 @@ class Activities:
         self.reader.release([held])
 
     # responding
+
+    async def _respond_or_fail(
+        self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
+    ) -> None:
+        """Respond; where no store takes the response, respond with that."""
+        try:
+            await self._respond(held, event, outcome, cheap=cheap)
+        except (PayloadTooLarge, InputError) as error:
+            await self._respond(held, event, _refused(event, error))
 
     async def _respond(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub import client
+from airflow_provider_taskhub import client, codec
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import Status
@@ -21,6 +21,7 @@ from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR
 from tests.simulation import scenarios
 from tests.simulation.world import Death, Effects, Place, World, simulate
 
@@ -256,6 +257,24 @@ def test_an_activity_fails_with_what_no_store_takes_and_its_record_says_so(
         assert states == ([RecordState.FAILED] if activity == "grown" else [])
 
     play(place, drive)
+
+
+def test_so_it_does_where_its_record_holds_what_no_message_takes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is a little larger than the result in it."""
+    size = 100_000
+    monkeypatch.setattr(rules, "MAX_BLOB_BYTES", len(codec.compress(json.dumps(noise(size)))))
+
+    async def main() -> None:
+        async with World(app_of(), place=place) as world:
+            await world.join("decides", roles=(ORCHESTRATOR,))
+            await world.join("does", roles=(ACTIVITY,))
+            await world.client.start("trying", ["grown", size], instance_id="one")
+            ended = await world.wait("one", SOON)
+            assert "the store does not take what activity 'grown' came to" in json.loads(ended.output or "")
+            await world.settle()
+            assert await world.client.quarantined() == ()
+
+    simulate(main)
 
 
 def test_a_failure_in_another_alphabet_fits_its_record(place: Place) -> None:
