@@ -10,7 +10,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, PartitionState
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, OwnerState, PartitionState
 from airflow_provider_taskhub.plugins.timeline import milliseconds, only
 from airflow_provider_taskhub.triggers.journal import able
 from airflow_provider_taskhub.triggers.outcome import plain, reason
@@ -116,10 +116,11 @@ def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None
 
 
 def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
-    """Who serves the instance's partition."""
+    """Who serves the instance's partition, and whether it lives."""
     return {
         "partition": partition,
         "owner": state.owner if state else None,
+        "state": str(state.state if state else OwnerState.MISSING),
         "epoch": state.epoch if state else None,
         "draining": bool(state and state.draining),
     }

@@ -64,6 +64,7 @@ class FakeHub:
     logs: dict[str, str] = field(default_factory=dict)
     failed: dict[str, Any] = field(default_factory=dict)
     workers: tuple[Member, ...] = (member(),)
+    serving: tuple[PartitionState, ...] = ()
     hints: set[str] = field(default_factory=set)
     down: Exception | None = None
     requests: Counter[str] = field(default_factory=Counter)
@@ -178,8 +179,7 @@ class FakeClient:
         return ()
 
     async def partitions(self) -> tuple[PartitionState, ...]:
-        self._count("partitions")
-        return ()
+        return self._count("partitions").serving
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
+from airflow_provider_taskhub.hub.contract import InstanceState, OwnerState, PartitionState, RecordState
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.plugins import views
 from airflow_provider_taskhub.plugins.listing import listing, visible
 from airflow_provider_taskhub.plugins.taskhub import LazyApplication, TaskHubPlugin
@@ -247,6 +248,17 @@ def test_payloads_pass_airflows_masker_and_need_the_right_to_task_instances(ask:
     _, answer = ask("/api/instance?id=mine", "vera", dags=("flights",), without=("TASK_INSTANCE",))
     assert "hunter2" not in str(answer)
     assert answer["instance"]["input"] == "(needs the right to read task instances of this DAG)"
+
+
+def test_an_instance_says_whether_the_owner_of_its_partition_lives(ask: Any, filled: FakeHub) -> None:
+    lease: dict[str, Any] = {"owner": "a@host/1", "epoch": 7, "draining": False}
+    number = partition_of("mine", 4)
+    rest = {"queue": "q", "next_owner": None, "owned_since": None, "last_renewal": None}
+    filled.serving = (PartitionState(partition=number, state=OwnerState.SILENT, **lease, **rest),)
+    status, answer = ask("/api/instance?id=mine")
+    assert (status, answer["served"]) == (200, {"partition": number, "state": "silent"} | lease)
+    gone = {"partition": 3, "owner": None, "state": "missing", "epoch": None, "draining": False}
+    assert views.served(None, 3) == gone
 
 
 def test_logs_need_the_right_to_task_logs(ask: Any, filled: FakeHub) -> None:

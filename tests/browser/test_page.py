@@ -180,6 +180,21 @@ def test_cancelled_activities_are_no_failures(login: Login, real: RealAirflow, r
     expect(page.locator(".legend")).not_to_contain_text("failed")
 
 
+def test_an_owner_that_does_not_renew_is_called_silent_until_it_does(login: Login, real: RealAirflow) -> None:
+    assert real.taskhub("instances", "start", "slow", "--input", "300", "--id", "owner-falls-silent")
+    until("rest runs", lambda: "rest" in _working(real, "owner-falls-silent", "first"))
+    served = login("admin", "/taskhub/page/instance?id=owner-falls-silent").locator(".facts")
+    expect(served).to_contain_text("first@")
+    real.processes["worker"].signal(signal.SIGSTOP)
+    try:
+        expect(served.locator(".bad")).to_have_text(" · silent")
+        expect(served).to_contain_text("first@")
+    finally:
+        real.processes["worker"].signal(signal.SIGCONT)
+    expect(served.locator(".bad")).to_have_count(0)
+    real.taskhub("instances", "terminate", "owner-falls-silent", "--wait")
+
+
 @pytest.mark.parametrize("seconds", [0.9, 100, 7000, 36_000, 200_000])
 def test_every_tick_of_the_timelines_axis_is_inside_the_picture(login: Login, runs: Runs, seconds: float) -> None:
     page = login("admin", f"/taskhub/page/instance?id={quote(sums_id(runs.sums), safe='')}", width=760)
