@@ -184,16 +184,15 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 "the input holds a value that Airflow masks as a secret, and inputs are stored in the hub: "
                 "pass the name of a connection, which the worker resolves"
             )
-        for name, value in (self.tags or {}).items():
-            if not isinstance(value, str):
-                yield f"tag {name!r} is {value!r}: tags are texts"
-            if name.startswith(identity.RESERVED):
-                yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
         try:
             check_column(self.version or "", f"version of orchestrator {self.orchestrator!r}")
             check_tags(self.tags or {}, f"orchestrator {self.orchestrator!r}")
         except InputError as error:
             yield str(error)
+            return
+        for name in self.tags or {}:
+            if name.startswith(identity.RESERVED):
+                yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
 
     def _wait(self, instance_id: str, owner: str) -> None:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
