@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.contract import Tenure
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.workers.backend import Backend
@@ -41,10 +39,11 @@ class Health:
     def metrics(self) -> str:
         """Prometheus' text format."""
         backend = self.backend
-        tenures: Sequence[Tenure] = self.owner.tenures
+        tenures = self.owner.tenures
+        age = max((tenure.age for tenure in tenures), default=0.0)
         lines = [
             _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
-            _metric("taskhub_lease_age_seconds_max", self.owner.lease_age, "Age of its oldest lease."),
+            _metric("taskhub_lease_age_seconds_max", age, "Age of its oldest lease."),
             *_leases(self.owner.figures),
             _metric("taskhub_activities_running", backend.work.slots.busy, "Activities under way."),
             _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),

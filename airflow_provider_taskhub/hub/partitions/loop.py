@@ -17,7 +17,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, AppLease, HeldApp
 from airflow_provider_taskhub.hub.partitions.bounded import attempt, within
@@ -28,6 +28,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
+from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 
@@ -103,14 +104,9 @@ class PartitionOwner:
         self._stop_limit = DRAIN
 
     @property
-    def tenures(self) -> tuple[Tenure, ...]:
+    def tenures(self) -> tuple[LeaseTenure, ...]:
         """What is held now; from any thread."""
         return () if self._holding is None else self._holding.tenures
-
-    @property
-    def lease_age(self) -> float:
-        """Seconds since the least recently renewed of its leases was renewed; 0 without any. From any thread."""
-        return 0.0 if self._holding is None else max((tenure.age for tenure in self._holding.tenures), default=0.0)
 
     def expire(self) -> float:
         """End every tenure past its give-up age (T20). From any thread; does no I/O.

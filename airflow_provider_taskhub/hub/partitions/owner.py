@@ -16,9 +16,10 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 
@@ -78,7 +79,7 @@ class OwnerThread:
         self._watchdog = threading.Thread(target=self._watch, name="taskhub-watchdog", daemon=True)
 
     @property
-    def tenures(self) -> tuple[Tenure, ...]:
+    def tenures(self) -> tuple[LeaseTenure, ...]:
         """What is held now."""
         return () if self._owner is None else self._owner.tenures
 
@@ -86,11 +87,6 @@ class OwnerThread:
     def figures(self) -> Figures:
         """What has happened to its partitions so far."""
         return Figures() if self._owner is None else self._owner.figures
-
-    @property
-    def lease_age(self) -> float:
-        """Seconds since the least recently renewed of its leases was renewed; 0 without any."""
-        return 0.0 if self._owner is None else self._owner.lease_age
 
     async def start(self) -> None:
         """Start; returns when this worker is listed and may take partitions (E06).
