@@ -88,6 +88,9 @@ class Committer:
         def planned(stored: Stored) -> Plan:
             return hub.checkpoint(episode, stored, mail, batch, tags=tags, check=tenure.check, commit_id=commit_id)
 
+        def whole(done: Done) -> Done:
+            return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
+
         plan = planned(stored)
         spilled = plan.blobs  # by all tries: any of them may turn out to be the one that was committed
         put: list[Held] = []  # claimed by tries that ended in an error
@@ -98,7 +101,7 @@ class Committer:
             try:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
-                return self._done(plan, episode, stored, mail, spilled, results, sent)
+                return whole(self._done(plan, episode, stored, mail, results, sent))
             except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
                 done = error.results if isinstance(error, StorageError) else ()
                 if len(done) > plan.outbound:
@@ -118,8 +121,8 @@ class Committer:
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                finished = await self._finish(episode, stored, sentinel, batch, spilled, tenure, tags)
-                return replace(finished, claimed=tuple(put))
+                finished = await self._finish(episode, stored, sentinel, batch, tenure, tags)
+                return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
@@ -143,14 +146,7 @@ class Committer:
                 log.info("claimed_put_left", queue=held.queue, message_id=held.message_id, error=str(error))
 
     def _done(
-        self,
-        plan: Plan,
-        episode: Episode,
-        stored: Stored,
-        mail: Sequence[Letter],
-        spilled: tuple[str, ...],
-        results: Results,
-        sent: float,
+        self, plan: Plan, episode: Episode, stored: Stored, mail: Sequence[Letter], results: Results, sent: float
     ) -> Done:
         etags = results[plan.history][0]
         assert isinstance(etags, tuple)
@@ -165,7 +161,6 @@ class Committer:
             sentinel_etag=etags[-1],
             completed=plan.completed,
             consumed=plan.consumed,
-            blobs=spilled,
             row_etag=row_etag,
             now=self._hub.clock.monotonic(),
         )
@@ -177,7 +172,6 @@ class Committer:
         stored: Stored,
         sentinel: Sentinel,
         batch: Sequence[Held],
-        spilled: tuple[str, ...],
         tenure: Tenure,
         tags: dict[str, str],
     ) -> Done:
@@ -191,7 +185,7 @@ class Committer:
                 await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
                 for held in batch:
                     await hub.store.execute(held.deletion())
-                return Done(stored=self._after(stored, episode, sentinel, spilled, row_etag))
+                return Done(stored=self._after(stored, episode, sentinel, row_etag))
             unit = checkpoint.rest(
                 episode,
                 replace(stored, row_etag=row_etag),
@@ -208,24 +202,16 @@ class Committer:
                 continue
             merged = results[1][0]
             assert isinstance(merged, tuple)
-            return Done(stored=self._after(stored, episode, sentinel, spilled, merged[0]))
+            return Done(stored=self._after(stored, episode, sentinel, merged[0]))
         raise Conflict(f"the instance row of {instance_id!r} keeps changing under its checkpoint")
 
-    def _after(
-        self,
-        stored: Stored,
-        episode: Episode,
-        sentinel: Sentinel,
-        spilled: tuple[str, ...],
-        row_etag: str | None,
-    ) -> Stored:
+    def _after(self, stored: Stored, episode: Episode, sentinel: Sentinel, row_etag: str | None) -> Stored:
         return checkpoint.after(
             stored,
             episode,
             sentinel_etag=sentinel.etag,
             completed=sentinel.checkpoint_completed or self._hub.clock.utc_now(),
             consumed=sentinel.consumed,
-            blobs=spilled,
             row_etag=row_etag,
             now=self._hub.clock.monotonic(),
         )

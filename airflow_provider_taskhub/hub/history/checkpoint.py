@@ -218,14 +218,12 @@ def after(
     sentinel_etag: str,
     completed: Timestamp,
     consumed: tuple[str, ...],
-    blobs: tuple[str, ...],
     row_etag: str | None,
     now: float,
 ) -> Stored:
-    """What is stored once the checkpoint is committed.
+    """What is stored once the checkpoint is committed, but for the blobs to which it was spilled.
 
-    :param completed, consumed: as the sentinel now has them. :param blobs: to which its rows were spilled.
-    :param row_etag: None: the row was not written.
+    :param completed, consumed: as the sentinel now has them. :param row_etag: None: the row was not written.
     """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
     written = row_etag is not None
@@ -235,7 +233,7 @@ def after(
         tails=stored.tails or episode.switched,
         completed=completed,
         consumed=consumed,
-        blobs=blobs if episode.switched else stored.blobs + blobs,
+        blobs=() if episode.switched else stored.blobs,
         row_etag=row_etag if written else stored.row_etag,
         status=episode.status if written else stored.status,
         custom_status=episode.custom_status if written else stored.custom_status,
