@@ -244,7 +244,7 @@ class Execution:
         )
 
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
-        """Fail the instance without running any code: nobody has its orchestrator (K43).
+        """Fail the instance without running any code: nobody can (K43), or no store takes what it decides (DESIGN §6).
 
         :param new: recorded as they are. :param now: as in :meth:`advance`.
         :raises InputError: neither the history nor ``new`` has a start.
@@ -252,7 +252,8 @@ class Execution:
         return self._end(new, Status.FAILED, failure.error_message, failure, now=now)
 
     def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp) -> Episode:
-        """Terminate the instance without running any code: its code does not come to an end (DESIGN §9).
+        """Terminate the instance without running any code: none may run. It does not come to an end (DESIGN §9), or the
+        instance was reported as terminated already (K41).
 
         :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
         :raises InputError: neither the history nor ``new`` has a start.
