@@ -12,14 +12,18 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.engine.events import HistoryEvent, Status
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.messages.envelope import encode
+from airflow_provider_taskhub.hub.messages.quarantine import MAX_FAILURES
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from tests.e2e.house import House, Worker, until
@@ -168,7 +172,7 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     assert 0 < _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
     assert _figure(port, "taskhub_messages_quarantined_total") == 0
     asyncio.run(_put_rubbish(embedded))
-    until(lambda: _figure(port, "taskhub_messages_quarantined_total") == 2, what="both counted")
+    until(lambda: _figure(port, "taskhub_messages_quarantined_total") == 3, what="all counted")
     assert worker.end() == 0
 
 
@@ -178,9 +182,16 @@ def _figure(port: int, name: str) -> float:
 
 
 async def _put_rubbish(house: House) -> None:
+    """What no reader delivers; and what is no work item, before its last try."""
     async with house.client() as client:
-        for queue in (client.hub.names.control(1), client.hub.names.work_items):
-            await client.hub.store.execute(PutMessage(queue=queue, text="rubbish"))
+        names, event = client.hub.names, EventRaised(timestamp=Timestamp(0), name="no work item")
+        last = replace(client.hub.mail(event, OrchestrationInstance(instance_id="x")).envelope, failures=MAX_FAILURES)
+        for queue, text in (
+            (names.control(1), "rubbish"),
+            (names.work_items, "rubbish"),
+            (names.work_items, encode(last)),
+        ):
+            await client.hub.store.execute(PutMessage(queue=queue, text=text))
 
 
 NO_AIRFLOW = """
