@@ -130,9 +130,10 @@ def _check_attempts(result: dict[str, Any]) -> None:
 def test_ctrl_c_leaves_no_process(tmp_path: Path, point: str) -> None:
     with running(tmp_path) as demo:
         demo.until(point)
-        mark = demo.mark()
+        mark, deadline = demo.mark(), time.monotonic() + 60
         while not marked(mark):  # the first of its processes may just be starting
             assert demo.process.poll() is None, demo.output
+            assert time.monotonic() < deadline, demo.output
             time.sleep(0.05)
         demo.process.send_signal(signal.SIGINT)
         assert demo.end(limit=60) == 130, demo.output
