@@ -626,7 +626,8 @@ class Orchestrations:
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
         for kept in (taken, starts):
             live, _ = await self._load(instance_id)
-            if starts and live.execution_id is not None:
+            known = live.execution_id
+            if starts and known and not same_start(known, starts[0].message.instance.execution_id):
                 live = self._restarted(instance_id, live)
             events = [brought(held) for held in kept if held.identity not in live.seen]
             try:

@@ -14,10 +14,11 @@ import pytest
 from airflow_provider_taskhub import client, codec
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine import context
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.limits import MAX_COLUMN
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
 from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
@@ -193,6 +194,32 @@ def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: 
                 assert "and its failure neither: 413 (fault)" in kept[0].cause
                 assert kept[0].dequeue_count < 5
             assert not world.defects(), world.defects()
+
+    simulate(main)
+
+
+def test_an_end_that_the_store_refuses_costs_no_history(place: Place) -> None:
+    """Its start came again for an instance that was reported as ended before its first checkpoint (K41)."""
+
+    async def main() -> None:
+        async with World(scenarios.app_of(Effects()), partitions=1, place=place) as world:
+            late = await world.join("late", death=Death(point="instance"))
+            await world.client.start("counter", [], instance_id="one")
+            await late.died.wait()
+            await late.bury()
+            names, row = world.client.hub.names, await world.client.get("one")
+            assert row is not None
+            before = await world.client.history("one")
+            event = ExecutionTerminated(timestamp=world.clock.utc_now(), input="enough")
+            entity, _ = terminate_row(event, instance_id="one", names=names, now=event.timestamp, container_url="")
+            await world.store.execute(changed(names, entity, row.etag))
+            await world.join("next")
+            calls = refusing(world, names.history, 1)
+            await world.settle()
+            assert len(calls) == 1
+            after = await world.client.history("one")
+            assert after[: len(before)] == before
+            assert after[-2].event_type.name == "ExecutionCompleted"
 
     simulate(main)
 
