@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease, Sightings
-from airflow_provider_taskhub.hub.partitions.signs import LeaseMap, Serving, Sign, decode_signs, encode_signs
+from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap, Serving, Sign, decode_signs, encode_signs
 from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES
 
 LEASES = tuple(
     Lease(queue=f"h-control-0{number}", owner=owner, epoch=number + 1, renewals=10, etag="x")
     for number, owner in enumerate(("me", "a", "b"))
 )
-SERVING = {"me": Serving(), "a": Serving(signs={1: Sign(2, 11, 2.5)}), "b": Serving(signs={2: Sign(3, 12)})}
+SERVING = {
+    "me": Serving(),
+    "a": Serving(signs={1: Sign(2, 11, 2.5)}, due=5.0),
+    "b": Serving(signs={2: Sign(3, 12)}, due=-PUNCTUAL + 0.1),
+}
 
 
 def told(
@@ -69,6 +73,10 @@ def lease(number: int, **changes: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def said(sign: Sign, due: float = 5.0) -> Serving:
+    return Serving(signs={1: sign}, due=due)
+
+
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda situation: situation.update({name: value})
 
@@ -92,8 +100,9 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         pytest.param(put("serving", {"b": SERVING["b"]}), id="its owner is not listed"),
         pytest.param(put("serving", SERVING | {"a": Serving()}), id="its owner does not name it"),
         pytest.param(put("serving", SERVING | {"c": Serving(moving=True)}), id="somebody hands over or waits"),
-        pytest.param(put("serving", SERVING | {"a": Serving(signs={1: Sign(2, 10)})}), id="no new sign for too long"),
-        pytest.param(put("serving", SERVING | {"a": Serving(signs={1: Sign(2, 9)})}), id="an old sign only"),
+        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 11), due=-PUNCTUAL)}), id="its owner's word is late"),
+        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 10))}), id="no new sign for too long"),
+        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 9))}), id="an old sign only"),
     ],
 )
 def test_where_anything_is_not_so_the_leases_are_read(change: Callable[[dict[str, Any]], None]) -> None:
@@ -111,4 +120,4 @@ def test_what_is_to_have_no_owner_need_not_be_looked_at() -> None:
 
 @pytest.mark.rows("T85")
 def test_a_sign_that_is_young_enough_needs_no_newer_one() -> None:
-    assert told(put("serving", SERVING | {"a": Serving(signs={1: Sign(2, 10)})}), at=114.9) is not None
+    assert told(put("serving", SERVING | {"a": said(Sign(2, 10))}), at=114.9) is not None

@@ -80,6 +80,8 @@ class Holding:
         self._held: dict[int, Held] = {}
         self._snapshot: tuple[Held, ...] = ()
         self._services: Mapping[int, Service] = {}
+        self.changed = asyncio.Event()
+        """Set when something was taken or let go: others go by what this worker says that it holds (T85)."""
 
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
@@ -124,6 +126,7 @@ class Holding:
         self._tell(self._listener.taken, tenure)
         self._held[lease.partition] = Held(tenure, over, lease.renewals or 0)
         self._snapshot = tuple(self._held.values())
+        self.changed.set()
         return tenure
 
     # --- ages -----------------------------------------------------------------------------------------------------
@@ -294,6 +297,7 @@ class Holding:
         if self._held.get(held.tenure.partition) is held:
             del self._held[held.tenure.partition]
             self._snapshot = tuple(self._held.values())
+            self.changed.set()
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         """A listener's error is its own: it is reported and ends nothing (T23, T49)."""

@@ -98,6 +98,7 @@ class PartitionOwner:
         self._scanner: Scanner | None = None
         self.figures = Figures()
         self._slowness = 1.0
+        self._due = 0.0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._begun = False
@@ -170,7 +171,6 @@ class PartitionOwner:
             may_take=self._app.held,
             dead=self._dead,
             stopping=self._stopping,
-            publish=self._publish,
             figures=self.figures,
         )
 
@@ -189,7 +189,8 @@ class PartitionOwner:
 
     async def _own(self) -> None:
         scanning = asyncio.create_task(self._scanning())
-        tasks = [scanning, asyncio.create_task(self._renewing()), asyncio.create_task(self._holding_app())]
+        others = self._renewing(), self._telling(), self._holding_app()
+        tasks = [scanning, *(asyncio.create_task(other) for other in others)]
         if self._watchdog:
             tasks.append(asyncio.create_task(self._watching()))
         try:
@@ -260,21 +261,27 @@ class PartitionOwner:
         while True:
             began = self._clock.monotonic()
             self._ask_host()
+            pause = self._renew_every * self._rng.uniform(0.85, 1.0)
+            self._due = began + pause
             # the leases first: what this worker says of them must not be ahead of what it has sent
             done = await asyncio.gather(*self._holds.attempts(self._services), self._attempt_to_publish())
-            pause = self._renew_every * self._rng.uniform(0.85, 1.0) if all(done) else retry
-            await self._clock.sleep(began + pause - self._clock.monotonic())
+            await self._clock.sleep(began + (pause if all(done) else retry) - self._clock.monotonic())
 
     async def _attempt_to_publish(self) -> bool:
         return await self._attempt("member_not_renewed", self._write_member)
 
-    async def _publish(self) -> None:
-        await self._attempt_to_publish()
+    async def _telling(self) -> None:
+        """What was taken or let go is said at once, not with the next renewals."""
+        while True:
+            await self._holds.changed.wait()
+            self._holds.changed.clear()
+            await self._attempt_to_publish()
 
     async def _write_member(self) -> None:
         leaving, holding = self._stopping.is_set(), self._holds
         moving = holding.draining or self._scans.waiting
-        serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving)
+        due = max(0.0, self._due - self._clock.monotonic())
+        serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving, due=due)
         await self._members.renew(self._member, leaving=leaving, serving=serving)
         self._scans.heard()
 

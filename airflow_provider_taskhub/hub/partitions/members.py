@@ -106,6 +106,7 @@ class Members:
             "Leaving": leaving,
             "Serving": encode_signs(serving),
             "Moving": serving.moving,
+            "DueSeconds": serving.due,
             "Renewed": self._clock.utc_now(),
         }
         try:
@@ -136,7 +137,9 @@ class Members:
             leaving=frozenset(item.member.worker for item in fresh if item.leaving),
             silent=tuple(replace(item.member, alive=False) for item in listings if item not in fresh),
             newcomers=frozenset(item.member.worker for item in fresh if now - self._known[item.key] < item.take),
-            serving={item.member.worker: item.serving for item in fresh},
+            serving={
+                item.member.worker: replace(item.serving, due=item.serving.due - silence[item.key]) for item in fresh
+            },
         )
 
     async def live(self) -> tuple[Member, ...]:
@@ -227,7 +230,11 @@ def _decode(entity: Entity) -> _Listing | None:
         key=entity.row_key,
         etag=entity.etag,
         leaving=columns.get("Leaving") is True,
-        serving=Serving(signs=decode_signs(columns.get("Serving")), moving=columns.get("Moving") is True),
+        serving=Serving(
+            signs=decode_signs(columns.get("Serving")),
+            moving=columns.get("Moving") is True,
+            due=_number(columns.get("DueSeconds"), 0.0),
+        ),
         renew=_number(columns.get("RenewSeconds"), 10.0),
         take=_number(columns.get("TakeSeconds"), 30.0),
     )

@@ -21,18 +21,12 @@ from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.holding import Holding
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
-from airflow_provider_taskhub.hub.partitions.signs import LeaseMap
+from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import Leases
 from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
 
-_PUNCTUAL = 0.4
-"""Seconds that an owner's sign may be late at most; then its leases are read.
-
-Who dies between sending a renewal and saying so leaves a lease that is newer than its sign. Its silence is counted from
-when that is read, which must be within a scan of its death (T87).
-"""
 _DEAF = 3
 """Turns in a row whose writes all went without an answer, after which this worker writes no lease for a while (T15)."""
 _LONGEST = 8
@@ -55,7 +49,6 @@ class Scanner:
 
     :param partitions: of the hub. :param may_take: whether partitions may be taken, asked before each taking.
     :param dead: full names of workers proven dead. :param stopping: set when this worker takes nothing more.
-    :param publish: writes this worker's line in the members table, when others should look soon.
     """
 
     def __init__(
@@ -72,7 +65,6 @@ class Scanner:
         may_take: Callable[[], Awaitable[bool]],
         dead: Callable[[], Collection[str]],
         stopping: asyncio.Event,
-        publish: Callable[[], Awaitable[None]],
         figures: Figures,
     ) -> None:
         self._leases = leases
@@ -88,11 +80,10 @@ class Scanner:
         self._may_take = may_take
         self._dead = dead
         self._stopping = stopping
-        self._publish = publish
         self._figures = figures
         self._sightings = Sightings()
         # where scans are rarer than signs, each sign is as old as a scan, and proves too little
-        self._patience = times.renew.total_seconds() + _PUNCTUAL if times.scan <= times.renew else 0.0
+        self._patience = times.renew.total_seconds() + PUNCTUAL if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
         self._due = float("inf")
         self._waiting_since: float | None = None
@@ -123,9 +114,9 @@ class Scanner:
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
-            others = [seen.silence[lease.partition] for lease in told if lease.owner not in (None, self._me)]
-            # a little after, or it would be looked for once more in vain
-            self._due = min([self._due, *(self._patience + 0.1 - quiet for quiet in others)])
+            owners = {lease.owner for lease in told if lease.owner} - {self._me}
+            # a little after a word is late, or it would be looked for once more in vain
+            self._due = min([self._due, *(roster.serving[owner].due + PUNCTUAL + 0.1 for owner in owners)])
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         self._map.read(leases)
@@ -228,7 +219,7 @@ class Scanner:
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         await self._write([*claims, *(self._ask(by_number[number]) for number in decided.ask)])
         if decided.ask:
-            await self._publish()  # their owners see at their next scan that somebody waits, not at a renewal
+            self._holding.changed.set()  # their owners see at their next scan that somebody waits, not at a renewal
 
     def _why(self, partition: int, ordered: Orders) -> str:
         """Why a partition is given up although nobody has asked for it."""

@@ -34,10 +34,16 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """All that a worker says. :param moving: it hands a partition over, or waits for one: look at the leases."""
+    """All that a worker says.
+
+    :param moving: it hands a partition over, or waits for one: look at the leases.
+    :param due: seconds, from when it says this, until it sends its next renewals and says so; as a reader keeps it,
+        from when that reader saw it first.
+    """
 
     signs: Mapping[int, Sign] = field(default_factory=dict)
     moving: bool = False
+    due: float = 0.0
 
 
 NOTHING = Serving()
@@ -61,10 +67,18 @@ def decode_signs(value: Property | None) -> dict[int, Sign]:
     return signs
 
 
+PUNCTUAL = 0.4
+"""Seconds that an owner's word may be late at most; then its leases are read.
+
+Who dies between sending a renewal and saying so leaves a lease that is newer than its sign. Its silence is counted from
+when that is read, which must be within a scan of its death (T87).
+"""
+
+
 class LeaseMap:
     """The leases as one worker last read them, carried on by signs.
 
-    :param patience: seconds without a newer sign after which a lease is looked at itself.
+    :param patience: seconds without a newer sign after which a lease is looked at itself, whatever its owner says.
     """
 
     def __init__(self, sightings: Sightings, patience: float) -> None:
@@ -107,15 +121,16 @@ class LeaseMap:
             if known.owner == me:
                 now_is = mine.get(partition)
             else:
-                now_is = self._by_sign(known, serving.get(known.owner, NOTHING).signs.get(partition), now)
+                now_is = self._by_sign(known, serving.get(known.owner, NOTHING), now)
             if now_is is None or now_is.epoch != known.epoch or now_is.next_owner is not None:
                 return None
             leases.append(now_is)
         self.read(leases)
         return tuple(leases)
 
-    def _by_sign(self, known: Lease, sign: Sign | None, now: float) -> Lease | None:
-        if sign is None or sign.epoch != known.epoch or known.renewals is None:
+    def _by_sign(self, known: Lease, owner: Serving, now: float) -> Lease | None:
+        sign = owner.signs.get(known.partition)
+        if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -PUNCTUAL:
             return None
         told = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
         return told if self._sightings.note(told.queue, told.life, now) < self._patience else None
