@@ -236,8 +236,8 @@ async def test_a_stable_cluster_only_renews() -> None:
         # renewed every 8.5 to 10 s: a partition row each, and a member row a worker
         assert used["table.update"] == pytest.approx((16 + 4) * 2_000 / 9.25, rel=0.04)
         assert used["table.update"] <= 1.1 * (16 + 4) * 2_000 / RENEW, "jitter costs less than a tenth (T84)"
-        # a scan reads two tables (members, controls), every 9 to 11 s
-        assert used["table.query"] == pytest.approx(2 * 4 * 2_000 / 10, rel=0.04)
+        # a scan reads two tables (members, controls), every 9 to 11 s, and sooner when a word of the others is late
+        assert 2 * 4 * 2_000 / 10 <= used["table.query"] <= 1.15 * 2 * 4 * 2_000 / 10
         assert set(used) == {"table.update", "table.query", "blob.lease"}
 
 
