@@ -47,7 +47,7 @@ from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.keys import escape, unescape
+from airflow_provider_taskhub.hub.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
@@ -575,7 +575,7 @@ class Client:
 
     async def logs(self, instance_id: str) -> tuple[str, ...]:
         """Names of all logs of an instance's attempts."""
-        blobs = await self.hub.store.list_blobs(self.hub.names.logs, f"{escape(instance_id)}/")
+        blobs = await self.hub.store.list_blobs(self.hub.names.logs, f"{history_folder(instance_id)}/")
         return tuple(blob.name for blob in blobs)
 
     async def failed_attempt(self, instance_id: str) -> FailedAttempt | None:
@@ -601,7 +601,7 @@ class Client:
 
     async def _logged(self, state: InstanceState, task_id: int) -> FailedAttempt | None:
         instance_id = state.instance_id
-        folder = f"{escape(instance_id)}/{state.execution_id or ''}/{task_id:06d}-"  # as a worker names its log
+        folder = f"{history_folder(instance_id)}/{state.execution_id or ''}/{task_id:06d}-"  # as a worker names its log
         logs = await self.hub.store.list_blobs(self.hub.names.logs, folder)
         attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
         if not attempts:

@@ -10,9 +10,9 @@ _BACK = {code[1]: char for char, code in _CODES.items()}
 _CONTROL_SHIFT = 0xC0
 _ESCAPED = re.compile(r"[\^/\\#?\x00-\x1f\x7f-\x9f]")
 _ESCAPE = re.compile(r"\^(.)", re.DOTALL)
-_UNFIT = re.compile(r"[\^\\\x00-\x1f\x7f-\x9f]|(?:^|/)\.{0,2}(?:/|$)")
-"""Ids that are escaped in the names of message blobs too: control characters, backslashes, empty and dot segments,
-which no blob name carries unchanged, and ``^``, so that no two instances share a folder."""
+_UNFIT = re.compile(r"[\^\\\x00-\x1f\x7f-\x9f]|(?:^|/|\.)(?:/|$)")
+"""Ids that are escaped in the names of message blobs too: control characters, backslashes, segments that are empty or
+end in a dot, which no blob name carries unchanged, and ``^``, so that no two instances share a folder."""
 
 
 @lru_cache(maxsize=1024)  # asked for with every row of an episode
@@ -39,12 +39,12 @@ def _unescape(code: str) -> str:
 
 
 def history_folder(instance_id: str) -> str:
-    """First part of the names of an instance's history blobs: the escaped id (spec §2.4).
+    """First part of the names of an instance's blobs, but its messages', and of its logs: the escaped id (spec §2.4).
 
-    An id that is ``.`` or ``..`` gets a ``^`` before it: URLs would swallow it.
+    One that ends in a dot gets a ``^`` behind it: no blob name has a segment that ends so.
     """
     key = escape(instance_id)
-    return f"^{key}" if key in (".", "..") else key
+    return f"{key}^" if key.endswith(".") else key
 
 
 def message_folder(instance_id: str) -> str:

@@ -48,7 +48,7 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, W
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.keys import history_folder
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
@@ -717,4 +717,4 @@ def _warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
 
 def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
     """Name of an attempt's log in the log container (DESIGN §9)."""
-    return f"{escape(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"
+    return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.hub.keys import (
     unescape,
 )
 from airflow_provider_taskhub.hub.partitions.hashing import fnv1a32, partition_of
+from airflow_provider_taskhub.storage.rules import check_blob_name
 
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 awkward = st.text("ab^0123/\\#?.\n\x7fÊ", min_size=1, max_size=6)
@@ -117,14 +118,24 @@ def test_escaping_keeps_prefixes_and_no_more(one: str, other: str) -> None:
         ("/a", "^0a", "^0a"),
         ("a//b", "a^0^0b", "a^0^0b"),
         ("a/../b", "a^0..^0b", "a^0..^0b"),
-        ("..", "^..", "^.."),
-        (".", "^.", "^."),
+        ("..", "..^", "..^"),
+        (".", ".^", ".^"),
+        ("Acme Inc.", "Acme Inc.^", "Acme Inc.^"),
+        ("a./b", "a.^0b", "a.^0b"),
+        ("a/b.", "a^0b.^", "a^0b.^"),
     ],
 )
 def test_folders(instance_id: str, messages: str, history: str) -> None:
     assert message_folder(instance_id) == messages
     assert history_folder(instance_id) == history
     assert blob_prefixes(instance_id) == tuple(dict.fromkeys((f"{messages}/", f"{history}/")))
+
+
+@pytest.mark.rows("K30")
+@given(ids | awkward)
+def test_every_id_makes_legal_blob_names(instance_id: str) -> None:
+    for folder in (message_folder(instance_id), history_folder(instance_id)):
+        check_blob_name(f"{folder}/message-56495726e33241b4a00560544723ab6f-EventRaised.json.gz")
 
 
 @pytest.mark.rows("K30")

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.keys import history_folder
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
@@ -43,21 +43,22 @@ async def grandparent(ctx: OrchestrationContext, path: str) -> None:
     await ctx.call_sub_orchestrator(parent, path)
 
 
+@pytest.mark.parametrize("top", ["top", "top."])
 @pytest.mark.parametrize("orchestrator", ["child", "parent", "grandparent"])
-def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: str) -> None:
+def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: str, top: str) -> None:
     clock = JumpingClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
             client = living.client
-            top = await client.start(orchestrator, "flights", instance_id="top")
-            ended = await client.wait(top.instance_id, timeout=timedelta(minutes=1))
+            await client.start(orchestrator, "flights", instance_id=top)
+            ended = await client.wait(top, timeout=timedelta(minutes=1))
             assert ended.status is Status.FAILED
             listed = (await client.list()).instances
             failing = next(state for state in listed if state.name == "child")
-            log = f"{escape(failing.instance_id)}/{failing.execution_id}/000001-001.log"
+            log = f"{history_folder(failing.instance_id)}/{failing.execution_id}/000001-001.log"
             await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
-            attempt = await client.failed_attempt("top")
+            attempt = await client.failed_attempt(top)
             assert attempt is not None
             assert (attempt.name, attempt.task_id, attempt.log) == ("load", 1, log)
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
-from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.workers.activities import log_name
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Effects, World, simulate
 
@@ -366,13 +366,13 @@ async def bulky(world: World, *instance_ids: str) -> None:
         await world.client.start("bulky", LARGE, instance_id=instance_id, tags={"taskhub.watch": "1"})
     for instance_id in instance_ids:
         await world.wait(instance_id)
-        log = f"{escape(instance_id)}/x/000000-001.log"
+        log = log_name(OrchestrationInstance(instance_id=instance_id, execution_id="x"), 0, 1)
         await world.store.append_blob(world.client.hub.names.logs, log, b"log")
     await world.settle()
 
 
 @pytest.mark.rows("K30", "K46")
-@pytest.mark.parametrize("instance_id", ["job1", "a/b", "it's 'x'"])
+@pytest.mark.parametrize("instance_id", ["job1", "a/b", "it's 'x'", "Acme Inc.", ".", "a/..", "a^."])
 def test_a_purge_leaves_nothing_of_it_and_everything_of_others(instance_id: str) -> None:
     neighbours = (f"{instance_id}0", f"{instance_id}/part", "a", "a^0b", "other")
 
@@ -380,6 +380,7 @@ def test_a_purge_leaves_nothing_of_it_and_everything_of_others(instance_id: str)
         await bulky(world, *neighbours)
         before = await stored(world)
         await bulky(world, instance_id)
+        assert len(await world.client.logs(instance_id)) == 1
         assert len(await stored(world)) >= len(before) + 20
         assert await world.client.purge(instance_id)
         assert await stored(world) == before

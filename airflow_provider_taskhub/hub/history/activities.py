@@ -14,7 +14,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.hub.contract import ActivityRecord, HubNames, RecordState
-from airflow_provider_taskhub.hub.keys import escape, unescape
+from airflow_provider_taskhub.hub.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
@@ -37,7 +37,7 @@ def row_key(execution_id: str, task_id: int, attempt: int) -> str:
 def _blob_name(record: ActivityRecord) -> str:
     instance = record.instance
     key = row_key(instance.execution_id or "", record.task_id, record.attempt).replace(":", "-")
-    return f"{escape(instance.instance_id)}/activity-{key}-Result.json.gz"
+    return f"{history_folder(instance.instance_id)}/activity-{key}-Result.json.gz"
 
 
 def result_blob(names: HubNames, record: ActivityRecord) -> PutBlob | None:

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
 from airflow_provider_taskhub.hub.history.records import SENTINEL
-from airflow_provider_taskhub.hub.keys import blob_prefixes, escape, owns
+from airflow_provider_taskhub.hub.keys import blob_prefixes, escape, history_folder, owns
 from airflow_provider_taskhub.storage.primitives import (
     MAX_TRANSACTION_OPERATIONS,
     Compare,
@@ -73,7 +73,7 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
         _keys(store, names.activities, key),
         store.get(names.completions, "", key),
         _blobs(store, names, row.instance_id),
-        store.list_blobs(names.logs, f"{key}/"),
+        store.list_blobs(names.logs, f"{history_folder(row.instance_id)}/"),
     )
     lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
     if lock is not None and not same_start(str(lock.properties.get("ExecutionId")), row.execution_id):
