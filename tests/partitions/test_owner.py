@@ -182,6 +182,45 @@ async def test_who_is_back_under_its_name_gets_its_own_although_neighbours_can_p
 
 
 @participant
+@pytest.mark.rows("E51", "K07")
+async def test_who_is_back_after_its_neighbours_have_taken_over_gets_its_own_from_them() -> None:
+    """It took longer to start than they to look. They serve meanwhile, and hand over what was its own, nothing else."""
+    async with Cluster(12) as cluster:
+        dead: list[str] = []
+        a, *others = [await cluster.join(name, predecessors=lambda: dead) for name in "abcd"]
+        await cluster.settle()
+        await asyncio.sleep(3 * TAKE)
+        mine = set(a.held)
+        await cluster.crash(a)
+        dead.append(str(a.me))
+        await asyncio.sleep(SCAN * JITTER + 0.5)
+        assert cluster.counts() == [4, 4, 4]
+        again = await cluster.join("a", incarnation=2, predecessors=lambda: dead)
+        await cluster.settle()
+        await asyncio.sleep(3 * TAKE)
+        assert set(again.held) == mine
+        assert all({number for _, number in node.when("lost")} <= mine for node in others)
+
+
+@participant
+@pytest.mark.rows("E50", "E24", "K07")
+async def test_a_death_that_all_can_prove_moves_each_orphan_once() -> None:
+    """Whoever looks first takes its own share and leaves the others theirs."""
+    async with Cluster(12) as cluster:
+        dead: list[str] = []
+        a, *others = [await cluster.join(name, predecessors=lambda: dead) for name in "abcd"]
+        await cluster.settle()
+        await asyncio.sleep(3 * TAKE)
+        orphans, before = set(a.held), [len(node.events) for node in others]
+        await cluster.crash(a)
+        dead.append(str(a.me))
+        await asyncio.sleep(SCAN * JITTER + 0.5)
+        assert cluster.counts() == [4, 4, 4]
+        moved = [event[1:3] for node, count in zip(others, before, strict=True) for event in node.events[count:]]
+        assert sorted(moved) == [("taken", number) for number in sorted(orphans)]
+
+
+@participant
 @pytest.mark.rows("E51", "T87")
 async def test_an_heir_that_cannot_prove_the_death_delays_nobody_for_long() -> None:
     """It locks files in another folder, say. Who can prove it waits for its heir, for a few scans."""

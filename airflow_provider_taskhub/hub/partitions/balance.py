@@ -29,6 +29,7 @@ class Row:
     :param overdue: free for longer than its heir needs to take it: anybody's.
     :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on (T27).
     :param load: as its owner has published it with its last renewal.
+    :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one (E51).
     """
 
     partition: int
@@ -38,6 +39,7 @@ class Row:
     overdue: bool = False
     silent: bool = False
     load: float = 0.0
+    back: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,8 @@ class _Seating:
         self.of: dict[int, str | None] = {row.partition: self.heirs.get(row.partition) for row in rows}
         self._counts = Counter(heir for heir in self.heirs.values() if heir is not None)
         self.pool = sorted(
-            self._rows.values(), key=lambda row: (self.of[row.partition] is not None, not row.free, row.load)
+            self._rows.values(),
+            key=lambda row: (self.of[row.partition] is not None, not row.free, row.back is None, row.load),
         )
         self._deal(shares(len(self._rows), members, self._counts))
         if any(rules.barred.values()):
@@ -195,7 +198,7 @@ class _Seating:
                 continue
             if heir is not None and row.owner != heir and self.room(heir) >= 0:
                 continue  # on its way already
-            for member in needy:
+            for member in sorted(needy, key=lambda member: member != row.back) if row.back else needy:
                 if self._may(row.partition, member):
                     self._move(row.partition, member)
                     if self._counts[member] >= targets[member]:

@@ -253,7 +253,9 @@ def standing(
     take: float,
     patience: float,
     dead: Collection[str],
+    shared: bool = False,
     heir: str | None = None,
+    back: str | None = None,
 ) -> Row:
     """What a row means for the balance, as one worker sees it.
 
@@ -264,6 +266,8 @@ def standing(
     :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
     :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
         death others may be unable to prove.
+    :param shared: all others run on this machine and can prove a death too: each waits for its own share (E50).
+    :param back: who has just started under the name of who had it before.
     :param heir: who has just started under the owner's name: what the dead one served is for it to take (E51).
     """
     if held:
@@ -274,7 +278,7 @@ def standing(
     proven = lease.owner in dead
     inherited = proven and lease.next_owner is None and heir is not None
     free = lease.owner is None or proven or silent
-    grace = patience if lease.owner is None or inherited else 0.0 if proven else take + patience
+    grace = patience if lease.owner is None or inherited or (proven and shared) else 0.0 if proven else take + patience
     return Row(
         partition=lease.partition,
         owner=None if free else lease.owner,
@@ -282,5 +286,6 @@ def standing(
         free=free,
         silent=silent and lease.owner is not None,
         overdue=free and unchanged >= grace,
+        back=back,
         load=lease.load,
     )

@@ -158,6 +158,7 @@ class Scanner:
         heirs = {_name(worker): worker for worker in sorted(seen.roster.newcomers - set(seen.dead))}
         if self._me in seen.roster.newcomers:
             heirs[_name(self._me)] = self._me
+        shared = {_host(worker) for worker in self._workers(seen.roster)} == {_host(self._me)}
         rows = [
             standing(
                 lease,
@@ -167,7 +168,9 @@ class Scanner:
                 take=self._take,
                 patience=2.5 * self._every,
                 dead=seen.dead,
+                shared=shared,
                 heir=heirs.get(_name(lease.owner or "")),
+                back=heirs.get(_name(lease.previous or "")),
             )
             for lease in seen.leases
         ]
@@ -298,6 +301,10 @@ class Scanner:
 def _name(worker: str) -> str:
     """Of a worker's incarnations: ``name@host``."""
     return worker.rpartition("/")[0]
+
+
+def _host(worker: str) -> str:
+    return _name(worker).rpartition("@")[2]
 
 
 def _participants(
