@@ -187,15 +187,15 @@ async def test_who_is_back_after_its_neighbours_have_taken_over_gets_its_own_fro
     """It took longer to start than they to look. They serve meanwhile, and hand over what was its own, nothing else."""
     async with Cluster(12) as cluster:
         dead: list[str] = []
-        a, *others = [await cluster.join(name, predecessors=lambda: dead) for name in "abcd"]
+        *others, d = [await cluster.join(name, predecessors=lambda: dead) for name in "abcd"]
         await cluster.settle()
         await asyncio.sleep(3 * TAKE)
-        mine = set(a.held)
-        await cluster.crash(a)
-        dead.append(str(a.me))
+        mine = set(d.held)
+        await cluster.crash(d)
+        dead.append(str(d.me))
         await asyncio.sleep(SCAN * JITTER + 0.5)
         assert cluster.counts() == [4, 4, 4]
-        again = await cluster.join("a", incarnation=2, predecessors=lambda: dead)
+        again = await cluster.join("d", incarnation=2, predecessors=lambda: dead)
         await cluster.settle()
         await asyncio.sleep(3 * TAKE)
         assert set(again.held) == mine
