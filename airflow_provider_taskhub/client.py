@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.engine.identity import check_instance_id
+from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id
 from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound, Throttled
 from airflow_provider_taskhub.hub.contract import (
@@ -192,7 +192,7 @@ class Client:
         :raises InstanceExists: by the policy.
         :raises InputError: for an input, id, name, version or tags that cannot be stored.
         """
-        instance_id = uuid4().hex if instance_id is None else check_instance_id(instance_id)
+        instance_id = uuid4().hex if instance_id is None else check_new_instance_id(instance_id)
         if not orchestrator:
             raise InputError("orchestrator is empty: give the name that a worker's app declares")
         check_column(orchestrator, f"orchestrator {orchestrator[:40]!r}…")

@@ -16,7 +16,7 @@ from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Attempts, Timer
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where, child_tags
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
-from airflow_provider_taskhub.engine.identity import check_instance_id, guid
+from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
 from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
@@ -232,7 +232,7 @@ class OrchestrationContext:
             version=version,
             input=None if input is _NONE else dumps(input, what=f"input of orchestrator {name!r}"),
             tags=own or None,
-            instance_id=None if instance_id is None else check_instance_id(instance_id),
+            instance_id=None if instance_id is None else check_new_instance_id(instance_id),
         )
         if FIRE_AND_FORGET not in own:
             return Attempts(self._generation, action, retry or retry_policy)

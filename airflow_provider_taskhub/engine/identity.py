@@ -93,3 +93,15 @@ def check_instance_id(instance_id: str) -> str:
             f"instance id {instance_id[:40]!r}… is {units} characters once escaped: at most {MAX_INSTANCE_ID}"
         )
     return instance_id
+
+
+def check_new_instance_id(instance_id: str) -> str:
+    """An id for an instance that is to be made. One that is there already, of another client, goes by the wider rule.
+
+    :raises InputError: as :func:`check_instance_id`, or with U+FFFE or U+FFFF: XML knows neither, so a store could not
+        list the instance's blobs, nor could it ever be purged.
+    """
+    for char in "\ufffe\uffff":
+        if char in check_instance_id(instance_id):
+            raise InputError(f"instance id {instance_id!r} holds U+{ord(char):X}, which no list of blobs can show")
+    return instance_id

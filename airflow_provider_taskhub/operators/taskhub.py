@@ -166,7 +166,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _problems(self) -> Iterator[str]:
         from airflow_provider_taskhub.codec import dumps, loads
-        from airflow_provider_taskhub.engine.identity import check_instance_id
+        from airflow_provider_taskhub.engine.identity import check_new_instance_id
         from airflow_provider_taskhub.engine.limits import check_column, check_tags
         from airflow_provider_taskhub.errors import InputError
 
@@ -175,7 +175,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         try:
             text = dumps(self.input, what=f"input of orchestrator {self.orchestrator!r}")
             if self.instance_id:
-                check_instance_id(self.instance_id)
+                check_new_instance_id(self.instance_id)
         except InputError as error:
             yield str(error)
             return

@@ -321,6 +321,7 @@ def test_on_kill_of_the_operator_terminates_nothing(make_task, hub) -> None:
         ({"orchestrator": ""}, "orchestrator is ''"),
         ({"input": object()}, "cannot be written as JSON"),
         ({"instance_id": "x" * 300}, "at most 256"),
+        ({"instance_id": "x\uffff"}, r"holds U\+FFFF"),
         ({"tags": {"team": 3}}, "tag 'team' of orchestrator 'flights_delays' is 3: give a text"),
         ({"tags": {3: "team"}}, "tag '3' of orchestrator 'flights_delays' is 3: give a text"),
         ({"tags": {"airflow.dag_id": "x"}}, "is reserved"),

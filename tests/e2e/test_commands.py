@@ -142,6 +142,7 @@ async def test_what_is_in_quarantine_is_shown_put_back_and_dropped(embedded: Hou
         (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
         (["instances", "start", "hello", "--id", "x" * 300], "256"),
+        (["instances", "start", "hello", "--id", "x\ufffe"], "holds U+FFFE"),
         (["instances", "show", "a [/b] 'c[spark]'"], "a [/b] 'c[spark]'"),
         (["instances", "wait", "x", "--timeout", "-1"], "Invalid value for '--timeout'"),
     ],

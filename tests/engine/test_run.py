@@ -528,7 +528,7 @@ class Test_children:
         play.start("one", 3, parent=PARENT, tags={"FireAndForget": "true"})
         assert play.answer(9).outbound == ()
 
-    @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800"])
+    @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800", "x\ufffe", "\uffff/y"])
     def test_an_id_that_cannot_be_one_is_refused(self, bad: str) -> None:
         own = App("own")
 
