@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -30,7 +30,15 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id
 from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text
-from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, NotFound, Throttled
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    NotFound,
+    Throttled,
+    Unavailable,
+)
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
     HubInfo,
@@ -102,10 +110,12 @@ class PurgeResult:
     """What a purge of many has done.
 
     :param purged: instances. :param complete: False when time or limit was over before the last of them: run it again.
+    :param failed: the error of each instance that the store could not purge, by its id; they too are left.
     """
 
     purged: int
     complete: bool
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,8 +451,10 @@ class Client:
             :meth:`list`. :param limit: instances. :param timeout: begin no instance after this time.
         :param rate: instances a second, so that workers and their store keep their breath; None: as fast as a few at
             a time go. :param progress: told the count so far.
+        :returns: also what could not be purged: no instance stands in the way of the others.
         :raises InputError: for a status that is not final.
         """
+        failed: dict[str, str] = {}
         wanted = tuple(statuses) or tuple(status for status in Status if status.is_final)
         if open_ones := [str(status) for status in wanted if not status.is_final]:
             raise InputError(f"{', '.join(open_ones)}: only instances that have ended can be purged")
@@ -462,25 +474,34 @@ class Client:
                 late = timeout is not None and clock.monotonic() - began >= timeout.total_seconds()
                 room = PURGED_AT_ONCE if limit is None else min(PURGED_AT_ONCE, limit - purged)
                 if late or room <= 0:
-                    return PurgeResult(purged=purged, complete=False)
+                    return PurgeResult(purged=purged, complete=False, failed=failed)
                 some, left = left[:room], left[room:]
-                purged += sum(await asyncio.gather(*(self._purge_listed(row.instance_id) for row in some)))
+                purged += sum(await asyncio.gather(*(self._purge_listed(row.instance_id, failed) for row in some)))
                 progress(purged)
                 if rate is not None:
                     await clock.sleep(max(0.0, began + purged / rate - clock.monotonic()))
             continuation = page.continuation
             if continuation is None:
-                return PurgeResult(purged=purged, complete=True)
+                return PurgeResult(purged=purged, complete=not failed, failed=failed)
 
-    async def _purge_listed(self, instance_id: str) -> bool:
-        """One of many: what was started again meanwhile is none of them any more; a store that pleads is waited for."""
+    async def _purge_listed(self, instance_id: str, failed: dict[str, str]) -> bool:
+        """One of many: what was started again meanwhile is none of them any more; a store that pleads is waited for.
+
+        :param failed: takes the error of one that the store cannot purge. :raises Unavailable: if it answers nothing.
+        """
         for turn in range(TRIES):
             try:
                 return await self.purge(instance_id)
             except (InputError, Conflict, NotFound):
                 return False
             except Throttled as error:
+                last = str(error)
                 await self.hub.clock.sleep(max(error.retry_after, 2.0**turn))
+            except Unavailable as error:
+                last = str(error)
+                await self.get(instance_id, payloads=False)
+                break
+        failed[instance_id] = last
         return False
 
     async def _quiet(self, instance_id: str) -> None:

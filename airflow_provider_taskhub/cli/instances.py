@@ -341,6 +341,8 @@ def purge(
         as_json(result)
     else:
         console.print(f"{result.purged} purged" + ("" if result.complete else ", more are left"), soft_wrap=True)
+    if result.failed:
+        fail("\n".join(f"{one!r} cannot be purged: {error}" for one, error in result.failed.items()), Exit.UNAVAILABLE)
     if not result.complete and limit is None:
         raise typer.Exit(int(Exit.TIMEOUT))
 

@@ -99,8 +99,16 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     assert house.json("instances", "list", "--created-from", "2099-01-01")["instances"] == []
     assert house.json("instances", "purge", "held") == {"purged": 1, "complete": True}
     assert house.command("instances", "purge", "held").returncode == NOT_FOUND
-    assert house.json("instances", "purge", "--all", "--limit", "1", "--yes") == {"purged": 1, "complete": False}
-    assert house.json("instances", "purge", "--status", "Completed", "--yes") == {"purged": 1, "complete": True}
+    assert house.json("instances", "purge", "--all", "--limit", "1", "--yes") == {
+        "purged": 1,
+        "complete": False,
+        "failed": {},
+    }
+    assert house.json("instances", "purge", "--status", "Completed", "--yes") == {
+        "purged": 1,
+        "complete": True,
+        "failed": {},
+    }
     assert [row["instance_id"] for row in house.json("instances", "list")["instances"]] == ["later"]
     assert worker.end() == OK
 

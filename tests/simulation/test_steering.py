@@ -17,7 +17,7 @@ from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.workers.activities import log_name
 from tests.simulation.scenarios import app_of
@@ -534,6 +534,27 @@ class Interrupting(FaultyStore):
             self.happened = True
             await self._meanwhile()
         return await super()._through(kind, what, do)
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("fault", [unsent(), throttled()], ids=["no answer", "throttled"])
+def test_one_that_the_store_cannot_purge_stands_in_nobodys_way(fault: Fault) -> None:
+    """An id that XML does not know, of another client: no list of its blobs is ever answered."""
+
+    async def drive(world: World) -> Any:
+        for name in ("a", "b", "c"):
+            await ended_as(world, "Completed", name)
+        store = FaultyStore(world.store, lambda call: fault if "b/" in str(call.what) else None, clock=world.clock)
+        result = await Client(replace(world.client.hub, store=store), world.settings.lease_times).purge_many()
+        assert (result.purged, result.complete, [*result.failed]) == (2, False, ["b"])
+        assert str(fault.before) in result.failed["b"]
+        dead = FaultyStore(world.store, lambda call: None if call.kind == "table.query" else fault, clock=world.clock)
+        if isinstance(fault.before, Unavailable):
+            with pytest.raises(Unavailable):  # nothing answers: that is not for each of them to find out
+                await Client(replace(world.client.hub, store=dead), world.settings.lease_times).purge_many()
+        return (await world.client.purge_many()).purged
+
+    assert play(drive) == 1
 
 
 @pytest.mark.rows("K46", "K45")
