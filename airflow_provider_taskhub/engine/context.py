@@ -212,10 +212,12 @@ class OrchestrationContext:
         :param instance_id: of the child; by default ``{own execution id}:{action number}``.
         :param version: by default the one that its app declares. :param tags: added to those it inherits.
         :param fire_and_forget: do not wait: the task is complete at once, with None.
-        :raises InputError: for an input that JSON cannot express, an instance id that cannot be one, or a version or
-            tags (its own and those it inherits, together) that no row can hold.
+        :raises InputError: for an input that JSON cannot express, an instance id that cannot be one or is its own, or
+            a version or tags (its own and those it inherits, together) that no row can hold.
         """
         name = _name(orchestrator, "call_sub_orchestrator")
+        if instance_id is not None and instance_id == self.instance_id:  # its start would wait for its parent's end
+            raise InputError(f"call_sub_orchestrator: {instance_id!r} is the caller's own id: give the child another")
         definition = self._generation.registry.orchestrators.get(name)
         version = version if version is not None else definition.version if definition else ""
         check_column(version, f"version of orchestrator {name[:40]!r}")

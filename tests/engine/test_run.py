@@ -528,6 +528,18 @@ class Test_children:
         play.start("one", 3, parent=PARENT, tags={"FireAndForget": "true"})
         assert play.answer(9).outbound == ()
 
+    def test_its_own_id_is_none_for_a_child(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            await ctx.call_sub_orchestrator("child", instance_id=ctx.instance_id)
+
+        play = Play(own)
+        play.start("parent")
+        assert re.search("^InputError: .* is the caller's own id", play.last.output or ""), play.last.output
+        assert play.outbound == []
+
     @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800", "x\ufffe", "\uffff/y"])
     def test_an_id_that_cannot_be_one_is_refused(self, bad: str) -> None:
         own = App("own")
