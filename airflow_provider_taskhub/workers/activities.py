@@ -58,15 +58,13 @@ from airflow_provider_taskhub.hub.messages.races import SECOND, unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Unit
 from airflow_provider_taskhub.values import dataclass
-from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest, Crashes
 from airflow_provider_taskhub.workers.slots import Slots
 
 log = structlog.get_logger(__name__)
 
 QUICK = 1.0
 """Seconds: a result without a record that took longer to find is put into a message at once, whoever waits for it."""
-MAX_CRASHES = 3
-"""Executors that one delivery of an activity may bring down before the activity fails."""
 SETTLE_PAUSE = 0.2
 """Seconds between tries to write an outcome."""
 
@@ -213,7 +211,7 @@ class Activities:
     # running
 
     def _request(
-        self, held: Held, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int
+        self, held: Held, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
     ) -> ActivityRequest:
         instance = held.message.instance
         return ActivityRequest(
@@ -227,6 +225,7 @@ class Activities:
             tags=held.message.context_tags or {},
             timeout=definition.timeout,
             spark=definition.spark,
+            alone=crashes.suspect,
             log=log_name(instance, event.event_id, attempt),
         )
 
@@ -285,14 +284,15 @@ class Activities:
 
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""
-        first = max(1, held.deliveries)
-        for attempt in range(first, first + MAX_CRASHES):
-            request = self._request(held, event, definition, attempt=attempt)
+        crashes, attempt = Crashes(), max(1, held.deliveries)
+        while True:
+            request = self._request(held, event, definition, attempt=attempt, crashes=crashes)
             outcome = await self._traced(event, request, self._runner.run)
-            if not outcome.crashed or attempt == first + MAX_CRASHES - 1:
+            crashes = crashes.after(outcome)
+            if not outcome.crashed or crashes.too_many:
                 return outcome
             _warn_of_crash(request, outcome)
-        raise AssertionError("unreachable")
+            attempt += 1
 
     async def _traced(
         self,
@@ -315,12 +315,13 @@ class Activities:
     # recorded
 
     async def _recorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
-        for _ in range(MAX_CRASHES):
+        crashes = Crashes()
+        while True:
             attempt = await self._claim(held, event)
             if attempt is None:
                 return
             record = attempt.record
-            request = self._request(held, event, definition, attempt=record.attempt)
+            request = self._request(held, event, definition, attempt=record.attempt, crashes=crashes)
             try:
                 outcome = await self._traced(event, request, partial(self._attend, attempt))
             except Superseded as reason:
@@ -330,7 +331,8 @@ class Activities:
             except asyncio.CancelledError:
                 await self._lost(attempt, "its worker stopped")
                 raise
-            if outcome.crashed and record.attempt < MAX_CRASHES:
+            crashes = crashes.after(outcome)
+            if outcome.crashed and not crashes.too_many:
                 _warn_of_crash(request, outcome)
                 await self._lost(attempt, outcome.failure.error_message if outcome.failure else "executor crashed")
                 continue

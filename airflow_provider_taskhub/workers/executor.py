@@ -1,7 +1,8 @@
 """The pool of executors of a worker: who runs an activity, how many at once, and what happens when an executor dies.
 
 Plain activities share a few processes, Spark activities share one with a warm Spark context. A dead executor is
-replaced; one that keeps dying is replaced ever more slowly, and whoever waits for it is told why.
+replaced; one that keeps dying is replaced ever more slowly, and whoever waits for it is told why. Who is suspected of
+a crash gets an executor without company (:func:`lanes.choose`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from airflow_provider_taskhub.workers.lanes import (
     ActivityRequest,
     FairQueue,
     Lane,
+    choose,
 )
 from airflow_provider_taskhub.workers.output import LogSink
 from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener, within
@@ -48,9 +50,10 @@ _MAX_BACKOFF = 30.0
 class _Ticket:
     """A request on its way to an executor."""
 
-    def __init__(self, lane: Lane, key: str) -> None:
+    def __init__(self, lane: Lane, key: str, *, alone: bool) -> None:
         self.lane = lane
         self.key = key
+        self.alone = alone
         self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
 
 
@@ -67,6 +70,18 @@ class _Seat:
         self.failures = 0
         """Deaths and failed starts in a row; an activity that ends in an executor of this seat resets it."""
         self.executor: Executor | None = None
+
+    @property
+    def load(self) -> int:
+        return self.executor.load if self.executor is not None else 0
+
+    @property
+    def open(self) -> bool:
+        return self.executor is not None and self.executor.eligible
+
+    @property
+    def alone(self) -> bool:
+        return self.executor is not None and self.executor.alone and self.executor.load > 0
 
     @property
     def backoff(self) -> float:
@@ -113,7 +128,8 @@ class ExecutorPool:
         self._max_log = max_log
         plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [*(_Seat(Lane.PLAIN) for _ in range(plain)), _Seat(Lane.SPARK)]
-        self._queue: FairQueue[_Ticket] = FairQueue()
+        self._queues: dict[bool, FairQueue[_Ticket]] = {True: FairQueue(), False: FairQueue()}
+        """By whether it is of suspects, who run alone."""
         self._busy = 0
         self._activities: Mapping[str, bool] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -125,7 +141,7 @@ class ExecutorPool:
     @property
     def free(self) -> int:
         """Requests that would not have to wait for others."""
-        return max(0, self._size - self._busy - len(self._queue))
+        return max(0, self._size - self._busy - self._waiting)
 
     @property
     def activities(self) -> Mapping[str, bool]:
@@ -202,7 +218,8 @@ class ExecutorPool:
         :param progress: told by whom it is run, and everything that it reports; called in this loop, must return at
             once.
         """
-        ticket = _Ticket(Lane.SPARK if request.spark else Lane.PLAIN, request.instance.instance_id)
+        lane = Lane.SPARK if request.spark else Lane.PLAIN
+        ticket = _Ticket(lane, request.instance.instance_id, alone=request.alone)
         try:
             executor = await self._assigned(ticket)
         except ExecutorError as error:
@@ -225,7 +242,7 @@ class ExecutorPool:
     async def _assigned(self, ticket: _Ticket) -> Executor:
         if self._stopped:
             raise ExecutorError("the worker is stopping")
-        self._queue.put(ticket.lane, ticket.key, ticket)
+        self._queues[ticket.alone].put(ticket.lane, ticket.key, ticket)
         self._idle.clear()
         for seat in self._seats:
             if seat.lane is ticket.lane:
@@ -234,31 +251,40 @@ class ExecutorPool:
         try:
             return await ticket.executor
         except BaseException:
-            self._queue.discard(ticket.lane, ticket.key, ticket)
+            self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
                 self._release(ticket.executor.result())  # cancelled in the very turn in which it got one
             else:
                 self._settle()
             raise
 
+    @property
+    def _waiting(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
     def _assign(self) -> None:
         """Give waiting requests to executors, as long as there is room."""
-        while self._busy < self._size and (ticket := self._queue.take(lambda lane: self._best(lane) is not None)):
-            executor = self._best(ticket.lane)
+        self._serve(alone=True)
+        self._serve(alone=False)
+
+    def _serve(self, *, alone: bool) -> None:
+        queue = self._queues[alone]
+        while self._busy < self._size and (
+            ticket := queue.take(lambda lane: self._place(lane, alone=alone) is not None)
+        ):
+            executor = self._place(ticket.lane, alone=alone)
             if ticket.executor.done() or executor is None:
                 continue  # its task was cancelled a moment ago
             self._busy += 1
             executor.load += 1
+            executor.alone = alone
             ticket.executor.set_result(executor)
 
-    def _best(self, lane: Lane) -> Executor | None:
-        """The least loaded executor of a lane that takes attempts."""
-        able = [
-            seat.executor
-            for seat in self._seats
-            if seat.lane is lane and seat.executor is not None and seat.executor.eligible
-        ]
-        return min(able, key=lambda executor: executor.load, default=None)
+    def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
+        """The executor that takes the next attempt, if any does now."""
+        seats = [seat for seat in self._seats if seat.lane is lane and (seat.executor or seat.wanted.is_set())]
+        seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
+        return seat.executor if seat is not None else None
 
     def _release(self, executor: Executor) -> None:
         self._busy -= 1
@@ -267,12 +293,12 @@ class ExecutorPool:
 
     def _settle(self) -> None:
         self._assign()
-        if not self._busy and not len(self._queue):
+        if not self._busy and not self._waiting:
             self._idle.set()
 
     def _refuse(self, lanes: Sequence[Lane], error: ExecutorError) -> None:
         for lane in lanes:
-            for ticket in self._queue.drain(lane):
+            for ticket in (*self._queues[True].drain(lane), *self._queues[False].drain(lane)):
                 if not ticket.executor.done():
                     ticket.executor.set_exception(error)
 
@@ -294,7 +320,8 @@ class ExecutorPool:
             if seat.executor is not None:
                 self._assign()
                 await seat.executor.ended.wait()
-                seat.failures += 1
+                if not seat.executor.alone:  # else it is clear what killed it, and that has its own limit
+                    seat.failures += 1
                 seat.executor = None
 
     async def _fill(self, seat: _Seat) -> None:
@@ -310,9 +337,9 @@ class ExecutorPool:
                 attempt=seat.failures,
                 error=str(error).partition("\n")[0],
             )
-            if self._best(seat.lane) is None:
+            if not any(other.open for other in self._seats if other.lane is seat.lane):
                 self._refuse((seat.lane,), error)
-                self._settle()
+            self._settle()
 
     async def _start_executor(self, seat: _Seat) -> Executor:
         seat.starts += 1

@@ -92,6 +92,8 @@ class _Attempt:
         self.state = state
         self.ended: asyncio.Future[Done | Failed | None] = asyncio.get_running_loop().create_future()
         """None: the executor died."""
+        self.company = True
+        """Whether the executor may have died for somebody else's doing."""
         self._listener = listener
 
     def report(self, fraction: float | None, message: str | None) -> None:
@@ -134,6 +136,8 @@ class Executor:
         self.ended = asyncio.Event()
         self.load = 0
         """Attempts assigned; counted by who assigns them."""
+        self.alone = False
+        """Whether the newest of them has no company; set by who assigns it."""
         self.ready: Ready | None = None
         self._configure = configure
         self._warden = warden
@@ -158,8 +162,9 @@ class Executor:
 
     @property
     def eligible(self) -> bool:
-        """Takes new attempts: ready, and not about to be killed because an attempt does not stop."""
-        return self.ready is not None and not self._stopping and not self.ended.is_set() and self._reason is None
+        """Takes new attempts: ready, alive, and not about to be killed because an attempt does not stop."""
+        alive = self._process is not None and self._process.alive
+        return self.ready is not None and alive and not self._stopping and self._reason is None
 
     async def start(self) -> Ready:
         """Start the process and wait until it is ready.
@@ -289,7 +294,7 @@ class Executor:
                     error_type="ExecutorCrashed",
                     error_message=f"executor {self.name}, running activity {attempt.request.name!r}, {self._reason}",
                 )
-                return self._end(attempt, failure=failure, crashed=True)
+                return self._end(attempt, failure=failure, crashed=True, shared=attempt.company)
 
     async def _timed_out(self, attempt: _Attempt) -> ActivityOutcome:
         await attempt.output.close()
@@ -308,11 +313,13 @@ class Executor:
         result: str | None = None,
         failure: FailureDetails | None = None,
         crashed: bool = False,
+        shared: bool = False,
     ) -> ActivityOutcome:
         return ActivityOutcome(
             result=result,
             failure=failure,
             crashed=crashed,
+            shared=shared,
             log_tail=attempt.output.tail,
             executor=self.name,
             application_id=attempt.state.application_id,
@@ -347,6 +354,9 @@ class Executor:
         output = asyncio.create_task(self._read_output(process.output))
         watch = asyncio.create_task(self._watch(process))
         code = await self._exit_code(process, reading)
+        aboard = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
+        for attempt in aboard:
+            attempt.company = len(aboard) > 1
         watch.cancel()
         await self._bury(process.pid)
         # What it said before it died is still in the pipes; only a process that escaped the session could keep them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from airflow_provider_taskhub.hub.messages.envelope import encode
 from airflow_provider_taskhub.hub.messages.quarantine import MAX_FAILURES
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.workers.lanes import MAX_CRASHES, MAX_SHARED
 from tests.e2e.house import House, Worker, until
 
 LIMIT = timedelta(seconds=60)
@@ -254,3 +256,18 @@ async def test_what_a_finally_does_when_it_is_put_aside_holds_up_nobody(house: H
             await client.raise_event(how, "go", how)
             assert (await client.wait(how, timeout=LIMIT)).output == f'"{how}"'
         assert one.end() == 0
+
+
+@pytest.mark.parametrize("activity", ["unrecorded", "recorded"])
+async def test_who_kills_its_executor_fails_and_who_was_on_board_does_not(embedded: House, activity: str) -> None:
+    """DESIGN §1b: the loss of an executor does not count, unless it is the activity's own doing."""
+    worker = embedded.worker("one", "--activities", "6", app="deadly_app:app").ready()
+    async with embedded.client() as client:
+        await client.start("together", activity, instance_id="together")
+        *guilty, a, b, c, d = json.loads((await client.wait("together", timeout=LIMIT)).output or "")
+    assert [a, b, c, d] == list("abcd")
+    assert all("exited with code 7" in error for error in guilty)
+    runs = Counter(embedded.effects())
+    assert all(MAX_CRASHES <= runs[f"guilty {number}"] <= MAX_SHARED + MAX_CRASHES for number in (1, 2)), runs
+    assert all(runs[who] <= MAX_SHARED + 1 for who in "abcd"), runs
+    assert worker.end() == 0

@@ -105,7 +105,9 @@ async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPoo
 async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
     pool: ExecutorPool, tmp_path: pathlib.Path
 ) -> None:
-    outcome = await pool.run(spark("kill_jvm"))
+    first, outcome = await asyncio.gather(*(pool.run(spark("kill_jvm", alone=True)) for _ in range(2)))
+    assert (first.executor, outcome.executor) == ("spark-2.1", "spark-2.2"), "suspects have no company"
+    assert (first.shared, outcome.shared) == (False, False)
     assert outcome.crashed
     assert outcome.failure is not None
     assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message

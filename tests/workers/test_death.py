@@ -35,6 +35,7 @@ async def test_a_crash_is_told_with_its_last_words_and_costs_nothing_else(
 ) -> None:
     outcome = await pool.run(request("crash", how))
     assert outcome.crashed
+    assert not outcome.shared
     assert outcome.failure is not None
     assert outcome.failure.error_message == f"executor plain-1.1, running activity 'crash', {told}"
     assert not outcome.failure.is_non_retriable
@@ -51,11 +52,59 @@ async def test_a_crash_is_told_with_its_last_words_and_costs_nothing_else(
 async def test_a_crash_ends_its_neighbours_as_crashed_too(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
     await until(lambda: started(tmp_path, "n"), "the neighbour runs")
-    await pool.run(request("crash", "kill"))
+    culprit = await pool.run(request("crash", "kill"))
     outcome = await neighbour
     assert outcome.crashed
+    assert (culprit.shared, outcome.shared) == (True, True), "nobody knows whose doing it was"
     assert outcome.failure is not None
     assert "running activity 'meet'" in outcome.failure.error_message
+
+
+async def test_suspects_run_one_at_a_time(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    """Each has the executor for itself: it waits for those on board, and others wait for it."""
+    neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
+    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    suspects = [asyncio.create_task(pool.run(request("crash", "exit", alone=True))) for _ in range(3)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(pool.run(request("greet", "you")))
+    await asyncio.sleep(0)
+    assert [seat.load for seat in pool._seats] == [1, 0], "nobody is put beside the neighbour, which would hold it up"
+    (tmp_path / "n.go").touch()
+    assert (await neighbour).result == '"n"'
+    outcomes = await asyncio.gather(*suspects)
+    assert pool._seats[0].backoff == 0, "it is clear whose doing it was: nothing is wrong with the executors"
+    assert [(outcome.crashed, outcome.shared) for outcome in outcomes] == [(True, False)] * 3
+    assert [outcome.executor for outcome in outcomes] == ["plain-1.1", "plain-1.2", "plain-1.3"]
+    assert (await other).executor == "plain-1.4"
+
+
+async def test_beside_suspects_the_other_work_goes_on(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool(processes=2)
+    suspect = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "s"], alone=True)))
+    await until(lambda: started(tmp_path, "s"), "the suspect runs")
+    for number in range(4):
+        assert (await pool.run(request("greet", str(number)))).executor == "plain-2.1"
+    crash = asyncio.create_task(pool.run(request("crash", "kill")))
+    assert not (await crash).shared, "the suspect was not on board"
+    (tmp_path / "s.go").touch()
+    assert (await suspect).executor == "plain-1.1"
+    three = await asyncio.gather(*(pool.run(request("greet", "x")) for _ in range(3)))
+    assert "plain-1.1" in {outcome.executor for outcome in three}, "it takes everybody again"
+
+
+async def test_a_suspect_that_gives_up_waiting_leaves_the_place_to_others(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
+    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    suspect = asyncio.create_task(pool.run(request("greet", "suspect", alone=True)))
+    other = asyncio.create_task(pool.run(request("greet", "other")))
+    await asyncio.sleep(0)
+    suspect.cancel()
+    assert (await other).result == '"Hello, other!"'
+    (tmp_path / "n.go").touch()
+    await neighbour
+    assert pool.free == 4
 
 
 async def test_a_second_try_after_a_crash_succeeds(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
@@ -98,6 +147,7 @@ async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_pat
     assert not alive(int(started(tmp_path, "s") or 0))
     beside = await neighbour
     assert beside.crashed
+    assert beside.shared
     assert beside.failure is not None
     assert "was killed because activity 'stubborn' ran out of its time" in beside.failure.error_message
 
@@ -229,6 +279,19 @@ async def test_an_app_that_stops_loading_is_tried_ever_more_slowly_and_told(
         assert "RuntimeError: edited badly" in outcome.failure.error_message
     module.write_text(good)
     assert (await pool.run(request("greet", "x"))).result == '"Hello, x!"'
+
+
+async def test_a_suspect_does_not_wait_for_an_executor_that_does_not_come(
+    make_pool: PoolMaker, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "fragile_app.py"
+    module.write_text("from tests.workers.apps import app\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = await make_pool(apps=["fragile_app:app"], processes=2)
+    module.write_text("raise RuntimeError('edited badly')\n")
+    assert (await pool.run(request("crash", "exit"))).crashed
+    async with asyncio.timeout(60):
+        assert (await pool.run(request("greet", "x", alone=True))).executor == "plain-2.1"
 
 
 async def test_an_executor_that_is_not_ready_in_time_is_killed(make_pool: PoolMaker) -> None:

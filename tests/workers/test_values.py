@@ -15,7 +15,16 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from airflow_provider_taskhub.workers import calls
 from airflow_provider_taskhub.workers.capture import AttemptLog
-from airflow_provider_taskhub.workers.lanes import ActivityProgress, FairQueue, Lane
+from airflow_provider_taskhub.workers.lanes import (
+    MAX_CRASHES,
+    MAX_SHARED,
+    ActivityOutcome,
+    ActivityProgress,
+    Crashes,
+    FairQueue,
+    Lane,
+    choose,
+)
 from airflow_provider_taskhub.workers.launch import describe
 from airflow_provider_taskhub.workers.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
 from tests.workers.apps import Job, Refused, app
@@ -104,6 +113,56 @@ def test_the_queue_loses_and_doubles_nothing(places: list[tuple[Lane, str]], dat
     taken = {queue.take(lambda lane: True) for _ in range(len(queue))}
     assert drained | taken == set(range(len(places))) - gone
     assert len(queue) == 0
+
+
+@given(st.lists(st.booleans(), min_size=MAX_CRASHES + MAX_SHARED, max_size=20))
+def test_only_crashes_without_company_fail_an_activity(company: list[bool]) -> None:
+    """A suspect has no company, so the number of its tries is limited."""
+    crashes = Crashes().after(ActivityOutcome())
+    for tries, shared in enumerate(company, 1):
+        shared = shared and not crashes.suspect
+        crashes = crashes.after(ActivityOutcome(crashed=True, shared=shared))
+        assert crashes.own + crashes.shared == tries
+        if crashes.too_many:
+            break
+    assert (crashes.own, crashes.shared <= MAX_SHARED) == (MAX_CRASHES, True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    load: int = 0
+    open: bool = True
+    alone: bool = False
+
+
+BUSY, EMPTY, CLOSED, SUSPECT = Place(load=3), Place(), Place(open=False), Place(load=1, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("places", "suspects", "for_others", "for_suspects"),
+    [
+        ([BUSY, Place(load=2)], False, 1, None),
+        ([BUSY, Place(load=2)], True, 0, None),  # the emptier one is being emptied
+        ([EMPTY], True, None, 0),
+        ([BUSY], True, None, None),
+        ([SUSPECT], True, None, None),
+        ([SUSPECT, EMPTY], True, 1, None),  # half of the places, so that the other work goes on
+        ([SUSPECT, EMPTY, BUSY], True, 1, None),
+        ([SUSPECT, EMPTY, BUSY, BUSY], True, 2, 1),
+        ([SUSPECT, EMPTY, SUSPECT, BUSY], True, 1, None),
+        ([CLOSED, BUSY], True, 1, None),  # the one that is about to be open is kept
+        ([CLOSED, BUSY], False, 1, None),
+        ([], True, None, None),
+    ],
+)
+def test_suspects_get_empty_places_and_not_all_of_them(
+    places: list[Place], suspects: bool, for_others: int | None, for_suspects: int | None
+) -> None:
+    def chosen(*, alone: bool) -> int | None:
+        place = choose(places, alone=alone, suspects=suspects)
+        return None if place is None else next(number for number, other in enumerate(places) if other is place)
+
+    assert (chosen(alone=False), chosen(alone=True)) == (for_others, for_suspects)
 
 
 def test_inputs_are_decoded_by_annotation() -> None:
