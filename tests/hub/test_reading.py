@@ -15,6 +15,7 @@ import structlog
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.errors import NotFound, Unavailable
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.envelope import encode, spill
@@ -22,7 +23,7 @@ from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back,
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, throttled
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.hub.make import NAMES, Stay, held, raised
@@ -156,6 +157,29 @@ def test_progress_is_a_poll_or_room_that_is_made() -> None:
         assert age() == 0.0
 
     play(work, limit=2)
+
+
+@pytest.mark.rows("K12", "E70")
+@pytest.mark.parametrize(
+    ("fault", "progress"),
+    [
+        (refused(), False),
+        (lost(), False),
+        (Fault(delay=30.0, before=Unavailable("no answer (fault)")), False),
+        (throttled(), True),
+        (Fault(before=NotFound("no such queue (fault)")), True),
+    ],
+    ids=["refused", "answer lost", "hangs", "throttled", "no queue"],
+)
+def test_a_poll_is_progress_when_it_is_answered(fault: Fault, progress: bool) -> None:
+    """That the store is busy, or has no such queue, is an answer: another worker would hear the same."""
+
+    async def work(desk: Desk) -> float:
+        await asyncio.sleep(200.0)
+        return desk.clock.monotonic() - desk.reader.progressed
+
+    age: float = play(work, plan=lambda call: fault if call.kind == "queue.receive" else None)
+    assert age <= 2.0 if progress else age == 200.0
 
 
 @pytest.mark.rows("K39")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.storage.faults import Call, Fault, refused
 from tests.simulation.world import World, simulate
 
 
@@ -48,3 +50,67 @@ def test_a_reader_that_died_is_replaced_and_nothing_is_lost() -> None:
     assert 80 < waited < 130, "three of the longest polling intervals"
     assert stuck == 2
     assert sorted(reported) == [0, 1]
+
+
+@pytest.mark.rows("K12", "E70")
+def test_who_receives_nothing_leaves_its_partitions_to_the_others_until_it_receives_again() -> None:
+    """Its leases are renewed all the time. That it counts for fair shares must not bring them back at once."""
+
+    async def play() -> Any:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+            deaf = True
+
+            def plan(call: Call) -> Fault | None:
+                return refused() if deaf and call.kind == "queue.receive" else None
+
+            good = await hub.join("good")
+            bad = await hub.join("bad", plan=plan)
+            await asyncio.sleep(5)
+            shared = len(good.owner.tenures), len(bad.owner.tenures)
+            began = hub.clock.monotonic()
+            ids = [f"waiting-{number}" for number in range(12)]
+            for instance_id in ids:
+                await hub.client.start("echo", "there", instance_id=instance_id)
+            for instance_id in ids:
+                await hub.wait(instance_id)
+            waited = hub.clock.monotonic() - began
+            held = []
+            for _ in range(600):
+                held.append(len(bad.owner.tenures))
+                await asyncio.sleep(1)
+            deaf = False
+            await asyncio.sleep(16 * 6 + 10)
+            return shared, waited, sum(held) / len(held), len(good.owner.tenures), len(bad.owner.tenures)
+
+    shared, waited, held, *after = simulate(play)
+    assert shared == (2, 2)
+    assert waited < 6 + 5, "three of the longest polling intervals, and until others see that they are left to them"
+    assert held < 0.3, "tried again, ever more rarely"
+    assert after == [2, 2]
+
+
+@pytest.mark.rows("K12")
+def test_who_is_alone_leaves_nothing_to_nobody() -> None:
+    async def play() -> Any:
+        async with World(app(), max_polling=timedelta(seconds=2)) as hub:
+            deaf = True
+
+            def plan(call: Call) -> Fault | None:
+                return refused() if deaf and call.kind == "queue.receive" else None
+
+            only = await hub.join("only", plan=plan)
+            await hub.client.start("echo", "there", instance_id="waiting")
+            free, longest = 0, 0
+            for _ in range(3000):
+                await asyncio.sleep(0.1)
+                free = 0 if only.owner.tenures else free + 1
+                longest = max(longest, free)
+            deaf = False
+            began = hub.clock.monotonic()
+            await hub.wait("waiting")
+            return hub.clock.monotonic() - began, longest, only.owner.figures.stuck
+
+    waited, longest, stuck = simulate(play)
+    assert waited < 2
+    assert longest < 10, "tenths of a second: its next scan takes them"
+    assert stuck > 20, "reported each time"

@@ -15,7 +15,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.errors import LeaseLost, NotFound, StorageError
+from airflow_provider_taskhub.errors import LeaseLost, NotFound, StorageError, Throttled
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
@@ -97,6 +97,7 @@ class Reader:
         self._breath: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
+        """When the last receive that was answered was sent; before the first one, when this was made."""
         self.told = False
         """Whether the store has said that something came; else it was looked for."""
 
@@ -200,10 +201,15 @@ class Reader:
                 await self._space.wait()
             return
         self._check()
-        self.last_poll = sent = self._clock.monotonic()
+        sent = self._clock.monotonic()
         self._woken = False  # before the receive: a stop or a wake that comes during it must end the wait after it
         asked = min(room, MAX_RECEIVE)
-        messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
+        try:
+            messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
+        except (Throttled, NotFound):  # an answer: any other worker would get the same
+            self.last_poll = sent
+            raise
+        self.last_poll = sent
         if not messages:
             await self._wait()
             return
@@ -354,7 +360,7 @@ class ControlReader(Reader):
 
     @property
     def progressed(self) -> float:
-        """When it last asked for messages; with a full buffer, when room was last made in it."""
+        """When it last asked for messages and was answered; with a full buffer, when room was last made in it."""
         return max(self.last_poll, self._moved)
 
     def offer(self, held: Offered) -> None:

@@ -31,6 +31,8 @@ DRAIN = timedelta(seconds=30)
 """Longest a handover may take; then the partition is given up with whatever still runs, whose commits are refused."""
 _WRITES = 3
 """Tries of one renewal or release against changes by others."""
+_LONGEST = 16
+"""After one partition after the other has stood still here, this worker holds back so many times longer, at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +77,8 @@ class Holding:
         self._clock = clock
         self._listener = listener
         self._stuck = stuck.total_seconds()
+        self._pause = 0.0
+        self._paused_until = float("-inf")
         self._figures = figures
         self._tasks = Tasks()
         self._held: dict[int, Held] = {}
@@ -106,6 +110,11 @@ class Holding:
             for held in self._snapshot
             if not held.tenure.ended
         }
+
+    @property
+    def stalled(self) -> bool:
+        """Whether to leave partitions to others: what was served here stood still, and would again (K12)."""
+        return self._clock.monotonic() < self._paused_until
 
     @property
     def draining(self) -> bool:
@@ -197,7 +206,17 @@ class Holding:
             if unpolled > self._stuck and not held.tenure.draining:
                 log.error("partition_not_polled", partition=held.tenure.partition, seconds=round(unpolled, 1))
                 self._figures.stuck += 1
+                self._stall()
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
+
+    def _stall(self) -> None:
+        """Hold back for as long as it takes to see that a partition stands still, and twice as long the next time."""
+        now = self._clock.monotonic()
+        if now < self._paused_until:
+            return
+        again = now - self._paused_until < 3 * self._pause
+        self._pause = min(2 * self._pause, _LONGEST * self._stuck) if again else self._stuck
+        self._paused_until = now + self._pause
 
     # --- what others have done to a row -----------------------------------------------------------------------------
 

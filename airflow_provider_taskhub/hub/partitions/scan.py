@@ -219,10 +219,16 @@ class Scanner:
                 self._holding.shed(number, self._why(number, seen.orders))
         if self._deaf():
             return
+        if self._holding.stalled and self._others(seen.roster):  # what stood still here: only what they leave free
+            left = (number for number in decided.take if seen.silence[number] > 5 * self._every)
+            decided = Plan(take=tuple(left))
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         await self._write([*claims, *(self._ask(by_number[number]) for number in decided.ask)])
         if decided.ask:
             self._holding.changed.set()  # their owners see at their next scan that somebody waits, not at a renewal
+
+    def _others(self, roster: Roster) -> bool:
+        return any(member.worker != self._me and "orchestrator" in member.roles for member in roster.live)
 
     def _why(self, partition: int, ordered: Orders) -> str:
         """Why a partition is given up although nobody has asked for it."""
