@@ -12,7 +12,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.contract import HubNames, Member
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
-from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 NAMES = HubNames("MemberHub")
@@ -134,5 +134,30 @@ def test_a_command_proves_life_by_reading_twice() -> None:
         await task
         await writer.withdraw("dead@host/1")
         assert await members(await opened()).prove() == ()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("renew", "dead"), [(60.0, False), (600.0, True)], ids=["a minute", "longer than a proof"])
+def test_a_worker_that_renews_rarely_is_not_called_dead(renew: float, dead: bool) -> None:
+    """:param dead: what is said of one as rare that died: alive, where its silence proves nothing yet."""
+
+    async def main() -> None:
+        store = await opened()
+        ages = [timedelta(seconds=times * renew) for times in (1, 2, 3)]
+        times = LeaseTimes(renew=ages[0], give_up=ages[1], take=ages[2], visibility=ages[2])
+        rare = Members(store, NAMES, times=times, clock=JumpingClock())
+        for worker in ("rare@host/1", "dead@host/1"):
+            await rare.announce(member(worker))
+        await members(store).announce(member("gone@host/1"))
+
+        async def work() -> None:
+            await asyncio.sleep(0.95 * renew)
+            await rare.renew(member("rare@host/1"))
+
+        task = asyncio.ensure_future(work())
+        found = {one.worker: one.alive for one in await members(store).prove()}
+        assert found == {"rare@host/1": True, "dead@host/1": dead, "gone@host/1": False}
+        task.cancel()
 
     run(main())

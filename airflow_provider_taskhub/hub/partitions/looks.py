@@ -17,17 +17,12 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.hub.contract import BLOB, HubInfo, HubNames, Ownership, OwnerState
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease, newer
-from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 
 T = TypeVar("T")
-
-PATIENCE = 1.5
-"""Renewal intervals of its owner without a renewal, after which a lease counts as silent."""
-PROOF = 120.0
-"""Seconds that :meth:`Looks.prove` takes at most: how seldom an owner renews is what it says itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

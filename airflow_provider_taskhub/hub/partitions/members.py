@@ -30,8 +30,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
 FORGET = 2
 """A row silent for so many of its own take times is removed by whoever watches: a newcomer, who cannot know that it is
 silent, would count it. A worker that was only paused lists itself anew."""
-PROOF = 30.0
-"""Seconds that :meth:`Members.prove` takes at most."""
+PATIENCE = 1.5
+"""Renewal intervals of a worker without a renewal, after which it counts as silent."""
+PROOF = 120.0
+"""Seconds that a proof takes at most: how seldom a worker renews is what it says itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +153,14 @@ class Members:
         return {item.member.worker: (item.renew, item.take) for item in await self._read()}
 
     async def prove(self) -> tuple[Member, ...]:
-        """All members, with ``alive`` as proven now: a row must change within 1.5 of its own renew intervals.
+        """All members, with ``alive`` as proven now: a row must change within :data:`PATIENCE` of its own intervals.
 
-        Polls until every row has changed or had its chance; at most :data:`PROOF` seconds.
+        Polls until every row has changed or had its chance; at most :data:`PROOF` seconds: a row that needs longer than
+        that is not proven dead, and counts as alive.
         """
         began = self._clock.monotonic()
         first = {item.key: item for item in await self._read()}
-        wait = min(1.5 * max((item.renew for item in first.values()), default=0.0), PROOF)
+        wait = min(PATIENCE * max((item.renew for item in first.values()), default=0.0), PROOF)
         alive: set[str] = set()
         latest = first
         while first.keys() - alive and (left := began + wait - self._clock.monotonic()) > 0:
@@ -165,6 +168,7 @@ class Members:
             latest = {item.key: item for item in await self._read()}
             alive |= {key for key, item in latest.items() if key not in first or item.etag != first[key].etag}
             alive |= first.keys() - latest.keys()  # withdrawn: nothing left to wait for
+        alive |= {key for key, item in first.items() if PATIENCE * item.renew > wait}
         return tuple(replace(item.member, alive=key in alive) for key, item in latest.items())
 
     # rows
