@@ -237,7 +237,8 @@ class PutBlob:
     """Write a whole block blob. Result: its ETag.
 
     :param if_absent: refuse (Conflict) when the blob exists.
-    :param lease_id: needed while the blob is leased.
+    :param etag: refuse (Conflict) unless the blob has it; one that is gone has not. A lease's operations leave it.
+    :param lease_id: needed while the blob is leased; refused (LeaseLost) while it is not.
     """
 
     container: str
@@ -245,6 +246,7 @@ class PutBlob:
     data: bytes
     content_type: str = "application/octet-stream"
     if_absent: bool = False
+    etag: str | None = None
     lease_id: str | None = None
 
 

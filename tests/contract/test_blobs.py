@@ -21,13 +21,14 @@ async def put(
     data: bytes = b"data",
     *,
     if_absent: bool = False,
+    etag: str | None = None,
     lease_id: str | None = None,
 ) -> str:
-    etag = await store.execute(
-        PutBlob(container=container, name=name, data=data, if_absent=if_absent, lease_id=lease_id)
+    written = await store.execute(
+        PutBlob(container=container, name=name, data=data, if_absent=if_absent, etag=etag, lease_id=lease_id)
     )
-    assert isinstance(etag, str)
-    return etag
+    assert isinstance(written, str)
+    return written
 
 
 async def content(store: Store, container: str, name: str) -> bytes | None:
@@ -65,6 +66,26 @@ async def test_put_replaces_and_changes_the_etag(store: Store, container: str) -
 async def test_empty_blobs_are_blobs(store: Store, container: str) -> None:
     await put(store, container, "x", b"")
     assert await content(store, container, "x") == b""
+
+
+async def test_if_it_has_the_etag(store: Store, container: str) -> None:
+    mine = str(uuid4())
+    first = await put(store, container, "x", b"one")
+    second = await put(store, container, "x", b"two", etag=first)
+    with pytest.raises(Conflict):
+        await put(store, container, "x", b"three", etag=first)
+    await store.acquire_lease(container, "x", lease_id=mine, seconds=15)  # which changes no ETag
+    await store.renew_lease(container, "x", lease_id=mine)
+    with pytest.raises(LeaseLost):
+        await put(store, container, "x", b"three", etag=second)
+    third = await put(store, container, "x", b"three", etag=second, lease_id=mine)
+    await store.release_lease(container, "x", lease_id=mine)
+    with pytest.raises(LeaseLost):
+        await put(store, container, "x", b"four", etag=third, lease_id=mine)
+    await put(store, container, "x", b"four", etag=third)
+    with pytest.raises(Conflict):
+        await put(store, container, "absent", etag=third)
+    assert await content(store, container, "x") == b"four"
 
 
 async def test_if_absent(store: Store, container: str) -> None:

@@ -271,12 +271,12 @@ async def test_partition_states_are_for_people(store: Store) -> None:
     leases = TableLeases(store, NAMES)
     first = (await leases.scan())[0]
     claimed = await leases.write(first.claimed("w@h/1", START, AZURE_LEASE.take))
-    await leases.write(claimed.asked("v@h/1"))
+    await leases.mark(claimed.asked("v@h/1"))
     await store.execute(PutMessage(queue=NAMES.control(1), text="x"))
     one, two = await partition_states(store, NAMES)
     assert (one.owner, one.next_owner, one.epoch, one.last_renewal, one.messages) == ("w@h/1", "v@h/1", 1, START, 0)
     assert (two.owner, two.epoch, two.messages, two.queue) == (None, 0, 1, "adminhub-control-01")
     assert (await partition_states(store, NAMES, counts=False))[1].messages is None
-    await leases.write((await leases.scan())[0].kicked("ops", START, "slow"))
+    await leases.mark((await leases.scan())[0].kicked("ops", START, "slow"))
     (kicked, _) = await partition_states(store, NAMES)
     assert (kicked.next_owner, kicked.kicked) == (None, f"by ops at {START.text()}: slow"), "a kick is no worker"

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import structlog
@@ -23,8 +22,19 @@ from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from tests.partitions.cluster import NAMES, Cluster, Node
-from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, dict_of, now, participant, scenario
+from tests.partitions.cluster import NAMES, Cluster, Faults, Node
+from tests.partitions.test_owner import (
+    GIVE_UP,
+    JITTER,
+    RENEW,
+    SCAN,
+    TAKE,
+    changes_a_lease,
+    dict_of,
+    now,
+    participant,
+    scenario,
+)
 
 CYCLE = SCAN * JITTER
 """Every worker has read the controls by then."""
@@ -163,26 +173,26 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         assert await steering(cluster).kick(0) is None, "nobody has it"
 
 
-async def in_half_a_second(call: Awaitable[None]) -> None:
-    await asyncio.sleep(0.5)
-    await call
-
-
-@scenario
+@participant
 @pytest.mark.rows("T57")
-async def test_a_kick_waits_for_a_renewal_that_is_under_way() -> None:
-    cluster = Cluster()
-    cluster.lease_store = BLOB
-    async with cluster:
+async def test_a_kick_that_a_renewal_forestalls_is_made_again() -> None:
+    async with Cluster() as cluster:
         (a,) = await settled("a", cluster=cluster)
-        lease, seized = await cluster.leases.read(NAMES.control(0)), str(uuid4())
-        assert lease is not None
-        blob = NAMES.leases, f"default/{lease.queue}"
-        await cluster.store.change_lease(*blob, lease_id=lease.etag, new_lease_id=seized)
-        released = cluster.store.release_lease(*blob, lease_id=seized)
-        kicked, _ = await asyncio.gather(steering(cluster).kick(0), in_half_a_second(released))
-        assert kicked == "a@host/a-1"
-        await cluster.leave(a)
+        faults, forestalled = Faults(cluster.store), list[int]()
+
+        async def renew(name: str, arguments: tuple[object, ...]) -> None:
+            if changes_a_lease(name, arguments) and len(forestalled) < 4:
+                lease = await cluster.leases.read(NAMES.control(0))
+                assert lease is not None
+                await cluster.leases.write(lease.renewed(START, timedelta(seconds=TAKE), draining=False))
+                forestalled.append(0)
+
+        faults.before = renew
+        kicking = Steering(faults, NAMES, by="ops", clock=JumpingClock())  # type: ignore[arg-type]
+        assert await kicking.kick(0) == "a@host/a-1"
+        assert len(forestalled) == 4
+        await asyncio.sleep(2 * CYCLE)
+        assert a.when("lost"), "it was heeded"
 
 
 @participant

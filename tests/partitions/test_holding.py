@@ -39,6 +39,8 @@ class OneRow:
         await self.answer()
         return written
 
+    mark = write
+
     async def read(self, queue: str) -> Lease:
         self.reads += 1
         await self.reading()

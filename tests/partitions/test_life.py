@@ -419,7 +419,7 @@ def test_while_nothing_moves_no_lease_is_read() -> None:
 @pytest.mark.rows("T84", "T85", "E16")
 @pytest.mark.parametrize("told", [False, True], ids=["by reading every lease", "by what owners say"])
 def test_what_blob_leases_cost_is_what_their_module_says(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three requests a renewal; and where leases must be looked at, a listing and a request for each."""
+    """Two requests a renewal; and where leases must be looked at, a listing and a request for each."""
     if not told:
         monkeypatch.setattr(LeaseMap, "told", lambda self, *arguments, **named: None)
     partitions, nodes, period, periods = 64, 8, 10, 6
@@ -427,7 +427,7 @@ def test_what_blob_leases_cost_is_what_their_module_says(told: bool, monkeypatch
     assert used.rows == {"Members": nodes * nodes * periods}
     looks = {} if told else {"blob.list": nodes * periods, "blob.get": nodes * partitions * periods}
     assert used.requests == looks | {
-        "blob.lease": 2 * partitions * periods + nodes * period * periods / 20,
+        "blob.lease": partitions * periods + nodes * period * periods / 20,
         "blob.put": partitions * periods,
         "table.update": nodes * periods,
         "table.query": 2 * nodes * periods,

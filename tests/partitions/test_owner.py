@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.partitions.admin import partition_states
 from airflow_provider_taskhub.hub.partitions.applease import lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.jumping import START, run
-from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, RowOperation, RowVerb, Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
 
 RENEW, GIVE_UP, TAKE, SCAN = 10.0, 20.0, 30.0, 10.0
@@ -390,6 +390,61 @@ async def test_random_failures_and_lost_answers_change_no_owner() -> None:
         await asyncio.sleep(cluster.long(2000))
         assert failed[0] > cluster.long(2000) / 20
         assert [len(node.events) for node in nodes] == events
+
+
+@participant
+@pytest.mark.rows("T14", "T82", "E57")
+async def test_an_asker_whose_answers_are_lost_takes_nothing_from_a_live_owner() -> None:
+    """From its first ask on: whatever it does to the leases is carried out, and each time its answer is lost."""
+    async with Cluster() as cluster:
+        faults = Faults(cluster.store)
+
+        async def lost(name: str, arguments: tuple[object, ...]) -> None:
+            if changes_a_lease(name, arguments):
+                raise Unavailable("its answer was lost")
+
+        a = await cluster.join("a")
+        await cluster.settle()
+        faults.after = lost
+        await cluster.join("b", store=faults)  # type: ignore[arg-type]
+        await asyncio.sleep(cluster.long(200))
+        ends = {reason for _, kind, _, reason in a.events if kind == "lost"}
+        assert ends <= {"handed over to b@host/b-1"}
+        assert len(a.held) >= 2, "only what was asked for"
+
+
+@participant
+@pytest.mark.rows("T14", "T82", "E31")
+async def test_an_asker_that_dies_after_one_request_takes_nothing_from_a_live_owner() -> None:
+    """It has sent one for each lease that it asks for, and never another."""
+    async with Cluster() as cluster:
+        faults, sent = Faults(cluster.store), Counter[str]()
+
+        async def once(name: str, arguments: tuple[object, ...]) -> None:
+            if changes_a_lease(name, arguments):
+                sent[name] += 1
+                await never(name, arguments)
+
+        a = await cluster.join("a")
+        await cluster.settle()
+        faults.after = once
+        b = await cluster.join("b", store=faults)  # type: ignore[arg-type]
+        await asyncio.sleep(2)
+        assert sum(sent.values()) == 2
+        await cluster.crash(b)
+        await asyncio.sleep(cluster.long(300))
+        ends = {reason for _, kind, _, reason in a.events if kind == "lost"}
+        assert ends <= {"handed over to b@host/b-1"}
+        assert len(a.held) == 4
+
+
+def changes_a_lease(name: str, arguments: tuple[object, ...]) -> bool:
+    """Whether a request is one of those that a partition's lease consists of, in either store."""
+    first = arguments[0] if arguments else None
+    if name == "execute":
+        rows = isinstance(first, Transact) and first.table == NAMES.partitions
+        return rows or (isinstance(first, PutBlob) and first.container == NAMES.leases)
+    return name.endswith("_lease") and first == NAMES.leases
 
 
 @participant

@@ -1,15 +1,19 @@
 """Leases as leased blobs: ``{hub}-leases/default/{queue}``, DurableTask's older store (spec §2.7, §4.2).
 
-The blob's content is DurableTask's JSON with members of our own. Its lease id is published there as ``Token``, so that
-others can *change* the lease: that is the atomic step. Every write gives the blob a new lease id, and is refused unless
-the blob still has the id that was read; so a renewal that came in between refuses a thief, as an ETag would. Rejected:
-keeping one id for a whole tenure, as DurableTask does: a thief that has read the blob before a renewal would then take
-it from a live owner.
+The blob's content is DurableTask's JSON with members of our own. The content is the lease: every write of it is one
+request under the blob's ETag, refused unless the blob is as it was read, whoever writes. So whoever loses an answer, or
+dies, leaves the lease as it was or as it meant it, never in between; an ask or a kick touches nothing else.
 
-What that costs: three requests for a renewal or an ask (change, renew, put), as many for the first take of a blob that
-nobody leases (acquire, read, put), one more for a release, and for a blob whose lease ran out (change refused, acquire,
-read, put); a listing and a request for each lease where all are looked at, which nobody does while nothing moves. Rows
-of a table cost one request each, and one for every 1,000 of them (T84, T85).
+That the service leases the blob too, under an id that is published as ``Token``, is for .NET and for people. It follows
+the content: a take brings a new id (a theft changes the old one), a renewal renews it, a release ends it. Whoever dies
+before that step locks nobody out: others may write under any id that the content names, and under none once the blob is
+not leased. Rejected: the id as the condition, changed with every write as by a thief: an asker that died between the
+change and the content then took the partition from its live owner, since nobody knew the new id.
+
+What that costs: one request for an ask or a kick; two for a renewal, a take or a release (put, lease); one more where
+the blob's lease ran out, two more for a theft while it has not; a listing and a request for each lease where all are
+looked at, which nobody does while nothing moves. Rows of a table cost one request each, and one for every 1,000 of them
+(T84, T85).
 
 Owns reading and conditionally writing the blobs. Decides nothing.
 """
@@ -23,7 +27,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound
@@ -36,22 +40,19 @@ _AT_ONCE = 16
 """Blobs read at a time by a scan."""
 _SECONDS = 15, 60
 """Azure's bounds of a blob lease."""
-_KNOWN = ("PartitionId", "Owner", "Token", "Epoch", "TaskHubStamp")
+_KNOWN = ("PartitionId", "Owner", "Token", "Epoch")
 
 
 class BlobLeases:
-    """Leases as blobs. A lease's ``etag`` is the lease id of its last write, which its content repeats.
+    """Leases as blobs. A lease's ``etag`` is its blob's.
 
-    :param take: how long the service keeps a blob leased without a renewal, within its bounds of 15 to 60 s. Only a
-        writer that died between two requests makes anybody wait for it: all others publish the id.
+    :param take: how long the service keeps a blob leased without a renewal, within its bounds of 15 to 60 s.
     """
 
     def __init__(self, store: Store, names: HubNames, take: timedelta = timedelta(seconds=30)) -> None:
         self._store = store
         self._names = names
         self._seconds = round(min(max(take.total_seconds(), _SECONDS[0]), _SECONDS[1]))
-        self._tried: dict[str, tuple[str, str]] = {}
-        """Queue → the id read and the id proposed for it, of a write whose outcome is unknown: proposed again."""
 
     async def scan(self) -> tuple[Lease, ...]:
         """Every partition's lease, by partition: one listing, and one request for each."""
@@ -79,59 +80,57 @@ class BlobLeases:
         return None if blob is None else decode_blob(queue, blob)
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new one.
+        """Write a lease as its owner, if it is still as its ``etag`` says, and lease or release its blob accordingly.
 
         :raises Conflict: somebody changed it. :raises NotFound: its blob is gone.
-        :raises Unavailable: no answer: it may have been written, or may be leased under an id that only a repeated call
-            knows.
+        :raises Unavailable: no answer: it may have been written.
         """
-        name, read = _FOLDER + lease.queue, lease.etag
-        tried = self._tried.get(lease.queue)
-        token = tried[1] if tried is not None and tried[0] == read else str(uuid4())
-        self._tried[lease.queue] = (read, token)
-        try:
-            await self._seize(name, read, token, lease.queue)
-            data = encode_blob(replace(lease, etag=token))
-            await self._store.execute(
-                PutBlob(
-                    container=self._names.leases,
-                    name=name,
-                    data=data,
-                    content_type="application/json",
-                    lease_id=token,
-                )
+        token = None if lease.owner is None else lease.token or str(uuid4())
+        written, under = await self._put(lease, token)
+        with suppress(LeaseLost, NotFound):  # the next write finds out
+            await self._follow(_FOLDER + lease.queue, token, under)
+        return written
+
+    async def mark(self, lease: Lease) -> Lease:
+        """Write what others want of a lease; as :meth:`write`, but its blob stays leased, or not, as it is."""
+        return (await self._put(lease, lease.token))[0]
+
+    async def _put(self, lease: Lease, token: str | None) -> tuple[Lease, str | None]:
+        """Write the content under whichever id the blob is leased. Returns that, too; None: it is not leased."""
+        for under in dict.fromkeys((lease.token, None, *lease.under)):
+            written = replace(lease, token=token, under=() if under in (None, token) else (under,))
+            operation = PutBlob(
+                container=self._names.leases,
+                name=_FOLDER + lease.queue,
+                data=encode_blob(written),
+                content_type="application/json",
+                etag=lease.etag,
+                lease_id=under,
             )
-        except LeaseLost as lost:
-            self._tried.pop(lease.queue, None)
-            raise Conflict(f"the lease of {lease.queue} was changed by another") from lost
-        except (Conflict, NotFound):
-            self._tried.pop(lease.queue, None)
-            raise
-        self._tried.pop(lease.queue, None)
-        if lease.owner is None:
-            with suppress(LeaseLost, NotFound):  # the next taker need not know the id
-                await self._store.release_lease(self._names.leases, name, lease_id=token)
-        return replace(lease, etag=token)
+            try:
+                etag = await self._store.execute(operation)
+            except LeaseLost:
+                continue
+            except Conflict:
+                break
+            assert isinstance(etag, str)
+            return replace(written, etag=etag), under
+        if await self.read(lease.queue) is None:  # which the service tells from a changed one by no code
+            raise NotFound(f"the lease of {lease.queue} is gone")
+        raise Conflict(f"the lease of {lease.queue} was changed by another")
 
-    async def _seize(self, name: str, read: str, token: str, queue: str) -> None:
-        """Lease the blob under ``token`` if it is as it was read.
-
-        A change of the id that was read is that in one step, and renewed at once, since a change does not extend it
-        (E45). A blob that is not leased is leased first and then compared: nobody can write it meanwhile.
-        """
+    async def _follow(self, name: str, token: str | None, under: str | None) -> None:
+        """Have the blob leased as its content says. A change does not extend a lease: it is renewed at once (E45)."""
         container = self._names.leases
-        try:
-            if not read:
-                raise LeaseLost("never leased")
-            await self._store.change_lease(container, name, lease_id=read, new_lease_id=token)
+        if under is None:
+            if token is not None:
+                await self._store.acquire_lease(container, name, lease_id=token, seconds=self._seconds)
+        elif token is None:
+            await self._store.release_lease(container, name, lease_id=under)
+        else:
+            if under != token:
+                await self._store.change_lease(container, name, lease_id=under, new_lease_id=token)
             await self._store.renew_lease(container, name, lease_id=token)
-        except LeaseLost:
-            await self._store.acquire_lease(container, name, lease_id=token, seconds=self._seconds)
-            now = await self.read(queue)
-            if now is None or now.etag not in (read, token):
-                with suppress(LeaseLost, NotFound):
-                    await self._store.release_lease(container, name, lease_id=token)
-                raise Conflict(f"the lease of {queue} was changed by another") from None
 
     async def insert(self, queue: str) -> bool:
         """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
@@ -174,14 +173,15 @@ def decode_blob(queue: str, blob: Blob) -> Lease:
         released=_text(ours.get("Released")),
         kicked_by=_text(ours.get("Kicked")),
         extra={name: value for name, value in columns.items() if name not in _KNOWN and not name.startswith("TaskHub")},
-        etag=_text(ours.get("Stamp")) or _text(columns.get("Token")) or "",
+        token=_id(columns.get("Token")),
+        under=() if (under := _id(ours.get("Under"))) is None else (under,),
+        etag=blob.etag,
     )
 
 
 def encode_blob(lease: Lease) -> bytes:
-    """DurableTask's members, then ours where they say something; ``etag`` is the id that it is written under."""
+    """DurableTask's members, then ours where they say something."""
     ours = {
-        "Stamp": lease.etag,
         "NextOwner": lease.next_owner,
         "OwnedSince": _written(lease.owned_since),
         "LastRenewal": _written(lease.last_renewal),
@@ -193,11 +193,12 @@ def encode_blob(lease: Lease) -> bytes:
         "Previous": lease.previous,
         "Released": lease.released,
         "Kicked": lease.kicked_by,
+        "Under": lease.under[0] if lease.under else None,
     }
     content = {
         "PartitionId": lease.queue,
         "Owner": lease.owner,
-        "Token": lease.etag if lease.owner is not None else None,
+        "Token": lease.token,
         "Epoch": lease.epoch or 0,
         **lease.extra,
         **{f"TaskHub{name}": value for name, value in ours.items() if value},
@@ -207,6 +208,14 @@ def encode_blob(lease: Lease) -> bytes:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _id(value: object) -> str | None:
+    """A lease id; what is none, nothing is leased under."""
+    try:
+        return str(UUID(value)) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _time(value: object) -> Timestamp | None:

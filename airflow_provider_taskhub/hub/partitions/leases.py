@@ -48,6 +48,9 @@ class Lease:
     :param polled: when its owner last asked the queue for messages, by the owner's clock, for people (E70).
     :param previous: who had it before; with ``released`` why it was given up, until somebody takes it (E77).
     :param kicked: who made an owner hand it over last, when and why (T57).
+    :param token: of a lease that is a blob: the lease id that its owner keeps it under.
+    :param under: of such a one: other ids that its blob may still be leased under, since whoever wrote it last may have
+        died before it was leased under ``token``, or released.
     :param extra: columns that are not ours to know; they survive our writes.
     """
 
@@ -65,6 +68,8 @@ class Lease:
     previous: str | None = None
     released: str | None = None
     kicked_by: str | None = None
+    token: str | None = None
+    under: tuple[str, ...] = ()
     extra: Mapping[str, Property | None] = field(default_factory=dict)
     etag: str = ""
 
@@ -102,6 +107,8 @@ class Lease:
             polled=None,
             previous=self.owner or self.previous,
             released=None,
+            token=None,
+            under=self.under if self.token is None else (self.token, *self.under),
         )
 
     def renewed(

@@ -277,7 +277,7 @@ class Scanner:
     async def _ask(self, lease: Lease) -> bool:
         """Whether there was an answer."""
         try:
-            await self._leases.write(lease.asked(self._me))
+            await self._leases.mark(lease.asked(self._me))
         except StorageError as error:
             log.debug("partition_not_asked_for", partition=lease.partition, error=str(error))
             return not isinstance(error, Unavailable)

@@ -25,8 +25,6 @@ from airflow_provider_taskhub.storage.primitives import Store
 
 _WRITES = 5
 """Tries of a mark against renewals by the owner."""
-_PAUSE = 0.2
-"""Seconds between them: a blob that is being renewed refuses everybody until that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +200,8 @@ class Steering:
             if lease is None or lease.owner is None:
                 return None
             try:
-                await leases.write(lease.kicked(self._by, self._clock.utc_now(), reason))
+                await leases.mark(lease.kicked(self._by, self._clock.utc_now(), reason))
             except Conflict:
-                await self._clock.sleep(_PAUSE)
                 continue
             return lease.owner
         raise HubError(f"the lease row of partition {partition} kept changing: try again")

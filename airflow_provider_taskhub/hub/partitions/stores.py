@@ -30,11 +30,14 @@ class Leases(Protocol):
         """Those of ``queues`` that ``me`` has asked for and does not have yet; for much less than a scan."""
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new one.
+        """Write a lease as its owner, who takes, renews or releases it, if it is still as its ``etag`` says.
 
-        :raises Conflict: somebody changed it. :raises NotFound: it is gone.
+        :returns: it, with its new one. :raises Conflict: somebody changed it. :raises NotFound: it is gone.
         :raises Unavailable: no answer: it may have been written.
         """
+
+    async def mark(self, lease: Lease) -> Lease:
+        """As :meth:`write`, for those who ask its owner for something: an ask, a kick."""
 
     async def insert(self, queue: str) -> bool:
         """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
@@ -85,6 +88,10 @@ class TableLeases:
         etags = await self._store.execute(Transact(table=self._names.partitions, rows=(operation,)))
         assert isinstance(etags, tuple)
         return replace(lease, etag=etags[0])
+
+    async def mark(self, lease: Lease) -> Lease:
+        """As :meth:`write`: a row is the whole lease."""
+        return await self.write(lease)
 
     async def insert(self, queue: str) -> bool:
         """Make the lease of a partition, born given up (T29). False: it was there (E04)."""

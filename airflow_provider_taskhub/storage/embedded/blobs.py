@@ -15,6 +15,7 @@ from airflow_provider_taskhub.storage.rules import MAX_APPENDS
 @dataclass(frozen=True, slots=True)
 class _Found:
     number: int
+    etag: int
     appends: int | None
     """None: a block blob."""
     lease: str | None
@@ -23,7 +24,7 @@ class _Found:
 
 def _find(change: Change, container: int, name: str) -> _Found | None:
     row = change.connection.execute(
-        "SELECT id, appends, lease, until FROM blobs WHERE container = ? AND name = ?", (container, name)
+        "SELECT id, etag, appends, lease, until FROM blobs WHERE container = ? AND name = ?", (container, name)
     ).fetchone()
     return None if row is None else _Found(*row)
 
@@ -32,6 +33,8 @@ def put(change: Change, operation: PutBlob) -> str:
     container = identifier(change.connection, "containers", operation.container)
     found = _find(change, container, operation.name)
     what, etag = f"blob {operation.name!r}", change.next()
+    if operation.etag is not None and (found is None or operation.etag != _etag(found.etag)):
+        raise Conflict(f"{what} was changed by another, or is gone")
     if found is None:
         check_write(change, what, None, 0, operation.lease_id)
         number = _insert(change, container, operation.name, etag, operation.content_type, appends=None)

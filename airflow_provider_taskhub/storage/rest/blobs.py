@@ -20,6 +20,8 @@ class Blobs:
         headers = {"x-ms-blob-type": "BlockBlob", "content-type": operation.content_type}
         if operation.if_absent:
             headers["if-none-match"] = "*"
+        if operation.etag is not None:
+            headers["if-match"] = operation.etag
         if operation.lease_id is not None:
             headers["x-ms-lease-id"] = operation.lease_id
         answer = await self._wire.send(
