@@ -163,9 +163,19 @@ class Cluster:
                 await self.crash(node)
         finally:
             if self.place.shared:
-                await asyncio.sleep(SECONDS + 1)  # the dead hold the app lease still
-                await delete_hub(self.store, NAMES)
+                await self._remove()
             await self.store.__aexit__(None, None, None)
+
+    async def _remove(self) -> None:
+        """The dead hold the app lease still, and a request of theirs may arrive after them."""
+        for last in (False, False, True):
+            await asyncio.sleep(SECONDS + 1)
+            try:
+                await delete_hub(self.store, NAMES)
+                return
+            except LeaseLost:
+                if last:
+                    raise
 
     def long(self, seconds: float) -> float:
         """So long, or a few minutes where each request is a real one."""

@@ -116,7 +116,10 @@ class Scanner:
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
             owners = {lease.owner for lease in told if lease.owner} - {self._me}
             # a little after a word is late, or it would be looked for once more in vain
-            self._due = min([self._due, *(roster.serving[owner].due + PUNCTUAL + 0.1 for owner in owners)])
+            late = [roster.serving[owner].due + PUNCTUAL for owner in owners]
+            # nor does an old word that came late count as a sign
+            late += [self._patience - seen.silence[lease.partition] for lease in told if lease.owner in owners]
+            self._due = min([self._due, *(left + 0.1 for left in late)])
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         self._map.read(leases)
