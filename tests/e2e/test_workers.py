@@ -79,7 +79,7 @@ async def test_a_killed_worker_costs_time_and_nothing_else(house: House) -> None
         for number in range(6):
             end = await client.wait(f"paced-{number}", timeout=LIMIT)
             assert (end.status, end.output) == (Status.COMPLETED, "25")
-            assert _gap(await client.history(f"paced-{number}")) < TAKE + 4.0
+            assert _gap(await client.history(f"paced-{number}")) < TAKE + 2.0
         end = await client.wait("recorded", timeout=LIMIT)
         assert (end.status, end.output) == (Status.COMPLETED, "280")
         runs = Counter(int(line.split()[1]) for line in house.effects() if line.startswith("begin"))

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executor import ActivityRequest, ExecutorPool, ExecutorTimes
 
 APP = "tests.workers.apps:app"
-DEADLINE = 120.0
+DEADLINE = 60.0
 
 
 class Logs:
