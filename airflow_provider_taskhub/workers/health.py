@@ -57,13 +57,15 @@ class Health:
             ),
             _metric("taskhub_oldest_poll_seconds", backend.oldest_poll, "Age of the oldest last poll of a partition."),
             _metric("taskhub_uptime_seconds", backend.hub.clock.monotonic() - self.started, "Since the start."),
-            "# HELP taskhub_storage_requests_total Storage requests by kind.",
+            "# HELP taskhub_storage_requests_total Storage requests by kind: for work, and for leases.",
             "# TYPE taskhub_storage_requests_total counter",
         ]
-        lines.extend(
-            f'taskhub_storage_requests_total{{kind="{kind}"}} {count}'
-            for kind, count in sorted(backend.hub.store.requests.items())
-        )
+        # apart: those for leases go with time, the others with the work
+        for part, requests in (("work", backend.hub.store.requests), ("partitions", self.owner.requests)):
+            lines.extend(
+                f'taskhub_storage_requests_total{{kind="{kind}",part="{part}"}} {count}'
+                for kind, count in sorted(requests.items())
+            )
         return "\n".join(lines) + "\n"
 
 

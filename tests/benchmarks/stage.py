@@ -43,7 +43,7 @@ class BenchError(Exception):
 class Reading:
     """Counters at one moment.
 
-    :param requests: by kind, as /metrics has them. :param cpu: seconds of a worker and its executors.
+    :param requests: by kind, as /metrics has them, but for leases. :param cpu: seconds of a worker and its executors.
     :param memory: bytes of a worker that are in memory. :param sessions: instances that it keeps in memory.
     """
 
@@ -215,9 +215,10 @@ def _gauge(text: str, name: str) -> float:
 
 
 def _requests(text: str) -> Counter[str]:
-    """``taskhub_storage_requests_total{kind="queue.put"} 12`` → queue.put: 12."""
-    head = 'taskhub_storage_requests_total{kind="'
-    pairs = (line.removeprefix(head).split('"} ') for line in text.splitlines() if line.startswith(head))
+    """``taskhub_storage_requests_total{kind="queue.put",part="work"} 12`` → queue.put: 12. Without those for leases."""
+    head, tail = 'taskhub_storage_requests_total{kind="', '",part="work"} '
+    mine = (line.removeprefix(head) for line in text.splitlines() if line.startswith(head) and tail in line)
+    pairs = (line.split(tail) for line in mine)
     return Counter({kind: int(float(count)) for kind, count in pairs})
 
 

@@ -170,7 +170,10 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     until(lambda: "taskhub_partitions_owned 4" in _get(port, "/metrics")[1], what="all partitions owned")
     done = embedded.json("instances", "start", "chain", "--input", "2", "--wait")
     assert done["output"] == "2"
-    assert 'taskhub_storage_requests_total{kind="table.batch"}' in _get(port, "/metrics")[1]
+    assert 'taskhub_storage_requests_total{kind="table.batch",part="work"}' in _get(port, "/metrics")[1]
+    until(lambda: _figure(port, "taskhub_lease_renewals_total") >= 12, what="renewals")
+    renewals = _figure(port, "taskhub_lease_renewals_total")
+    assert _figure(port, 'taskhub_storage_requests_total{kind="table.update",part="partitions"}') >= renewals
     assert 0 < _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
     assert _figure(port, "taskhub_messages_quarantined_total") == 0
     asyncio.run(_put_rubbish(embedded))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -71,6 +72,7 @@ class OwnerThread:
 
         self._make = make
         self._owner: PartitionOwner | None = None
+        self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -87,6 +89,11 @@ class OwnerThread:
     def figures(self) -> Figures:
         """What has happened to its partitions so far."""
         return Figures() if self._owner is None else self._owner.figures
+
+    @property
+    def requests(self) -> Counter[str]:
+        """Requests of this thread's store so far, by kind: a copy, since it goes on counting."""
+        return Counter() if self._store is None else self._store.requests.copy()
 
     async def start(self) -> None:
         """Start; returns when this worker is listed and may take partitions (E06).
@@ -130,6 +137,7 @@ class OwnerThread:
 
     async def _main(self) -> None:
         async with self._open_store() as store:
+            self._store = store
             owner = self._make(store)
             self._loop = asyncio.get_running_loop()
             await owner.start()
