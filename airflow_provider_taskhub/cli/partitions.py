@@ -394,11 +394,15 @@ def _show_controls(found: Sequence[Control]) -> None:
 
 @app.command()
 def detect_stale(
-    seconds: Annotated[float, typer.Argument(min=0.0, help="Longer than the renewal interval.")] = 15.0,
+    seconds: Annotated[
+        float, typer.Argument(min=0.0, help="1.5 renewal intervals of the slowest owner, or more.")
+    ] = 15.0,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Look twice: exit status 1 when a partition shows no sign of life in between, or its lease row is deleted.
+    """Look twice: exit status 1 when a partition shows no sign of life in between, or has no lease row.
+
+    Exit status 2 for seconds within which a live owner need not renew its lease: looking so soon proves nothing.
 
     Example: taskhub partitions detect-stale 30 || page-somebody
     """

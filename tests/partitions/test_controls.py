@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
@@ -460,6 +461,30 @@ async def test_stale_partitions_are_found_by_looking_twice() -> None:
         deleting = asyncio.ensure_future(delete_later())
         assert await steer.stale(RENEW + 5) == (Stale(partition=3, owner="b@host/b-1", deleted=True),)
         await deleting
+        assert await cluster.leases.insert(NAMES.control(9))  # beyond the hub's partitions: `check` lists it
+        assert await steer.stale(RENEW + 5) == (Stale(partition=3, owner=None, deleted=True),), "missing all the time"
+
+
+@scenario
+@pytest.mark.rows("T71", "T72")
+async def test_a_look_for_stale_partitions_that_could_not_tell_is_refused() -> None:
+    """By the pace that the owners list themselves; nothing has to be waited for where nobody is."""
+    for renew, least in ((RENEW, 15), (60, 90)):
+        give_up, take = timedelta(seconds=2 * renew), timedelta(seconds=3 * renew)
+        async with Cluster(times=LeaseTimes(renew=timedelta(seconds=renew), give_up=give_up, take=take)) as cluster:
+            steer = steering(cluster)
+            for wrong in (math.inf, math.nan, -1.0):
+                with pytest.raises(InputError, match=f"number of seconds to look again after, not {wrong:g}"):
+                    await steer.stale(wrong)
+            assert [found.partition for found in await steer.stale(0)] == [0, 1, 2, 3], "nobody's since ever"
+            await cluster.join("a")
+            await cluster.settle(10 * renew)
+            told = rf"{least - 1} s are too few to tell: worker a@host/a-1 renews .* {renew:g} s\. Give {least} or more"
+            with pytest.raises(InputError, match=told):
+                await steer.stale(least - 1)
+            assert await steer.stale(least) == ()
+            await steer.offline(range(4))
+            assert await steer.stale(0) == (), "what is offline is not meant to live"
 
 
 @scenario

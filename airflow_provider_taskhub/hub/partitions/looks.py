@@ -120,6 +120,18 @@ class Looks:
             return Ownership(partition=partition, owner=None, state=OwnerState.MISSING)
         return Ownership(partition=partition, owner=watched.lease.owner, state=self._state(watched))
 
+    def longest_patience(self) -> tuple[float, str]:
+        """Seconds after which every owner that lives has renewed, as of the last look, and for whom it takes so long.
+
+        Nobody's partitions, offline ones and rows beyond the hub's partitions ask for none.
+        """
+        owned = (
+            (PATIENCE * self._paces(lease)[0], lease.owner)
+            for number, lease in self.leases.items()
+            if lease.owner is not None and number < self.partitions and number not in self._offline
+        )
+        return max(owned, default=(0.0, ""))
+
     def _state(self, watched: _Watched) -> OwnerState:
         lease = watched.lease
         if lease.partition in self._offline:

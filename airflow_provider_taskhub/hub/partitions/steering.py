@@ -7,6 +7,7 @@ them within one cycle.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from getpass import getuser
@@ -18,7 +19,7 @@ from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import newer
 from airflow_provider_taskhub.hub.partitions.looks import Looks
-from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.members import PATIENCE, Members
 from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
@@ -29,7 +30,7 @@ _WRITES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stale:
-    """A partition that nobody keeps. :param owner: as its row says. :param deleted: its row vanished meanwhile."""
+    """A partition that nobody keeps. :param owner: as its row said last. :param deleted: it has no row, or no more."""
 
     partition: int
     owner: str | None
@@ -216,20 +217,32 @@ class Steering:
         return looks.ownership(partition)
 
     async def stale(self, seconds: float) -> tuple[Stale, ...]:
-        """Partitions whose rows show no sign of life for ``seconds``, or vanish: by looking twice.
+        """Partitions whose rows show no sign of life for ``seconds``, vanish or are missing: by looking twice.
 
         What is offline is not meant to live.
+
+        :raises InputError: for what is no time, or is too short to tell: a live owner need not renew within it.
         """
+        if not 0 <= seconds < math.inf:
+            raise InputError(f"give a number of seconds to look again after, not {seconds:g}")
         looks = await self._looks()
         await looks.look()
+        least, owner = looks.longest_patience()
+        if seconds < least:
+            raise InputError(
+                f"{seconds:g} s are too few to tell: worker {owner} renews its leases every {least / PATIENCE:g} s. "
+                f"Give {least:g} or more"
+            )
         before = looks.leases
         await self._clock.sleep(seconds)
         await looks.look()
         found = []
-        for number, lease in before.items():
-            now = looks.leases.get(number)
+        for number in range(looks.partitions):
+            lease, now = before.get(number), looks.leases.get(number)
             if now is None:
-                found.append(Stale(partition=number, owner=lease.owner, deleted=True))
+                found.append(Stale(partition=number, owner=lease.owner if lease else None, deleted=True))
+            elif lease is None:
+                continue  # made meanwhile: somebody is at it
             elif not newer(now.life, lease.life) and looks.ownership(number).state is not OwnerState.OFFLINE:
                 found.append(Stale(partition=number, owner=now.owner))
         return tuple(found)
