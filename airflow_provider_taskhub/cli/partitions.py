@@ -12,7 +12,7 @@ from airflow_provider_taskhub.cli import hub as hubs
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plural, run, table, warn
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member, PartitionState
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.partitions.controls import names
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 
@@ -122,7 +122,7 @@ def show(
 
     Looks until each owner has renewed its lease, at most 1.5 renewal intervals, since a row outlives its owner. States:
     live; silent (the owner did not renew: dead, paused or cut off); kicked, released or new (nobody serves it yet);
-    offline (by order); missing (no lease row); unproven.
+    offline (by order; `ordered offline` while an owner still stands in the row); missing (no lease row); unproven.
 
     Example: taskhub partitions show --by-node
     """
@@ -169,7 +169,7 @@ def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
             (
                 state.partition,
                 state.owner or "nobody",
-                state.state,
+                _standing(state),
                 state.next_owner,
                 "yes" if state.draining else "",
                 state.epoch,
@@ -182,6 +182,11 @@ def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
             for state in states
         ],
     )
+
+
+def _standing(state: PartitionState) -> str:
+    ordered = state.offline and state.state is not OwnerState.OFFLINE
+    return f"{state.state}, ordered offline" if ordered else state.state
 
 
 def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:

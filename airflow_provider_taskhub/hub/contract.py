@@ -268,17 +268,22 @@ class OwnerState(StrEnum):
     KICKED = "kicked"  # an administrator made its owner hand it over, and nobody has taken it since
     RELEASED = "released"  # its owner gave it up, and nobody has taken it since
     NEW = "new"  # nobody has served it yet
-    OFFLINE = "offline"  # nobody is to serve it, by order; its owner, if it has one, hands it over or is gone
+    OFFLINE = "offline"  # nobody serves it, nor is to, by order
     MISSING = "missing"  # it has no lease row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """Who serves a partition. :param owner: full name of the worker in its lease, alive or not as ``state`` says."""
+    """Who serves a partition.
+
+    :param owner: full name of the worker in its lease, alive or not as ``state`` says.
+    :param offline: by order nobody is to serve it; a live owner hands it over within a scan, a dead one stays.
+    """
 
     partition: int
     owner: str | None
     state: OwnerState
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +291,7 @@ class PartitionState:
     """A row of ``{Hub}Partitions`` for people.
 
     :param owner: of the lease, alive or not as ``state`` says. :param load: as its owner published it.
+    :param offline: by order nobody is to serve it.
     :param polled: when its owner last asked its queue for messages, by the owner's own clock. :param kicked: who made
         an owner hand it over last, and when.
     """
@@ -303,6 +309,7 @@ class PartitionState:
     load: float = 0.0
     polled: Timestamp | None = None
     kicked: str | None = None
+    offline: bool = False
 
 
 class ControlKind(StrEnum):

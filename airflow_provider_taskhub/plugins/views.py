@@ -121,6 +121,7 @@ def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
         "partition": partition,
         "owner": state.owner if state else None,
         "state": str(state.state if state else OwnerState.MISSING),
+        "offline": bool(state and state.offline),
         "epoch": state.epoch if state else None,
         "draining": bool(state and state.draining),
     }

@@ -251,13 +251,13 @@ def test_payloads_pass_airflows_masker_and_need_the_right_to_task_instances(ask:
 
 
 def test_an_instance_says_whether_the_owner_of_its_partition_lives(ask: Any, filled: FakeHub) -> None:
-    lease: dict[str, Any] = {"owner": "a@host/1", "epoch": 7, "draining": False}
+    lease: dict[str, Any] = {"owner": "a@host/1", "epoch": 7, "draining": False, "offline": True}
     number = partition_of("mine", 4)
     rest = {"queue": "q", "next_owner": None, "owned_since": None, "last_renewal": None}
     filled.serving = (PartitionState(partition=number, state=OwnerState.SILENT, **lease, **rest),)
     status, answer = ask("/api/instance?id=mine")
     assert (status, answer["served"]) == (200, {"partition": number, "state": "silent"} | lease)
-    gone = {"partition": 3, "owner": None, "state": "missing", "epoch": None, "draining": False}
+    gone = {"partition": 3, "owner": None, "state": "missing", "offline": False, "epoch": None, "draining": False}
     assert views.served(None, 3) == gone
 
 

@@ -184,6 +184,11 @@ def test_a_dead_owner_is_not_shown_as_alive(tmp_path: Path, monkeypatch: pytest.
     told = "partition 1: its owner dead@host/1 does not renew it"
     assert told in as_json("check", "--min-nodes", "0", code=1)["problems"]
     assert told in taskhub("check", "--min-nodes", "0", code=1)
+    taskhub("offline", "0", "1")
+    assert [(state["state"], state["offline"]) for state in as_json("show")] == [("offline", True), ("silent", True)]
+    nobodys, owned = taskhub("show").splitlines()[-2:]
+    assert "ordered offline" not in nobodys
+    assert "dead@host/1  silent, ordered offline" in owned
 
 
 @pytest.mark.rows("T59", "T67", "T75")

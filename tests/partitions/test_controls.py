@@ -629,13 +629,36 @@ async def test_who_serves_a_partition_can_be_asked() -> None:
         await cluster.settle(2 * TAKE)
         await steer.offline([0])
         await asyncio.sleep(CYCLE)
-        assert await steer.owner(0) == Ownership(partition=0, owner=None, state=OwnerState.OFFLINE)
+        assert await steer.owner(0) == Ownership(partition=0, owner=None, state=OwnerState.OFFLINE, offline=True)
         await steer.kick(1, prohibit=["a"])
         assert (await steer.owner(1)).state is OwnerState.KICKED
         await cluster.leave(a)
         assert await steer.owner(2) == Ownership(partition=2, owner=None, state=OwnerState.RELEASED)
         await delete_row(cluster, 3)
         assert await steer.owner(3) == Ownership(partition=3, owner=None, state=OwnerState.MISSING)
+
+
+@scenario
+@pytest.mark.rows("T54", "T65", "T70")
+async def test_an_owner_that_still_stands_in_an_offline_partition_is_told_as_it_is() -> None:
+    """An order is an order; whether somebody serves the partition all the same, the row tells."""
+    async with Cluster() as cluster:
+        a = await cluster.join("a")
+        await cluster.settle()
+        await cluster.crash(a)
+        steer = steering(cluster)
+        await steer.offline([0])
+        await delete_row(cluster, 1)
+        await steer.offline([1])
+        stands = Ownership(partition=0, owner=str(a.me), state=OwnerState.SILENT, offline=True)
+        assert await steer.owner(0) == stands
+        assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.MISSING, offline=True)
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        state = (await client.partitions(prove=True))[0]
+        assert (state.owner, state.state, state.offline) == (stands.owner, stands.state, True)
+        await cluster.join("b")
+        await asyncio.sleep(2 * TAKE)
+        assert await steer.owner(0) == stands, "nobody takes it, not even to clear the row"
 
 
 @scenario

@@ -150,7 +150,8 @@ async def test_one_entry_is_read_with_all_that_tells_of_it() -> None:
         assert (await routes.owner(other)).owner == "a@host/a-1"
         await Steering(cluster.store, NAMES, by="ops", clock=JumpingClock()).offline([2])
         routes = (await caller(cluster)).routes
-        assert (await routes.refresh(shut)).state is OwnerState.OFFLINE
+        found = await routes.refresh(shut)
+        assert (found.state, found.offline) == (OwnerState.UNPROVEN, True), "its owner still stands in the row"
         await routes.refresh(one)
         await asyncio.sleep(61)
         assert (await routes.refresh(one)).state is OwnerState.LIVE

@@ -158,11 +158,12 @@ async def partition_states(
     async def state(lease: Lease) -> PartitionState:
         async with limit:
             messages = await _count(store, lease.queue) if counts else None
+        ownership = looks.ownership(lease.partition)
         return PartitionState(
             partition=lease.partition,
             queue=lease.queue,
             owner=lease.owner,
-            state=looks.ownership(lease.partition).state,
+            state=ownership.state,
             next_owner=None if lease.next_owner == NOBODY else lease.next_owner,
             draining=lease.draining,
             epoch=lease.epoch or 0,
@@ -172,6 +173,7 @@ async def partition_states(
             load=lease.load,
             polled=lease.polled,
             kicked=lease.kicked_by,
+            offline=ownership.offline,
         )
 
     return tuple(await asyncio.gather(*(state(lease) for lease in leases.values())))

@@ -115,10 +115,10 @@ class Looks:
 
     def ownership(self, partition: int) -> Ownership:
         """Who serves a partition, as of the last look."""
-        watched = self._watched.get(partition)
+        watched, offline = self._watched.get(partition), partition in self._offline
         if watched is None:
-            return Ownership(partition=partition, owner=None, state=OwnerState.MISSING)
-        return Ownership(partition=partition, owner=watched.lease.owner, state=self._state(watched))
+            return Ownership(partition=partition, owner=None, state=OwnerState.MISSING, offline=offline)
+        return Ownership(partition=partition, owner=watched.lease.owner, state=self._state(watched), offline=offline)
 
     def longest_patience(self) -> tuple[float, str]:
         """Seconds after which every owner that lives has renewed, as of the last look, and for whom it takes so long.
@@ -134,9 +134,9 @@ class Looks:
 
     def _state(self, watched: _Watched) -> OwnerState:
         lease = watched.lease
-        if lease.partition in self._offline:
-            return OwnerState.OFFLINE
         if lease.owner is None:
+            if lease.partition in self._offline:
+                return OwnerState.OFFLINE
             if lease.next_owner == NOBODY:
                 return OwnerState.KICKED
             return OwnerState.NEW if lease.previous is None and not lease.epoch else OwnerState.RELEASED

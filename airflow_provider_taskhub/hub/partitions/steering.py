@@ -42,8 +42,8 @@ class Findings:
     """What a check found, and the controls in force, which are no fault but are forgotten easily.
 
     :param missing: partitions without a row. :param foreign: rows beyond the hub's partitions.
-    :param unserved: rows without an owner, offline ones aside. :param silent: rows whose owners do not renew them.
-    :param unproven: rows whose owners renew too seldom for a check to wait for it.
+    :param unserved, silent, unproven: rows without an owner, with one that does not renew them, and with one that
+        renews too seldom for a check to wait for it; offline ones aside.
     :param nowhere: partitions that nobody alive may serve.
     :param live: workers that count. :param floor: how many of them were asked for.
     """
@@ -243,7 +243,7 @@ class Steering:
                 found.append(Stale(partition=number, owner=lease.owner if lease else None, deleted=True))
             elif lease is None:
                 continue  # made meanwhile: somebody is at it
-            elif not newer(now.life, lease.life) and looks.ownership(number).state is not OwnerState.OFFLINE:
+            elif not newer(now.life, lease.life) and not looks.ownership(number).offline:
                 found.append(Stale(partition=number, owner=now.owner))
         return tuple(found)
 
@@ -255,12 +255,13 @@ class Steering:
         looks = await self._looks()
         members = Members(self._store, self._names, clock=self._clock)
         _, listed, controls = await asyncio.gather(looks.prove(), members.prove(), self.controls())
-        leases, owners = looks.leases, [looks.ownership(number) for number in range(looks.partitions)]
+        leases = looks.leases
         able = [member.worker for member in listed if member.alive and "orchestrator" in member.roles]
         meant = orders(controls, able)
         live = tuple(worker for worker in able if worker not in meant.drained and meant.caps.get(worker, 1) > 0)
         expected = range(looks.partitions)
         wanted = [number for number in expected if number not in meant.rules.offline]
+        owners = [found for number in expected if not (found := looks.ownership(number)).offline]
         return Findings(
             missing=tuple(number for number in expected if number not in leases),
             foreign=tuple(sorted(leases.keys() - set(expected))),

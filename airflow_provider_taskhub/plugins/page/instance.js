@@ -52,7 +52,7 @@ function paint() {
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
       fact("Started", time(instance.created), el("span", { class: "mute" }, ` · ${duration((instance.ended ?? last.time) - instance.created)}`)),
       fact("Activities", said(tally)),
-      fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served.state) : ""),
+      fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
   parts.note.replaceChildren(...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
@@ -73,9 +73,10 @@ const STANDING = {
 };
 
 /** Nothing while the owner lives, or until the page has watched for long enough to know. */
-function standing(state) {
-  if (state === "live" || state === "unproven") return "";
-  return el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "Nobody has taken it yet" }, ` · ${state}`);
+function standing({ state, offline }) {
+  const ordered = offline && state !== "offline" ? el("span", { class: "mute", title: STANDING.offline }, " · ordered offline") : "";
+  if (state === "live" || state === "unproven") return ordered;
+  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "Nobody has taken it yet" }, ` · ${state}`), ordered];
 }
 
 function said(tally) {
