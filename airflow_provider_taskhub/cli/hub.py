@@ -33,8 +33,10 @@ def create(
         console.print(told, soft_wrap=True)
 
 
-def made(*, hub: str | None, partitions: int | None, lease_store: str | None = None) -> tuple[str, dict[str, object]]:
-    """Make a hub as ``create`` does. What to say of it: to people, to scripts."""
+def made(
+    *, hub: str | None, partitions: int | None, lease_store: str | None = None, cap: int | None = None
+) -> tuple[str, dict[str, object]]:
+    """Make a hub as ``create`` does. What to say of it: to people, to scripts. :param cap: of every worker."""
     settings = settings_of(hub=hub, partitions=partitions, lease_store=lease_store)
 
     async def work() -> tuple[HubInfo, str]:
@@ -45,6 +47,7 @@ def made(*, hub: str | None, partitions: int | None, lease_store: str | None = N
                 settings.asked_partitions,
                 default=settings.partitions,
                 lease_store=settings.lease_store,
+                cap=cap,
             )
             return info, store.describe()
 

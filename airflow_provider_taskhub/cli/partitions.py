@@ -94,9 +94,7 @@ def create(
 
     Example: taskhub partitions create --partitions 16 --cap 8
     """
-    if cap is not None and partitions is not None and cap > partitions:
-        fail(f"a cap of {cap} is above the number of partitions and caps nothing", Exit.USAGE)
-    told, facts = hubs.made(hub=hub, partitions=partitions)
+    told, facts = hubs.made(hub=hub, partitions=partitions, cap=cap)
 
     async def complete(steering: Steering) -> None:
         await steering.complete()

@@ -67,11 +67,15 @@ def test_every_command_shows_an_example_and_has_json(command: str) -> None:
 
 @pytest.mark.rows("T02", "T04", "T05", "T70")
 def test_create_and_show() -> None:
+    for count in ((), ("--partitions", "4")):
+        told = "a cap of 9 is above the 4 partitions of hub 'TaskHub' and caps nothing: give 0 to 4"
+        assert told in taskhub("create", *count, "--cap", "9", code=2)
+        assert "there is no hub 'TaskHub'" in taskhub("show", code=2), "refused before anything is made"
     made = as_json("create", "--partitions", "4", "--cap", "3")
     assert (made["partitions"], made["cap"]) == (4, 3)
     taskhub("create", "--partitions", "4")
     taskhub("create", "--partitions", "8", code=2)
-    taskhub("create", "--partitions", "4", "--cap", "5", code=2)
+    taskhub("create", "--cap", "5", code=2)
     states = as_json("show")
     assert [(state["partition"], state["owner"], state["state"]) for state in states] == [
         (number, None, "new") for number in range(4)

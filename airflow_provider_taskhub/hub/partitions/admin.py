@@ -18,6 +18,7 @@ from airflow_provider_taskhub.errors import (
     ConfigurationError,
     Conflict,
     HubError,
+    InputError,
     NotFound,
     StorageError,
     Throttled,
@@ -105,20 +106,25 @@ async def ensure_hub(
     *,
     default: int = 4,
     lease_store: str | None = None,
+    cap: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HubInfo:
     """A ready hub: read if it is there, else made (or its creation finished) with ``partitions``, else ``default``.
 
+    :param cap: that will be ordered for every worker.
     :raises HubError: as :func:`create_hub`.
+    :raises InputError: for a cap above the number of partitions (T04), before anything is made.
     """
     info = await _hub_row(store, names)
     if info is not None:
         _check(info, names, partitions, lease_store)
+        _check_cap(cap, names, info.partitions)
         if info.ready:
             return info
         return await create_hub(store, names, info.partitions, clock=clock)
     found = await _control_queues(store, names)
     count = partitions or len(found) or default
+    _check_cap(cap, names, count)
     return await create_hub(store, names, count, lease_store=lease_store, clock=clock)
 
 
@@ -241,6 +247,14 @@ def _check(info: HubInfo, names: HubNames, partitions: int | None, lease_store: 
         raise HubError(
             f"hub {names.hub!r} has {info.partitions} partitions, not {partitions}: a partition count never changes. "
             f"Set TASKHUB_PARTITIONS={info.partitions}, or use another hub"
+        )
+
+
+def _check_cap(cap: int | None, names: HubNames, partitions: int) -> None:
+    if cap is not None and cap > partitions:
+        raise InputError(
+            f"a cap of {cap} is above the {partitions} partitions of hub {names.hub!r} and caps nothing: give 0 to "
+            f"{partitions}"
         )
 
 
