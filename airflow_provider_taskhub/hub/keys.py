@@ -14,6 +14,10 @@ _UNFIT = re.compile(r"[\^\\\x00-\x1f\x7f-\x9f]|(?:^|/|\.)(?:/|$)")
 """Ids that are escaped in the names of message blobs too: control characters, backslashes, segments that are empty or
 end in a dot, which no blob name carries unchanged, and ``^``, so that no two instances share a folder."""
 
+QUARANTINE_FOLDER = "^quarantine"
+"""First part of the names of what is kept in quarantine: no escaped id has a ``^`` before an ASCII letter, no
+raw one any."""
+
 
 @lru_cache(maxsize=1024)  # asked for with every row of an episode
 def escape(instance_id: str) -> str:
@@ -63,3 +67,11 @@ def blob_prefixes(instance_id: str) -> tuple[str, ...]:
 def owns(instance_id: str, blob: str) -> bool:
     """Whether a payload blob is this instance's: ``job1`` owns nothing of ``job10`` or ``job1/part`` (K30)."""
     return any(blob.startswith(prefix) and "/" not in blob[len(prefix) :] for prefix in blob_prefixes(instance_id))
+
+
+def owner_of(blob: str) -> str | None:
+    """The instance whose payload blob this is by its name; None: of no instance."""
+    folder, slash, _ = blob.rpartition("/")
+    key = folder[:-1] if folder.endswith(".^") else folder
+    instance_id = unescape(key) if "^" in folder else folder
+    return instance_id if slash and owns(instance_id, blob) else None

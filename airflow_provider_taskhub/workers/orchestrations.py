@@ -567,7 +567,7 @@ class Orchestrations:
         """
         for held in running.batch:
             item = quarantine.of_held(held, cause, stuck=running.execution_id)
-            await store.commit(quarantine.unit(self._hub.names, item, held.deletion()))
+            await quarantine.keep(store, self._hub.names, item, held.deletion())
 
     # running
 

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.hub.keys import (
+    QUARANTINE_FOLDER,
     blob_prefixes,
     escape,
     history_folder,
     message_folder,
+    owner_of,
     owns,
     unescape,
 )
@@ -144,7 +146,16 @@ def test_no_instance_owns_anothers_blobs(one: str, other: str) -> None:
     for folder in (message_folder(other), history_folder(other)):
         blob = f"{folder}/message-56495726e33241b4a00560544723ab6f-EventRaised.json.gz"
         assert owns(other, blob)
+        assert owner_of(blob) == other
         assert owns(one, blob) == (one == other)
+
+
+@pytest.mark.rows("K30", "K42")
+@given(ids | awkward)
+def test_no_instance_owns_what_is_in_quarantine(instance_id: str) -> None:
+    for prefix in blob_prefixes(instance_id):
+        assert not prefix.startswith(f"{QUARANTINE_FOLDER}/")
+    assert owner_of(f"{QUARANTINE_FOLDER}/hub-control-00/m-text.json.gz") is None
 
 
 @pytest.mark.rows("K30")

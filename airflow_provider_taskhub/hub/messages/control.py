@@ -289,7 +289,7 @@ class Reader:
         known = {"instance_id": item.instance_id} if item.instance_id else {}
         log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause, **known)
         try:
-            await self._store.commit(quarantine.unit(self._names, item, deletion))
+            await quarantine.keep(self._store, self._names, item, deletion)
         except StorageError as error:
             log.warning("quarantine_failed", message_id=item.message_id, error=str(error))
             return False

@@ -3,6 +3,8 @@
 An instance whose orchestrator does not come to an end is in quarantine as a whole: its messages are kept here as
 *stuck*, with the generation that is. Whoever serves its partition leaves that generation alone, and adds what comes for
 it, until one of these messages is put back: then all of them are (DESIGN §9).
+
+What a spilled message has in its blob is copied into a folder that no instance's purge comes near (K30).
 """
 
 from __future__ import annotations
@@ -14,9 +16,18 @@ from uuid import uuid5
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.identity import NAMESPACE
-from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.messages.envelope import MessageError, decode, encode
+from airflow_provider_taskhub.hub.keys import QUARANTINE_FOLDER, escape, owner_of
+from airflow_provider_taskhub.hub.messages.envelope import (
+    Envelope,
+    MessageError,
+    blob_of,
+    decode,
+    encode,
+    spill,
+    unspill,
+)
 from airflow_provider_taskhub.hub.messages.held import ACTION_UUID, Held
 from airflow_provider_taskhub.storage.primitives import (
     And,
@@ -50,6 +61,7 @@ class Quarantined:
     :param text: the message as it was in the queue; "" when it was not asked for.
     :param stuck: the execution id of an instance that is in quarantine with this message; None: only the message is.
     :param since: the storage service's time of the row; None in writes. :param etag: of the row.
+    :param blobs: where the text, and what a spilled message had in its blob, are kept; "" for neither. None in writes.
     """
 
     queue: str
@@ -62,13 +74,24 @@ class Quarantined:
     stuck: str | None = None
     since: Timestamp | None = None
     etag: str = ""
+    blobs: tuple[str, str] = ("", "")
 
 
-def unit(names: HubNames, item: Quarantined, deletion: DeleteMessage) -> Unit:
-    """Keep, then delete: in that order, so that nothing is lost between."""
+async def keep(store: Store, names: HubNames, item: Quarantined, deletion: DeleteMessage) -> None:
+    """Keep, then delete: in that order, so that nothing is lost between.
+
+    :raises StorageError: the message is then still in its queue.
+    """
+    name, spilled = _spilled(item.text), None
+    if name:
+        blob = await store.get_blob(names.large_messages, name)
+        if blob is not None:
+            spilled = PutBlob(container=names.large_messages, name=_blob_name(item, "spilled"), data=blob.data)
+        elif name not in item.cause:
+            item = replace(item, cause=f"{item.cause}; its payload is lost: blob {name!r} does not exist")
     data = compress(item.text)
+    text = PutBlob(container=names.large_messages, name=_blob_name(item, "text"), data=data)
     inline = len(data) <= INLINE_BYTES
-    blob = _blob_name(item)
     entity = Entity(
         partition_key=item.queue,
         row_key=item.message_id,
@@ -79,16 +102,19 @@ def unit(names: HubNames, item: Quarantined, deletion: DeleteMessage) -> Unit:
             "DequeueCount": item.dequeue_count,
             "Stuck": item.stuck,
             "Body": data if inline else None,
-            "BodyBlobName": None if inline else blob,
+            "BodyBlobName": None if inline else text.name,
+            "SpilledBlobName": None if spilled is None else spilled.name,
         },
     )
     row = RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=entity)
-    keep = () if inline else (PutBlob(container=names.large_messages, name=blob, data=data),)
-    return Unit(
-        steps=(
-            Step(name="payloads", operations=keep),
-            Step(name="quarantine", operations=(Transact(table=names.quarantine, rows=(row,)),)),
-            Step(name="delete", operations=(deletion,)),
+    payloads = (*(() if inline else (text,)), *(() if spilled is None else (spilled,)))
+    await store.commit(
+        Unit(
+            steps=(
+                Step(name="payloads", operations=payloads),
+                Step(name="quarantine", operations=(Transact(table=names.quarantine, rows=(row,)),)),
+                Step(name="delete", operations=(deletion,)),
+            )
         )
     )
 
@@ -169,17 +195,27 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
     """Into its queue again, as if it were new: its failures are forgotten. Of a stuck instance all messages go.
 
     :param item: as just found. :raises Conflict: when somebody else has put it back or dropped it since.
-    :raises NotFound: as well.
+    :raises NotFound: as well. :raises InputError: when what was kept of it is gone.
     """
-    marked = [(item, await _mark(store, names, item))]  # of two at a time one goes on
+    together = []
     if item.stuck is not None:
         for other in await listing(store, names, instance_id=item.instance_id):
             if other.stuck is not None and other.queue == item.queue and other.message_id != item.message_id:
-                with suppress(Conflict, NotFound):
-                    marked.append((other, await _mark(store, names, other)))
+                together.append(other)
+    for one in (item, *together):
+        if not one.text:
+            raise InputError(f"the text of message {one.message_id} is gone, blob {one.blobs[0]!r}: drop that message")
+    marked = [(item, await _mark(store, names, item))]  # of two at a time one goes on
+    for other in together:
+        with suppress(Conflict, NotFound):
+            marked.append((other, await _mark(store, names, other)))
     for one, etag in sorted(marked, key=lambda pair: pair[0].inserted):
-        again = PutMessage(queue=one.queue, text=_afresh(one))
-        await store.commit(Unit(steps=(Step(name="again", operations=(again,)), *_removal(names, one, etag))))
+        text, payload = await _afresh(store, names, one)
+        steps = (
+            Step(name="payloads", operations=() if payload is None else (payload,)),
+            Step(name="again", operations=(PutMessage(queue=one.queue, text=text),)),
+        )
+        await store.commit(Unit(steps=(*steps, *_removal(names, one, etag))))
 
 
 async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
@@ -191,36 +227,59 @@ async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
 
 
 async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
-    """For ever. Parameters and errors as in :func:`put_back`."""
-    await store.commit(Unit(steps=_removal(names, item, item.etag)))
+    """For ever, with all that is kept of it. Parameters and errors as in :func:`put_back`, but for what is gone.
+
+    The blob that the message itself was spilled to goes with its instance; where there is none, with this.
+    """
+    name = _spilled(item.text)
+    owner = owner_of(name)
+    orphan = owner is not None and await store.get(names.instances, escape(owner), "") is None
+    await store.commit(Unit(steps=_removal(names, item, item.etag, name if orphan else "")))
 
 
-def _removal(names: HubNames, item: Quarantined, etag: str) -> tuple[Step, ...]:
+def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") -> tuple[Step, ...]:
     row = Entity(partition_key=item.queue, row_key=item.message_id)
     gone = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.DELETE, entity=row, etag=etag),))
-    blob = DeleteBlob(container=names.large_messages, name=_blob_name(item))
-    inline = len(compress(item.text)) <= INLINE_BYTES
-    return Step(name="row", operations=(gone,)), Step(name="body", operations=() if inline else (blob,))
+    blobs = tuple(DeleteBlob(container=names.large_messages, name=name) for name in (*item.blobs, orphan) if name)
+    return Step(name="row", operations=(gone,)), Step(name="body", operations=blobs)
 
 
-def _afresh(item: Quarantined) -> str:
-    """The message without its counts, known by what it was if it is put back twice; nonsense goes back as it is."""
+async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str, PutBlob | None]:
+    """The message without its counts, known by what it was if it is put back twice; nonsense goes back as it is.
+
+    :returns: its text, and the blob to write before it.
+    """
+    name = _spilled(item.text)
+    blob = await store.get_blob(names.large_messages, item.blobs[1]) if item.blobs[1] else None
     try:
         envelope = decode(item.text)
-    except MessageError:
-        return item.text
+        if blob is not None:
+            envelope = unspill(envelope, decompress(blob.data))
+    except (MessageError, OSError, ValueError, EOFError):
+        as_it_was = None if blob is None else PutBlob(container=names.large_messages, name=name, data=blob.data)
+        return item.text, as_it_was
     message = envelope.message
     if message is not None and isinstance(message.event, ExecutionStarted):  # much may have happened to its row
         event = replace(message.event, taskhub_row_etag=None)
         envelope = replace(envelope, message=replace(message, event=event))
-    name = envelope.activity_id
-    if name.version != ACTION_UUID:
-        name = uuid5(NAMESPACE, f"quarantine {item.message_id}")
-    return encode(replace(envelope, activity_id=name, failures=0, deliveries=0))
+    known = envelope.activity_id
+    if known.version != ACTION_UUID:
+        known = uuid5(NAMESPACE, f"quarantine {item.message_id}")
+    fresh = replace(envelope, activity_id=known, failures=0, deliveries=0)
+    return spill(fresh if message is None else replace(fresh, blob_name=None), names.large_messages)
 
 
-def _blob_name(item: Quarantined) -> str:
-    return f"quarantine/{item.queue}/{item.message_id}.json.gz"
+def _spilled(text: str) -> str:
+    """Name of the blob that a message was spilled to; "" when it is all in its text."""
+    try:
+        envelope: Envelope = decode(text)
+    except MessageError:
+        return ""
+    return blob_of(envelope) or ""
+
+
+def _blob_name(item: Quarantined, what: str) -> str:
+    return f"{QUARANTINE_FOLDER}/{item.queue}/{item.message_id}-{what}.json.gz"
 
 
 async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) -> Quarantined:
@@ -241,4 +300,5 @@ async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) 
         stuck=str(stuck) if stuck else None,
         since=entity.timestamp,
         etag=entity.etag,
+        blobs=(str(columns.get("BodyBlobName") or ""), str(columns.get("SpilledBlobName") or "")),
     )
