@@ -6,6 +6,7 @@
     ├── ConfigurationError          a setting, name or file that cannot work; says the way out
     │   └── HubError                the hub is missing, not ready, newer, or another one than asked for
     ├── InputError                  a value that does not fit its annotation or is not JSON
+    │   └── PartitionNotFound       a number that is no partition of the hub
     ├── InstanceExists              a start was refused because the id is taken
     ├── InstanceNotFound
     ├── UnknownOrchestrator, UnknownActivity
@@ -44,6 +45,10 @@ class HubError(ConfigurationError):
 
 class InputError(TaskHubError):
     """A value that does not fit its annotation, or that JSON cannot express."""
+
+
+class PartitionNotFound(InputError):
+    """The hub has no partition of this number."""
 
 
 class InstanceExists(TaskHubError):

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.errors import (
     InputError,
     InstanceExists,
     InstanceNotFound,
+    PartitionNotFound,
     PayloadTooLarge,
     StorageError,
     TaskHubError,
@@ -120,7 +121,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; TaskHub's errors become one line and an exit code."""
     try:
         return asyncio.run(work)
-    except InstanceNotFound as error:
+    except (InstanceNotFound, PartitionNotFound) as error:
         fail(str(error), Exit.NOT_FOUND)
     except InstanceExists as error:
         fail(str(error), Exit.EXISTS)

@@ -18,7 +18,10 @@ from airflow_provider_taskhub.hub.partitions.steering import Steering
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Look at partitions, and order who may serve them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at partitions, and order who may serve them. Exit status 3: the hub has no partition of that number.",
+)
 
 
 def _once(given: list[T] | None) -> list[T] | None:

@@ -81,13 +81,27 @@ def test_create_and_show() -> None:
         (number, None, "new") for number in range(4)
     ]
     assert as_json("show", "2")[0]["partition"] == 2
-    taskhub("show", "9", code=3)
     assert as_json("show", "--by-node") == [
         {"owner": "nobody", "partitions": [0, 1, 2, 3], "states": {"new": 4}, "load": 0}
     ]
     assert as_json("show", "--node", "etl") == []
     assert "nobody" in taskhub("show")
     assert "0 1 2 3" in taskhub("show", "--by-node")
+
+
+def test_a_number_that_is_no_partition_is_exit_status_3_everywhere_and_nothing_is_ordered() -> None:
+    taskhub("create")
+    assert "no partition 4" in taskhub("show", "4", code=3)
+    for order in (
+        ("kick", "4", "--prohibit", "a"),
+        ("prohibit", "0", "4", "--node", "a"),
+        ("allow", "0", "4"),
+        ("offline", "0", "4"),
+        ("online", "0", "4"),
+    ):
+        assert "hub 'TaskHub' has partitions 0 to 3, not 4" in taskhub(*order, code=3)
+    assert as_json("controls") == []
+    assert "Exit status 3: the hub has no partition of that number" in " ".join(taskhub("--help").split())
 
 
 @pytest.mark.rows("T05", "T73")
@@ -146,7 +160,6 @@ def test_orders_are_given_listed_and_lifted() -> None:
     assert as_json("undrain-node", "@node9")["lifted"] is True
     assert as_json("controls") == []
     assert "no orders in force" in taskhub("controls")
-    taskhub("offline", "4", code=2)
     taskhub("cap", code=2)
     taskhub("cap", "5", code=2)
     assert as_json("kick", "0") == {"partition": 0, "kicked": None, "prohibited": []}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from getpass import getuser
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.errors import Conflict, HubError, InputError
+from airflow_provider_taskhub.errors import Conflict, HubError, InputError, PartitionNotFound
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames, Ownership, OwnerState
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
@@ -175,12 +175,12 @@ class Steering:
         return Control(kind=kind, partition=partition, node=node, by=self._by, at=self._clock.utc_now(), reason=reason)
 
     async def _checked(self, partitions: Iterable[int]) -> tuple[int, ...]:
-        """:raises InputError: for a partition that the hub does not have."""
+        """:raises PartitionNotFound: before anything is ordered."""
         count = (await read_hub(self._store, self._names)).partitions
         numbers = tuple(dict.fromkeys(partitions))
         for number in numbers:
             if not 0 <= number < count:
-                raise InputError(f"hub {self._names.hub!r} has partitions 0 to {count - 1}, not {number}")
+                raise PartitionNotFound(f"hub {self._names.hub!r} has partitions 0 to {count - 1}, not {number}")
         return numbers
 
     # marks
