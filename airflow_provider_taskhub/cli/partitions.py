@@ -435,8 +435,9 @@ def check(
 ) -> None:
     """Exit status 1 when a partition has no lease row or nobody alive to serve it, or too few workers live.
 
-    Takes up to 1.5 renewal intervals, at most two minutes: who does not renew in that time counts as dead. Lists the
-    orders in force, too.
+    Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: who does
+    not by then counts as dead. Ends after two minutes: who renews more seldom than that is not called dead, and
+    its partitions are reported as those of one that may live or not. Lists the orders in force, too.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """

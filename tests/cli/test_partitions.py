@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
 from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
@@ -177,6 +178,16 @@ def test_monitors_get_exit_codes() -> None:
     assert len(found["controls"]) == 4
     assert as_json("check", "--min-nodes", "0")["problems"] == []
     assert "all is well" in taskhub("check", "--min-nodes", "0")
+
+
+def test_the_help_of_a_check_says_how_long_it_looks() -> None:
+    """That it does so is shown with the checks themselves, in virtual time."""
+    told = " ".join(taskhub("check", "--help").split())
+    assert (
+        f"until every worker and every owner has renewed, at most {PATIENCE:g} renewal intervals of the slowest" in told
+    )
+    assert PROOF == 120
+    assert "Ends after two minutes: who renews more seldom than that is not called dead" in told
 
 
 @pytest.mark.rows("T54", "T70")
