@@ -59,7 +59,7 @@ check: .venv/.test ## lint, format, types and layers
 	@$(BIN)/lint-imports --config setup.cfg
 
 .PHONY: rows
-rows: .venv/.test ## which rows of the specification have tests, and which have none
+rows: .venv/.test ## which rows of the specification have tests, which have none, which are met otherwise
 	@$(BIN)/python -m tests.rows
 
 .PHONY: simulate

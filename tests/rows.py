@@ -1,4 +1,4 @@
-"""``make rows``: which rows of the specification have a test, and which have none.
+"""``make rows``: which rows of the specification have a test, which have none, and which are met otherwise.
 
 ``rows.txt`` holds one row a line: its id, what must hold, and where the statement comes from. K: the DurableTask task
 hub; T: the table partitioning service; E: the event-processor partition manager; D: the workflow engine. A test names
@@ -14,6 +14,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KINDS = {"K": "task hub", "T": "table partitioning", "E": "event processor", "D": "workflow engine"}
+
+DEVIATIONS = {
+    "E67": "strictly one after another by instance, not by partition: a slow instance holds up nobody else",
+    "E80": "no callback takes errors, their records do; those that are a partition's name it",
+    "E81": "shown on the embedded store: Azurite tells tables by case, which Azure does not",
+    "T68": "one partition in eight may move a third time: nothing tells the balance who will be restarted next",
+}
+"""Rows whose tests show something else than they say: what holds instead, and why."""
 
 
 def statements(path: Path = HERE / "rows.txt") -> dict[str, str]:
@@ -50,7 +58,7 @@ def _is_rows(function: ast.expr) -> bool:
 
 
 def report(rows: Mapping[str, str], tests: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The lines to print: rows with tests, rows without, counts by kind."""
+    """The lines to print: rows with tests, rows without, rows met otherwise, counts by kind."""
     yield "Rows with tests"
     for row in rows:
         if row in tests:
@@ -59,6 +67,10 @@ def report(rows: Mapping[str, str], tests: Mapping[str, Sequence[str]]) -> Itera
     for row, text in rows.items():
         if row not in tests:
             yield f"  {row:<5} {text if len(text) <= 110 else text[:109] + '…'}"
+    yield "\nRows met otherwise on purpose"
+    for row, instead in DEVIATIONS.items():
+        if row in rows:
+            yield f"  {row:<5} {instead}"
     yield ""
     for kind, title in KINDS.items():
         mine = [row for row in rows if row[0] == kind]

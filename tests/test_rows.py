@@ -43,6 +43,20 @@ def test_report_counts_both_sides() -> None:
     ]
 
 
+def test_rows_met_otherwise_are_listed_and_each_exists_and_is_tested() -> None:
+    known, tested = rows.statements(), rows.cited()
+    assert [row for row in rows.DEVIATIONS if row not in known or row not in tested] == []
+    lines = list(rows.report(known, tested))
+    told = lines[lines.index("\nRows met otherwise on purpose") + 1 :]
+    assert told[: len(rows.DEVIATIONS)] == [f"  {row:<5} {instead}" for row, instead in rows.DEVIATIONS.items()]
+
+
+def test_a_test_that_shows_something_else_on_purpose_is_listed() -> None:
+    texts = (path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    said = {row for text in texts for row in re.findall(r"Not as ([KTED]\d+) says, on purpose", text)}
+    assert {"E67", "E80", "T68"} <= said <= rows.DEVIATIONS.keys()
+
+
 def test_every_row_that_a_test_names_exists() -> None:
     known = rows.statements()
     assert {row: places for row, places in rows.cited().items() if row not in known} == {}
