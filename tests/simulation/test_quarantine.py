@@ -14,12 +14,15 @@ import pytest
 
 from airflow_provider_taskhub.app import OrchestrationContext
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionStarted,
+    HistoryEvent,
     OrchestrationInstance,
     Status,
     TaskCompleted,
+    TaskScheduled,
 )
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import InputError, Unavailable
@@ -27,7 +30,7 @@ from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import decode_message
-from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, encode
+from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage, encode
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
@@ -38,6 +41,8 @@ from airflow_provider_taskhub.workers.commit import Committer
 from airflow_provider_taskhub.workers.episodes import Running
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
+
+NOW = Timestamp.parse("2026-01-01T00:00:00Z")
 
 
 def play(drive: Callable[[World], Awaitable[Any]]) -> Any:
@@ -217,6 +222,39 @@ def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bo
         return tries
 
     assert play(drive) == [4, 8]
+
+
+@pytest.mark.rows("K42")
+@pytest.mark.parametrize(
+    ("event", "instance_id", "work_items", "cause"),
+    [
+        (EventRaised(timestamp=NOW, name="add", input="1"), "one", True, "a EventRaised in the work-item queue"),
+        (
+            ExecutionStarted(timestamp=NOW, instance=OrchestrationInstance(instance_id="one"), name="plod"),
+            "one",
+            True,
+            "a ExecutionStarted in the work-item queue",
+        ),
+        (EventRaised(timestamp=NOW, name="add", input="1"), "x" * 2_000, False, "no instance can have its id"),
+        (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "x" * 2_000, True, "no instance can have its id"),
+        (EventRaised(timestamp=NOW, name="add", input="1"), "", False, "no instance can have its id"),
+    ],
+)
+def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
+    event: HistoryEvent, instance_id: str, work_items: bool, cause: str
+) -> None:
+    async def drive(world: World) -> Any:
+        names = world.client.hub.names
+        message = TaskMessage(event=event, instance=OrchestrationInstance(instance_id=instance_id, execution_id="0"))
+        queue = names.work_items if work_items else names.control(0)
+        text = encode(Envelope(activity_id=NO_ACTIVITY, message=message))
+        await world.store.execute(PutMessage(queue=queue, text=text))
+        await world.clock.sleep(5.0)
+        (kept,) = await world.client.quarantined()
+        assert cause in kept.cause
+        return kept.queue == queue, kept.text == text, kept.dequeue_count
+
+    assert play(drive) == (True, True, 1)
 
 
 @pytest.mark.rows("K42", "K30")

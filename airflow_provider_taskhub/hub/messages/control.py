@@ -15,13 +15,15 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.errors import LeaseLost, NotFound, StorageError, Throttled
+from airflow_provider_taskhub.errors import InputError, LeaseLost, NotFound, StorageError, Throttled
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
+from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit, breather
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
+from airflow_provider_taskhub.storage.rules import check_key
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +36,8 @@ _WRAPPED = '"TaskMessage":null'
 async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
     """A received message with its spilled payload fetched.
 
-    :raises MessageError: when it cannot be decoded, or its blob is gone. :raises StorageError: when the blob cannot be
-        read now; the message is then given back, not judged.
+    :raises MessageError: when it cannot be decoded, its blob is gone, or no instance can have its id.
+    :raises StorageError: when the blob cannot be read now; the message is then given back, not judged.
     """
     envelope = decode(message.text)
     name = blob_of(envelope)
@@ -48,6 +50,14 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
         except (OSError, ValueError, EOFError) as error:
             raise MessageError(f"its payload blob {name!r} is not gzip of UTF-8: {error}") from error
         envelope = unspill(envelope, text)
+    assert envelope.message is not None
+    instance_id = envelope.message.instance.instance_id
+    try:  # no table can be asked for what is no key; a .NET client's ids may be longer than ours
+        check_key("its PartitionKey", escape(instance_id))
+    except InputError as error:
+        raise MessageError(f"no instance can have its id: {error}") from error
+    if not instance_id:
+        raise MessageError("no instance can have its id: it is empty")
     return Held(
         queue=queue,
         envelope=envelope,
