@@ -111,6 +111,7 @@ def start(
     instance_id: Annotated[str | None, typer.Option("--id", help="Instance id; else a new one.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeats.")] = None,
     at: Annotated[str | None, typer.Option("--at", help="Not before this time, ISO 8601; UTC without a zone.")] = None,
+    version: Annotated[str, typer.Option(help="Goes on only on a worker whose app declares it compatible.")] = "",
     policy: Annotated[StartPolicy, typer.Option(help="What to do when the id is taken.")] = StartPolicy.REFUSE,
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     hub: HubName = None,
@@ -119,6 +120,8 @@ def start(
     """Start an instance; its id is printed.
 
     Example: taskhub instances start flights_delays --input '{"year": 2013}' --wait
+
+    Example: taskhub instances start flights_delays --version 3
     """
 
     async def work(client: Client) -> InstanceState:
@@ -126,6 +129,7 @@ def start(
             orchestrator,
             _value(input, "--input"),
             instance_id=instance_id,
+            version=version,
             tags=_tags(tag),
             start_at=_time(at, "--at"),
             policy=policy,

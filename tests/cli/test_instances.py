@@ -1,0 +1,84 @@
+"""``taskhub instances …`` on an embedded hub without a worker: what is sent, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from airflow_provider_taskhub.cli.main import app
+from airflow_provider_taskhub.cli.output import Exit
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
+    monkeypatch.setenv("TASKHUB_CONNECTION", f"sqlite:///{tmp_path}/hub.db")
+    assert CliRunner().invoke(app, ["hub", "create"]).exit_code == Exit.OK
+    return tmp_path / "hub.db"
+
+
+def taskhub(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["instances", *arguments])
+
+
+def as_json(*arguments: str) -> Any:
+    result = taskhub(*arguments, "--json")
+    assert result.exit_code == Exit.OK, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.rows("K50")
+def test_an_instance_is_started_with_a_version() -> None:
+    as_json("start", "flights", "--id", "new", "--version", "3")
+    as_json("start", "flights", "--id", "old")
+    listed = as_json("list")["instances"]
+    assert {row["instance_id"]: row["version"] for row in listed} == {"new": "3", "old": ""}
+    assert "start flights_delays --version 3" in " ".join(taskhub("start", "--help").output.split())
+
+
+async def ended(path: Path, *instance_ids: str) -> None:
+    async with SqliteStore(path) as store:
+        for instance_id in instance_ids:
+            row = Entity(partition_key=instance_id, row_key="", properties={"RuntimeStatus": "Completed"})
+            merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
+            await store.execute(Transact(table=HubNames("TaskHub").instances, rows=(merge,)))
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_a_purge_that_fails_in_part_names_what_is_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    for instance_id in ("a", "b", "c"):
+        as_json("start", "flights", "--id", instance_id)
+    asyncio.run(ended(path, "a", "b", "c"))
+    real = Client.purge
+
+    async def purge(client: Client, instance_id: str) -> bool:
+        if instance_id == "b":
+            raise Unavailable("the store said nothing")
+        return await real(client, instance_id)
+
+    monkeypatch.setattr(Client, "purge", purge)
+    result = taskhub("purge", "--all", "--yes", *form)
+    assert result.exit_code == Exit.UNAVAILABLE, result.output
+    assert "'b' cannot be purged: the store said nothing" in result.stderr
+    if form:
+        assert json.loads(result.stdout) == {
+            "purged": 2,
+            "complete": False,
+            "failed": {"b": "the store said nothing"},
+        }
+    else:
+        assert "2 purged, more are left" in result.stdout
+    assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b"]
