@@ -80,6 +80,7 @@ async def lease_of(hub: World) -> Any:
 
 async def served_by(hub: World, machine: Machine) -> None:
     while not machine.owner.tenures:  # told by polling, as a person would look
+        assert machine.owning is None or not machine.owning.done(), f"{machine.name} has ended: {machine.owning}"
         await hub.clock.sleep(0.1)
 
 
