@@ -416,7 +416,7 @@ class Orchestrations:
                 message_id=held.message_id,
                 reason=reason,
             )
-        if found.stale and live.past and live.ending is None:
+        if found.stale and live.past:
             await self._repair(session, live, [held for held, _ in found.stale])
         for held in found.cancel:
             judged = await self._cancel_start(session, held)

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
     TaskCompleted,
+    TaskScheduled,
     TimerFired,
 )
 from airflow_provider_taskhub.errors import InstanceExists
@@ -448,13 +449,9 @@ def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered
             await hub.client.start(*what, instance_id="one")
             await late.died.wait()
             await late.bury()
-            names, row = hub.client.hub.names, await hub.client.get("one")
-            assert row is not None
-            assert row.status is Status.PENDING
-            event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
-            entity, _ = terminate_row(event, instance_id="one", names=names, now=hub.clock.utc_now(), container_url="")
-            await hub.store.execute(changed(names, entity, row.etag))
+            await _reported_as_ended(hub)
             if not redelivered:
+                names = hub.client.hub.names
                 await hub.clock.sleep(60.0)
                 (start,) = await hub.store.receive(names.control(0), limit=32, visibility=timedelta(seconds=1))
                 await hub.store.execute(DeleteMessage(queue=names.control(0), message=start.receipt))
@@ -468,6 +465,51 @@ def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered
             return states["one"][:2], [event.event_type.name for event in await hub.client.history("one")][-2:]
 
     assert simulate(play) == (("Terminated", "enough"), ["ExecutionCompleted", "OrchestratorCompleted"])
+
+
+@pytest.mark.rows("K41")
+def test_a_switch_that_was_cut_off_is_not_made_whole_once_its_instance_was_ended() -> None:
+    """What comes late is the first of several transactions: no more is decided for an instance that is to end."""
+    app = App("late", version="1")
+
+    @app.activity
+    def nothing(number: int) -> None:
+        pass
+
+    @app.orchestrator
+    async def wide(ctx: OrchestrationContext, generation: int) -> None:
+        if generation == 0:
+            ctx.continue_as_new(1)
+        else:
+            await ctx.when_all([ctx.call_activity("nothing", number) for number in range(120)])
+
+    async def scheduled(hub: World) -> int:
+        return sum(isinstance(event, TaskScheduled) for event in await hub.client.history("one"))
+
+    async def play() -> Any:
+        async with World(app, partitions=1) as hub:
+            late = await hub.join("late", death=Death(point="history:1"))
+            await hub.client.start("wide", 0, instance_id="one")
+            await late.died.wait()
+            await late.bury()
+            before = await scheduled(hub)
+            await _reported_as_ended(hub)
+            await hub.join("next")
+            return (await hub.ended()).states["one"][:2], before, await scheduled(hub)
+
+    ended, before, after = simulate(play)
+    assert ended == ("Terminated", "enough")
+    assert 0 < before == after < 120
+
+
+async def _reported_as_ended(hub: World) -> None:
+    """The row of instance ``one`` is written by an owner that saw no history of it."""
+    names, row = hub.client.hub.names, await hub.client.get("one")
+    assert row is not None
+    assert row.status is Status.PENDING
+    event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
+    entity, _ = terminate_row(event, instance_id="one", names=names, now=hub.clock.utc_now(), container_url="")
+    await hub.store.execute(changed(names, entity, row.etag))
 
 
 async def _status(hub: World, instance_id: str) -> Status | None:

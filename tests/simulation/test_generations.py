@@ -43,6 +43,23 @@ async def roll(ctx: OrchestrationContext, text: str) -> str:
     return text
 
 
+@app.orchestrator
+async def child(ctx: OrchestrationContext, run: str) -> str | None:
+    """Its first run ends with much, its second goes on as a generation that waits."""
+    if run == "first":
+        return LARGE
+    if run == "second":
+        ctx.continue_as_new("waiting")
+        return None
+    return await ctx.wait_for_external_event("go", str)
+
+
+@app.orchestrator
+async def parent(ctx: OrchestrationContext) -> str | None:
+    await ctx.call_sub_orchestrator("child", "first", instance_id="one")
+    return await ctx.call_sub_orchestrator("child", "second", instance_id="one")
+
+
 async def length(world: World) -> int:
     """Of the input of the current generation."""
     state = await world.client.get("one")
@@ -136,6 +153,25 @@ def test_whoever_dies_in_a_switch_leaves_nothing_that_is_missed_and_nothing_that
             return await world.store.list_blobs(world.client.hub.names.large_messages)
 
     assert simulate(play) == []
+
+
+@pytest.mark.rows("K47", "K30")
+def test_what_a_childs_row_has_of_its_run_before_outlives_a_switch_of_the_run_after(place: Place) -> None:
+    """As in DurableTask its row keeps the output of the run before: that is not of the generation that is left."""
+
+    async def play() -> Any:
+        async with World(app, place=place) as world:
+            await world.join("one")
+            await world.client.start("parent", instance_id="both")
+            while (state := await world.client.get("one")) is None or state.input != '"waiting"':
+                await world.clock.sleep(0.5)
+            await world.settle()
+            state = await world.client.get("one")
+            assert state is not None
+            await world.client.raise_event("one", "go", "end")
+            return state.output, (await world.wait("both")).output
+
+    assert [json.loads(output) for output in simulate(play)] == [LARGE, "end"]
 
 
 class Late(FaultyStore):
