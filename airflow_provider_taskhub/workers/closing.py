@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,9 +53,15 @@ class _Thread(threading.Thread):
 
 
 class Closer:
-    """Closes what it is given, in turn. Whatever takes a second is left to its thread, and another thread goes on."""
+    """Closes what it is given, in turn. Whatever takes a second is left to its thread, and another thread goes on.
+
+    An orchestrator that swallows even its end is told of by Python, as raw text, when it is let go of: until
+    :meth:`stop` that is a record with the instance's name.
+    """
 
     def __init__(self) -> None:
+        self._unraisable, self._said_before = self._say, sys.unraisablehook
+        sys.unraisablehook = self._unraisable
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread: _Thread | None = None
         self._seen: _Job | None = None
@@ -64,6 +71,19 @@ class Closer:
         self._jobs.put(_Job(instance_id, close))
         if self._thread is None:
             self._begin()
+
+    def _say(self, unraisable: sys.UnraisableHookArgs) -> None:
+        thread = threading.current_thread()
+        job = thread.job if isinstance(thread, _Thread) else None
+        if job is None:  # not of an orchestrator: as ever
+            self._said_before(unraisable)
+            return
+        log.warning(
+            "orchestrator_goes_on",
+            instance_id=job.instance_id,
+            error=repr(unraisable.exc_value),
+            hint="it was put aside: let GeneratorExit pass, e.g. by `except Exception` instead of a bare `except`",
+        )
 
     def _begin(self) -> None:
         thread = _Thread(self._jobs)
@@ -106,7 +126,10 @@ class Closer:
         the thread that ends the process."""
         done = threading.Event()
         self("", done.set)
-        if done.wait(LAST_CALLS):
+        ended = done.wait(LAST_CALLS)
+        if sys.unraisablehook == self._unraisable:
+            sys.unraisablehook = self._said_before
+        if ended:
             return
         with suppress(queue.Empty):
             while True:

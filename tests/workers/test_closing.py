@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -37,8 +39,12 @@ def waiting(tidy: Callable[[], object]) -> Driver:
         finally:
             tidy()
 
+    return started(waits)
+
+
+def started(function: Callable[[], object]) -> Driver:
     driver = Driver("waits")
-    driver.start(waits())
+    driver.start(function())
     return driver
 
 
@@ -62,6 +68,52 @@ def test_an_error_while_closing_ends_nothing(closer: Closer, error: type[BaseExc
     closer("one", fails)
     closer("two", over.set)
     assert over.wait(60)
+
+
+def test_an_orchestrator_that_swallows_its_end_is_a_record_and_no_raw_text(
+    closer: Closer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw: list[object] = []
+    monkeypatch.setattr(closer, "_said_before", raw.append)
+
+    async def swallows() -> None:
+        while True:
+            with suppress(BaseException):
+                await Task[None]()
+
+    def generates() -> Generator[Task[None], None, None]:
+        while True:
+            with suppress(BaseException):
+                yield Task[None]()
+
+    over = threading.Event()
+    with capture_logs() as said:
+        closer("the coroutine", started(swallows).close)
+        closer("the generator", started(generates).close)
+        closer("next", over.set)
+        assert over.wait(60)
+    assert [(entry["event"], entry["instance_id"]) for entry in said] == [
+        ("orchestrator_goes_on", "the coroutine"),
+        ("orchestrator_goes_on", "the generator"),
+    ]
+    assert "ignored GeneratorExit" in said[0]["error"]
+    assert raw == []
+
+
+def test_what_else_python_has_to_say_is_said_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raw.append)
+    before = sys.unraisablehook
+    closer = Closer()
+
+    class Bad:
+        def __del__(self) -> None:
+            raise ValueError
+
+    Bad()
+    closer.stop()
+    assert len(raw) == 1
+    assert sys.unraisablehook is before
 
 
 def test_a_finally_that_blocks_is_told_once_and_holds_up_nobody(closer: Closer) -> None:
