@@ -563,11 +563,14 @@ class Orchestrations:
     async def keep_stuck(self, running: Running, cause: str, store: Store) -> None:
         """Bring an instance whose episode does not end into quarantine.
 
-        From another thread, which has a store of its own: this one's loop is what does not come to an end.
+        From another thread, which has a store of its own: this one's loop is what does not come to an end. A terminate
+        stays in its queue: who reads that next finds the instance in quarantine, and ends it without its code. One that
+        is all there is leaves its copy in quarantine, to say so.
         """
-        for held in running.batch:
+        ends = [held for held in running.batch if isinstance(held.message.event, ExecutionTerminated)]
+        for held in [held for held in running.batch if held not in ends] or ends[:1]:
             item = quarantine.of_held(held, cause, stuck=running.execution_id)
-            await quarantine.keep(store, self._hub.names, item, held.deletion())
+            await quarantine.keep(store, self._hub.names, item, None if held in ends else held.deletion())
 
     # running
 

@@ -538,6 +538,42 @@ def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:
     assert play(drive) == (Status.TERMINATED, "[0,1,2,3]", 1)
 
 
+@pytest.mark.rows("K35", "K46")
+@pytest.mark.parametrize("events", [0, 1], ids=["terminate alone", "with an event"])
+def test_the_terminate_that_found_its_code_without_end_ends_it_without_its_code(
+    monkeypatch: pytest.MonkeyPatch, events: int
+) -> None:
+    async def drive(world: World) -> Any:
+        client, names = world.client, world.client.hub.names
+        await client.start("counter", [], instance_id="one")
+        await world.clock.sleep(1.0)
+        state = await client.get("one")
+        assert state is not None
+        machine = world.machines[0]
+        await machine.stop()
+        for number in range(events):
+            await client.raise_event("one", "add", number)
+        await client.terminate("one", "it never ends")
+        queue = names.control(partition_of("one", client.hub.info.partitions))
+        messages = await world.store.receive(queue, limit=2, visibility=timedelta(seconds=30))
+        batch = [await decode_message(world.store, names, queue, message, 0.0) for message in messages]
+        running = Running("one", state.execution_id, batch)
+        await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+
+        def endless(execution: Execution, *arguments: Any, **named: Any) -> Any:
+            raise AssertionError("its code runs")
+
+        monkeypatch.setattr(Execution, "advance", endless)
+        await world.join("two")
+        ended = await world.wait("one")
+        await world.settle()
+        assert not world.defects()
+        kept = await client.quarantined()
+        return ended.status, ended.output, [item.cause for item in kept], await world.store.count(queue)
+
+    assert play(drive) == (Status.TERMINATED, "it never ends", ["it did not end"], 0)
+
+
 @pytest.mark.parametrize("end", [False, True], ids=["put back", "terminated"])
 def test_no_code_of_an_instance_in_quarantine_runs_to_resume_its_switch(
     monkeypatch: pytest.MonkeyPatch, end: bool

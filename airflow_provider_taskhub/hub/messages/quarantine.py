@@ -77,9 +77,10 @@ class Quarantined:
     blobs: tuple[str, str] = ("", "")
 
 
-async def keep(store: Store, names: HubNames, item: Quarantined, deletion: DeleteMessage) -> None:
+async def keep(store: Store, names: HubNames, item: Quarantined, deletion: DeleteMessage | None) -> None:
     """Keep, then delete: in that order, so that nothing is lost between.
 
+    :param deletion: None: the message stays in its queue as well.
     :raises StorageError: the message is then still in its queue.
     """
     name, spilled = _spilled(item.text), None
@@ -113,7 +114,7 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
             steps=(
                 Step(name="payloads", operations=payloads),
                 Step(name="quarantine", operations=(Transact(table=names.quarantine, rows=(row,)),)),
-                Step(name="delete", operations=(deletion,)),
+                Step(name="delete", operations=() if deletion is None else (deletion,)),
             )
         )
     )
