@@ -465,3 +465,11 @@ def test_loads_of_next_to_nothing_move_nothing() -> None:
 def test_the_least_loaded_partitions_move_when_numbers_are_unequal() -> None:
     rows = rows_of(["a", "a", "a", "a"], {0: 9.0, 1: 0.5, 2: 8.0, 3: 0.1})
     assert plan(rows, seats("ab"), "b") == Plan(ask=(3, 1))
+
+
+@pytest.mark.rows("E51")
+def test_who_has_come_back_gets_what_was_its_own_and_not_what_others_once_had() -> None:
+    """Everybody is new to who has just started; who lacks nothing has nothing to come back to."""
+    had = ["b"] * 3 + ["d"] * 3 + [None] * 3
+    rows = [replace(row, back=back) for row, back in zip(rows_of(["a"] * 6 + ["b"] * 3), had, strict=True)]
+    assert plan(rows, seats(["a", "b", "d"]), "d").ask == (3, 4, 5)

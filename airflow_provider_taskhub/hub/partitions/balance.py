@@ -153,11 +153,14 @@ class _Seating:
         self.heirs = {number: self._heir(row) for number, row in self._rows.items()}
         self.of: dict[int, str | None] = {row.partition: self.heirs.get(row.partition) for row in rows}
         self._counts = Counter(heir for heir in self.heirs.values() if heir is not None)
+        targets = shares(len(self._rows), members, self._counts)
+        needy = {member for member, target in targets.items() if self._counts[member] < target}
+        # to who has just started all others are new: only who lacks some has anything to come back to
         self.pool = sorted(
             self._rows.values(),
-            key=lambda row: (self.of[row.partition] is not None, not row.free, row.back is None, row.load),
+            key=lambda row: (self.of[row.partition] is not None, not row.free, row.back not in needy, row.load),
         )
-        self._deal(shares(len(self._rows), members, self._counts))
+        self._deal(targets, needy)
         if any(rules.barred.values()):
             self._level()
         if self._settled():
@@ -186,12 +189,9 @@ class _Seating:
             self._counts[member] += 1
         self.of[partition] = member
 
-    def _deal(self, targets: Mapping[str, int]) -> None:
+    def _deal(self, targets: Mapping[str, int], below: Collection[str]) -> None:
         """The free first, then those of leavers, then what members hold above their share, to those below theirs."""
-        needy = sorted(
-            (member for member, target in targets.items() if self._counts[member] < target),
-            key=lambda member: (self._counts[member] - targets[member], member),
-        )
+        needy = sorted(below, key=lambda member: (self._counts[member] - targets[member], member))
         for row in self.pool:
             heir = self.of[row.partition]
             if heir is not None and self._counts[heir] <= targets[heir]:
