@@ -12,7 +12,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.triggers.outcome import LOG_LINES, failed_log
-from airflow_provider_taskhub.workers.activities import log_name
+from airflow_provider_taskhub.workers.runner import log_name
 from tests.airflow.fake import NOW
 
 ID = "flights/2013"

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.workers.activities import log_name
+from airflow_provider_taskhub.workers.runner import log_name
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Effects, World, simulate
 

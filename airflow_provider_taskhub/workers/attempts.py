@@ -1,0 +1,112 @@
+"""An attempt with a record (DESIGN §9) while it runs: its heartbeats, and what changes its row."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+
+class Superseded(Exception):
+    """The record says that this attempt is not ours any more, or is to be cancelled."""
+
+
+class Attempt:
+    """A claimed record and its newest ETag; heartbeats and progress write it, one at a time."""
+
+    def __init__(self, hub: Hub, times: LeaseTimes, record: ActivityRecord, etag: str) -> None:
+        self.record = record
+        self._hub, self._times, self._etag = hub, times, etag
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
+        """Run with heartbeats. :raises Superseded: when the record was changed by somebody else."""
+
+        def progress(news: ActivityProgress) -> None:
+            self.record = news.onto(self.record)
+            self._changed.set()
+
+        running = asyncio.create_task(runner.run(request, progress=progress))
+        beating = asyncio.create_task(self._beat())
+        try:
+            await asyncio.wait((running, beating), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
+            beating.result()
+            raise AssertionError("a heartbeat ends by raising while its attempt runs")
+        finally:
+            running.cancel()
+            self._ended = True  # a heartbeat under way is waited for: cut off, it would leave us with an old ETag
+            self._changed.set()
+            await asyncio.gather(running, beating, return_exceptions=True)
+
+    async def lose(self, why: str) -> None:
+        """Say that the attempt ended without an outcome, so that the next one need not wait."""
+        self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
+        try:
+            await self._write()
+        except StorageError as error:
+            log.info("record_not_closed", activity=self.record.name, error=str(error))
+
+    def becomes(self, record: ActivityRecord) -> Transact:
+        """What makes it that record, if nobody else has changed it."""
+        return records.update(self._hub.names, record, self._etag)
+
+    async def reclaim(self) -> None:
+        """After a refusal: a write of ours whose answer was lost has changed the ETag, or somebody else has.
+
+        :raises Conflict: when the attempt is no longer running in our name.
+        """
+        record = self.record
+        found = await records.newest(self._hub.store, self._hub.names, record)
+        if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.RUNNING):
+            raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
+        self._etag = found[1].etag
+
+    async def _beat(self) -> None:
+        """Renew the record until the attempt has ended; past the give-up age without an answer the run is ended."""
+        hub, renewed = self._hub, self._hub.clock.monotonic()
+        every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
+        while True:
+            try:
+                await asyncio.wait_for(self._changed.wait(), every)
+                self._changed.clear()
+                if not self._ended:
+                    await hub.clock.sleep(min(0.2, every))  # several changes, one write
+            except TimeoutError:
+                pass
+            if self._ended:
+                return
+            sent = hub.clock.monotonic()
+            try:
+                await self._write()
+                renewed = sent
+            except (Conflict, NotFound) as error:
+                raise Superseded("cancelled or taken over") from error
+            except StorageError as error:
+                log.warning("heartbeat_failed", activity=self.record.name, error=str(error))
+                if hub.clock.monotonic() - renewed > give_up:
+                    raise Superseded("no heartbeat could be written") from error
+                await hub.clock.sleep(min(1.0, every / 4))
+
+    async def _write(self) -> None:
+        try:
+            etags = await self._hub.store.execute(self.becomes(self.record))
+        except Conflict:
+            await self.reclaim()
+            etags = await self._hub.store.execute(self.becomes(self.record))
+        assert isinstance(etags, tuple)
+        self._etag = etags[0]

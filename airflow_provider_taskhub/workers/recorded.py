@@ -1,0 +1,262 @@
+"""Activities with a record (DESIGN §9): claim it, run, record the outcome, respond.
+
+A delivery that finds an outcome only responds again; one that finds a silent worker's attempt takes it over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import TaskScheduled
+from airflow_provider_taskhub.engine.lifecycle import (
+    ActivityHappening,
+    ActivityReaction,
+    ActivityState,
+    react_activity,
+)
+from airflow_provider_taskhub.engine.registry import ActivityDefinition
+from airflow_provider_taskhub.errors import Conflict, InputError, PayloadTooLarge, Throttled, Unavailable
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.control import Reader
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Entity, Step
+from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
+from airflow_provider_taskhub.workers.responses import Responses, refused
+from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name, request_of, traced, warn_of_crash
+
+log = structlog.get_logger(__name__)
+
+SETTLE_PAUSE = 0.2
+"""Seconds between tries to write an outcome."""
+
+
+class Recorded:
+    """Processes one work item of an activity with a record.
+
+    :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
+    :param reader: of the work-item queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        runner: Runner,
+        me: WorkerIdentity,
+        times: LeaseTimes,
+        dead: Callable[[str], bool],
+        reader: Reader,
+        responses: Responses,
+    ) -> None:
+        self._hub, self._runner, self._me, self._times = hub, runner, me, times
+        self._dead, self._reader, self._responses = dead, reader, responses
+
+    async def process(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        crashes = Crashes()
+        while True:
+            attempt = await self._claim(held, event)
+            if attempt is None:
+                return
+            record = attempt.record
+            request = request_of(held, event, definition, attempt=record.attempt, crashes=crashes)
+            try:
+                outcome = await traced(event, request, partial(attempt.run, self._runner))
+            except Superseded as reason:
+                log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
+                await self._cancelled(held, attempt)
+                return
+            except asyncio.CancelledError:
+                await attempt.lose("its worker stopped")
+                raise
+            crashes = crashes.after(outcome)
+            if outcome.crashed and not crashes.too_many:
+                warn_of_crash(request, outcome)
+                await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
+                continue
+            try:
+                await self._record_outcome(held, event, attempt, outcome)
+            except (PayloadTooLarge, InputError) as error:
+                await self._record_outcome(held, event, attempt, refused(event, error))
+            return
+
+    async def _claim(self, held: Held, event: TaskScheduled) -> Attempt | None:
+        """Claim the next attempt's record; None when there is to be none: an earlier one had an outcome, whose response
+        is put again, or the instance was ended."""
+        hub, instance = self._hub, held.message.instance
+        watched: tuple[str, float] | None = None
+        known = held.deliveries > 1  # else the first attempt's claim tells whether there is one
+        while True:
+            found = await records.attempts(hub.store, hub.names, instance, event.event_id) if known else []
+            known = True
+            last = found[-1] if found else None
+            reaction, silent = ActivityReaction.RUN, None
+            if last is not None:
+                record, entity = last
+                state, now = ActivityState(record.state), hub.clock.monotonic()
+                reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
+                if watched is None or watched[0] != entity.etag:
+                    watched = (entity.etag, now)
+                late = now - watched[1] >= self._times.take.total_seconds()
+                if reaction is ActivityReaction.WAIT and (late or self._dead(record.worker)):
+                    reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
+                if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
+                    reaction = ActivityReaction.RUN_NEXT  # it was of an action that is rewound
+            match reaction:
+                case ActivityReaction.REPEAT if last is not None:
+                    await self._again(held, event, *last)
+                    return None
+                case ActivityReaction.DROP:
+                    await self._responses.drop(held, "its instance was ended")
+                    return None
+                case ActivityReaction.CLOSE if last is not None:
+                    with suppress(Conflict):  # its holder is alive after all: look again
+                        await self._close(held, *last)
+                        return None
+                    continue
+                case ActivityReaction.WAIT:
+                    await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
+                    if held.gone:
+                        return None
+                    continue
+            number = last[0].attempt + 1 if last else 1
+            claim = self._new_record(held, event, number)
+            etag = await self._write_claim(claim, silent)
+            if etag is None:
+                continue  # somebody else claimed it: look again
+            if silent is not None:
+                log.warning(
+                    "activity_taken_over",
+                    activity=event.name,
+                    instance_id=instance.instance_id,
+                    task_id=event.event_id,
+                    attempt=number,
+                    before=records.decode(silent).worker,
+                )
+            return Attempt(hub, self._times, claim, etag)
+
+    async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
+        """The claim's ETag; None when somebody else was first.
+
+        :raises Unavailable: when nobody knows whether it was written, and it is not there now.
+        """
+        hub = self._hub
+        try:
+            etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
+        except Conflict:
+            return None
+        except Unavailable:  # read back, never blindly repeated: else we would wait for ourselves to fall silent
+            found = await records.newest(hub.store, hub.names, claim)
+            if found is None or found[0] != claim:
+                raise
+            return found[1].etag
+        assert isinstance(etags, tuple)
+        return etags[0]
+
+    def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
+        instance = held.message.instance
+        return ActivityRecord(
+            instance=instance,
+            task_id=event.event_id,
+            action_id=action_of(held, event),
+            attempt=number,
+            name=event.name,
+            state=RecordState.RUNNING,
+            worker=str(self._me),
+            executor="",
+            claimed=self._hub.clock.utc_now(),
+            log=log_name(instance, event.event_id, number),
+        )
+
+    async def _cancelled(self, held: Held, attempt: Attempt) -> None:
+        """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
+        found = await records.newest(self._hub.store, self._hub.names, attempt.record)
+        state = ActivityState(found[0].state) if found is not None else ActivityState.QUEUED
+        reaction = react_activity(state, ActivityHappening.CONFIRMED).reaction
+        if found is not None and reaction is ActivityReaction.CLOSE:
+            await self._close(held, *found)
+        elif held.gone:
+            self._reader.release([held])
+        else:
+            await self._reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
+        """Nothing of a cancelled attempt runs any more. :raises Conflict: when somebody else has written its record."""
+        ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
+        await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
+        await self._responses.drop(held, "cancelled")
+
+    async def _record_outcome(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, outcome: ActivityOutcome
+    ) -> None:
+        ok = outcome.failure is None
+        ended = replace(
+            attempt.record,
+            state=RecordState.COMPLETED if ok else RecordState.FAILED,
+            ended=self._hub.clock.utc_now(),
+            progress=1.0 if ok and attempt.record.progress is not None else attempt.record.progress,
+            result=outcome.result,
+            failure=outcome.failure,
+        )
+        try:
+            await self._insist(held, event, attempt, ended, outcome)
+        except Conflict:
+            found = await records.newest(self._hub.store, self._hub.names, ended)
+            if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
+                await self._again(held, event, *found)  # written by a try whose answer was lost
+                return
+            try:
+                await attempt.reclaim()
+                await self._insist(held, event, attempt, ended, outcome)
+            except Conflict:
+                log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
+                await self._cancelled(held, attempt)
+
+    async def _insist(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
+    ) -> None:
+        """Settle, again while the store does not answer and nobody may take the attempt over: the activity has run.
+
+        :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
+        """
+        until = self._hub.clock.monotonic() + (self._times.give_up - self._times.renew).total_seconds()
+        while True:
+            try:
+                await self._settle(held, event, attempt, ended, outcome)
+                return
+            except (Unavailable, Throttled) as error:
+                pause = max(SETTLE_PAUSE, getattr(error, "retry_after", 0.0))
+                if self._hub.clock.monotonic() + pause > until:
+                    raise
+                log.info("outcome_unsettled", activity=event.name, attempt=ended.attempt, error=str(error))
+            await self._hub.clock.sleep(pause)
+
+    async def _settle(
+        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
+    ) -> None:
+        blob = records.result_blob(self._hub.names, ended)
+        before = (
+            Step(name="result", operations=(blob,) if blob else ()),
+            Step(name="outcome", operations=(attempt.becomes(ended),)),
+        )
+        await self._responses.respond(held, event, outcome, before=before)
+
+    async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+        """An outcome is recorded: only the response is put again."""
+        result = await records.result_of(self._hub.store, self._hub.names, entity)
+        await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
+
+
+def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
+    """Whether an attempt is of this decision: after a rewind the same number is decided anew (K46)."""
+    return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

@@ -1,0 +1,159 @@
+"""What ends a work item: the response to its instance, durable or in the hands of an episode; or nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    HistoryEvent,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+)
+from airflow_provider_taskhub.engine.failures import message_of
+from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.control import Reader
+from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
+from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
+from airflow_provider_taskhub.hub.messages.outbound import claimed
+from airflow_provider_taskhub.storage.primitives import Step, Unit
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome
+
+log = structlog.get_logger(__name__)
+
+
+class Responses:
+    """Responds, and settles the work item with that.
+
+    :param reader: of the work-item queue. :param leave: frees the slot of a work item.
+    :param claims, adopt: claims and hands over responses to partitions that this worker serves.
+    :param offer: gives a response to its session; False: this worker does not serve it.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        reader: Reader,
+        *,
+        leave: Callable[[Held], None],
+        claims: Callable[[str], tuple[int, timedelta]],
+        adopt: Callable[[Sequence[Held]], None],
+        offer: Callable[[Offered], bool],
+    ) -> None:
+        self._hub, self._reader = hub, reader
+        self._leave, self._claims, self._adopt, self._offer = leave, claims, adopt, offer
+
+    async def respond_or_fail(
+        self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
+    ) -> None:
+        """Respond; where no store takes the response, respond with that."""
+        try:
+            await self.respond(held, event, outcome, cheap=cheap)
+        except (PayloadTooLarge, InputError) as error:
+            await self.respond(held, event, refused(event, error))
+
+    async def respond(
+        self,
+        held: Held,
+        event: TaskScheduled,
+        outcome: ActivityOutcome,
+        *,
+        before: tuple[Step, ...] = (),
+        cheap: bool = True,
+    ) -> None:
+        """Give the response to the session of the instance, if it is ours; else put it, and delete the work item.
+
+        :param before: what records the outcome. :param cheap: nothing much is lost if it must be found again.
+        """
+        self._leave(held)
+        answer, target = answer_of(event, outcome, self._hub.clock.utc_now()), held.message.instance
+        queue = self._hub.queue_of(target.instance_id)
+        if cheap:
+            if before:
+                await self._hub.store.commit(Unit(steps=before))
+                before = ()
+            if await self._offered(held, answer, queue):
+                self._reader.release([held])
+                return
+        room, claim = self._claims(queue)
+        response = self._hub.mail(
+            answer,
+            target,
+            sender=target,
+            episode=-1 if held.envelope.episode is None else held.envelope.episode,
+            claim=claim if room > 0 else None,
+        )
+        blobs = (response.blob,) if response.blob is not None else ()
+        steps = (
+            *before,
+            Step(name="payloads", operations=blobs),
+            Step(name="response", operations=(response.put(),)),
+            Step(name="delete", operations=(held.deletion(),)),
+        )
+        sent = self._hub.clock.monotonic()
+        results = await self._hub.store.commit(Unit(steps=steps))
+        self._reader.release([held])
+        self._adopt(claimed([response], results[-2], sent=sent))
+
+    async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
+        """Whether an episode has taken the response, and settled the work item with its checkpoint."""
+        offered = Offered(
+            queue=queue,
+            envelope=Envelope(
+                activity_id=NO_ACTIVITY,
+                message=TaskMessage(event=answer, instance=held.message.instance),
+                sequence_number=self._hub.sequence(),
+            ),
+            receipt=held.receipt,
+            inserted=LATEST,
+            dequeue_count=1,
+            size=held.size + len(getattr(answer, "result", None) or ""),
+            claimed=held.claimed,
+            origin=held,
+            fate=asyncio.get_running_loop().create_future(),
+        )
+        if not self._offer(offered):
+            return False
+        try:
+            return await offered.fate
+        except asyncio.CancelledError:
+            offered.gone = True
+            raise
+
+    async def drop(self, held: Held, why: str) -> None:
+        """Nobody waits for a response."""
+        log.info("work_item_set_aside", message_id=held.message_id, reason=why)
+        await self._hub.store.execute(held.deletion())
+        self._reader.release([held])
+
+
+def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:
+    if outcome.failure is None:
+        return TaskCompleted(
+            timestamp=now,
+            task_scheduled_id=event.event_id,
+            result=outcome.result,
+            taskhub_action_id=event.taskhub_action_id,
+        )
+    return TaskFailed(
+        timestamp=now,
+        task_scheduled_id=event.event_id,
+        reason=outcome.failure.error_message,
+        failure=outcome.failure,
+        taskhub_action_id=event.taskhub_action_id,
+    )
+
+
+def refused(event: TaskScheduled, error: Exception) -> ActivityOutcome:
+    """What no store takes is not taken at the next delivery either: the activity fails with it."""
+    log.warning("outcome_refused", activity=event.name, error=str(error))
+    text = f"the store does not take what activity {event.name!r} came to: {message_of(error)}"
+    failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
+    return ActivityOutcome(failure=failure)
