@@ -25,7 +25,8 @@ from airflow_provider_taskhub.hub.messages.sessions import Sessions
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.activities import Activities
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
-from airflow_provider_taskhub.workers.orchestrations import Live, Orchestrations
+from airflow_provider_taskhub.workers.live import Live
+from airflow_provider_taskhub.workers.orchestrations import Orchestrations
 from airflow_provider_taskhub.workers.runner import Runner
 
 log = structlog.get_logger(__name__)

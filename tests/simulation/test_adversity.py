@@ -655,16 +655,16 @@ def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: s
 @pytest.mark.rows("K42", "K35")
 def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are counted in the message, so that every worker that tries adds to them."""
-    from airflow_provider_taskhub.workers import orchestrations
+    from airflow_provider_taskhub.workers import sorting
 
-    real = orchestrations.judge
+    real = sorting.judge
 
     def judge(event: Any, **facts: Any) -> Any:
         if isinstance(event, EventRaised) and event.name == "poison":
             raise RuntimeError("a defect of ours")
         return real(event, **facts)
 
-    monkeypatch.setattr(orchestrations, "judge", judge)
+    monkeypatch.setattr(sorting, "judge", judge)
     monkeypatch.setattr(quarantine, "MAX_FAILURES", 6)
 
     async def play() -> Any:

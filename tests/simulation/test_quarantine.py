@@ -35,10 +35,11 @@ from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutBlob, PutMessage, Transact
-from airflow_provider_taskhub.workers import orchestrations
+from airflow_provider_taskhub.workers import sorting
 from airflow_provider_taskhub.workers.activities import Activities
 from airflow_provider_taskhub.workers.commit import Committer
 from airflow_provider_taskhub.workers.episodes import Running
+from airflow_provider_taskhub.workers.orchestrations import Orchestrations
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
 
@@ -63,14 +64,14 @@ def play(drive: Callable[[World], Awaitable[Any]]) -> Any:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Every episode with an event named ``add`` fails, until it is mended."""
-    real, state = orchestrations.judge, {"broken": True}
+    real, state = sorting.judge, {"broken": True}
 
     def judge(event: Any, **facts: Any) -> Any:
         if state["broken"] and isinstance(event, EventRaised) and event.name == "add":
             raise RuntimeError("a defect of ours")
         return real(event, **facts)
 
-    monkeypatch.setattr(orchestrations, "judge", judge)
+    monkeypatch.setattr(sorting, "judge", judge)
     monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
     return state
 
@@ -161,7 +162,7 @@ def test_what_is_at_its_limit_is_kept_with_the_last_error(
 
 
 @pytest.mark.rows("K35")
-@pytest.mark.parametrize("place", [Activities, orchestrations.Orchestrations], ids=["activity", "orchestration"])
+@pytest.mark.parametrize("place", [Activities, Orchestrations], ids=["activity", "orchestration"])
 def test_what_cannot_be_kept_aside_comes_again_soon(monkeypatch: pytest.MonkeyPatch, place: type) -> None:
     async def fails(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("a defect of ours")

@@ -1,0 +1,174 @@
+"""An instance in memory: its live orchestrator, what is stored of it, and how both are loaded. Writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import field, replace
+
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionCompleted,
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    ExecutionTerminated,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+    SubOrchestrationInstanceCreated,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+    TimerCreated,
+)
+from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.races import Facts
+from airflow_provider_taskhub.values import dataclass
+
+_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed)
+"""Messages for the current generation; responses name theirs, and are nothing to another."""
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An instance in memory: the live orchestrator and what is stored of it.
+
+    :ivar past: the history as loaded, until the first episode over it.
+    :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
+    :ivar stuck: it is in quarantine: none of its code may run.
+    :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
+    """
+
+    execution: Execution
+    stored: Stored
+    execution_id: str | None
+    name: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    scheduled: set[int] = field(default_factory=set)
+    open_tasks: set[int] = field(default_factory=set)
+    seen: dict[str, bool] = field(default_factory=dict)
+    past: tuple[HistoryEvent, ...] = ()
+    ended: Status | None = None
+    stuck: bool = False
+    ending: ExecutionTerminated | None = None
+
+    def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
+        """Keep the facts that later messages are judged by.
+
+        :param switched: the events are a new generation: what was known of the one before says nothing any more, but
+            for the messages that its switch consumed (:meth:`remember`).
+        """
+        if switched:
+            self.scheduled.clear()
+            self.open_tasks.clear()
+            self.seen.clear()
+        for event in events:
+            if event.taskhub_message_id is not None:
+                self.seen[event.taskhub_message_id] = isinstance(event, _FOR_WHOEVER_IS_CURRENT)
+            match event:
+                case TaskScheduled():
+                    self.scheduled.add(event.event_id)
+                    self.open_tasks.add(event.event_id)
+                case TimerCreated() | SubOrchestrationInstanceCreated():
+                    self.scheduled.add(event.event_id)
+                case TaskCompleted() | TaskFailed():
+                    self.open_tasks.discard(event.task_scheduled_id)
+                case ExecutionStarted():
+                    self.name, self.tags = event.name, dict(event.tags or {})
+                case ExecutionCompleted():
+                    self.ended = event.status
+
+    def remember(self, stored: Stored) -> None:
+        """What is stored now."""
+        self.stored = stored
+        self.seen.update(dict.fromkeys(stored.consumed, True))
+
+    def facts(self) -> Facts:
+        final = self.ended is not None
+        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=final, seen=self.seen.keys())
+
+
+class Loader:
+    """Brings instances into memory."""
+
+    def __init__(self, hub: Hub, registry: Registry) -> None:
+        self._hub, self._registry = hub, registry
+
+    async def open(self, instance_id: str, first: Held) -> tuple[Live, Loaded | None]:
+        """:returns: with what is stored of it; None: nothing was read, since nothing can be."""
+        event = first.message.event
+        if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
+            # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
+            stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
+            return Live(self._execution(instance_id, (), None, None), stored, None), None
+        return await self.load(instance_id)
+
+    async def load(self, instance_id: str) -> tuple[Live, Loaded]:
+        """History and row; the row tells the custom status, which an earlier generation may have set."""
+        hub = self._hub
+        loaded, row = await asyncio.gather(
+            load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
+        )
+        sentinel = loaded.sentinel
+        if sentinel is None or not loaded.begun:
+            stored = Stored(
+                sentinel_etag=sentinel.etag if sentinel else None,
+                surplus=loaded.surplus,
+                row_etag=row.etag if row else None,
+                status=row.status if row else None,
+            )
+            return Live(self._execution(instance_id, (), None, None), stored, None), loaded
+        stored = Stored(
+            sentinel_etag=sentinel.etag,
+            rows=len(loaded.past),
+            surplus=loaded.surplus,
+            tails=loaded.tails,
+            completed=sentinel.checkpoint_completed,
+            consumed=sentinel.consumed,
+            blobs=loaded.blobs,
+            row_etag=row.etag if row else None,
+            status=row.status if row else None,
+            custom_status=row.custom_status if row else None,
+        )
+        # a row that lags behind a generation switch still has what the next generation inherits
+        inherits = row is not None and same_start(row.execution_id or "", sentinel.execution_id)
+        status = row.custom_status if row is not None and inherits else None
+        execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
+        live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
+        live.absorb(loaded.past, switched=False)
+        live.remember(stored)
+        if row is not None and inherits and row.status is Status.TERMINATED and live.ended is None:
+            live.ending = ExecutionTerminated(timestamp=self._hub.clock.utc_now(), input=row.output)
+        return live, loaded
+
+    def restarted(self, instance_id: str, old: Live) -> Live:
+        """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
+
+        Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
+        """
+        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=(), blobs=(), status=None)
+        return Live(self._execution(instance_id, (), None, None), stored, None)
+
+    def _execution(
+        self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
+    ) -> Execution:
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+        return Execution(self._registry, past, instance=instance, custom_status=custom_status)
+
+
+def generation_of(execution_id: str | None, batch: Sequence[Held]) -> str | None:
+    """The execution id that a batch is for. :param execution_id: of what is stored."""
+    event = batch[0].message.event if batch else None
+    return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
+
+
+def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
+    """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
+    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.deliveries == 1

@@ -1,0 +1,122 @@
+"""Sorting a batch by the races: each message is judged by what is known of its instance, read where it is not known.
+
+What is decided stands in ``races``, which is pure; this reads what it asks for, and carries nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, replace
+
+from airflow_provider_taskhub.codec import Timestamp, ticks_of
+from airflow_provider_taskhub.engine.events import ExecutionStarted, HistoryEvent, Status
+from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, judge
+from airflow_provider_taskhub.hub.messages.sessions import Session
+from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.workers.commit import Aborted
+from airflow_provider_taskhub.workers.live import Live
+
+LOOK_TIMES = 10
+LOOK_PAUSE = 0.1
+"""A start whose row is not there is looked for again for a second (DESIGN §6)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sorted:
+    """A batch, judged.
+
+    :param facts: what the last of it was judged by.
+    """
+
+    facts: Facts
+    process: list[Held] = field(default_factory=list)
+    stale: list[tuple[Held, str]] = field(default_factory=list)
+    later: list[tuple[Held, Judged]] = field(default_factory=list)
+    cancel: list[Held] = field(default_factory=list)
+
+
+class Sorter:
+    """Judges batches."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def sort(self, session: Session[Live], batch: Sequence[Held], facts: Facts, etag: str | None) -> Sorted:
+        """:param facts: what is known of the instance. :param etag: of its sentinel, as the session has it.
+
+        :raises Aborted: when the partition's former owner has committed since.
+        """
+        hidden = ticks_of(session.reader.visibility)
+        found = Sorted(facts=facts)
+        taken: set[str] = set()
+        for held in batch:
+            if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
+                found.stale.append((held, "its double is in the same batch"))
+                continue
+            judged = _judged(held, found.facts, hidden)
+            if judged.verdict is Verdict.LOOK:
+                found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
+                judged = _judged(held, found.facts, hidden)
+            match judged.verdict:
+                case Verdict.PROCESS:
+                    found.process.append(held)
+                    taken.add(held.identity)
+                    if isinstance(held.message.event, ExecutionStarted):
+                        found.facts = Facts(execution_id=held.message.event.instance.execution_id)
+                case Verdict.STALE:
+                    found.stale.append((held, judged.reason))
+                case Verdict.CANCEL_START:
+                    found.cancel.append(held)
+                case _:
+                    found.later.append((held, judged))
+        return found
+
+    async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
+        """Read what a live session does not keep: the instance row, and when the last checkpoint was.
+
+        :raises Aborted: when the partition's former owner has committed since: what the session holds is old.
+        """
+        if isinstance(event, ExecutionStarted):
+            row = await self._row_of_start(instance_id, event.instance.execution_id)
+        else:
+            row = await self._hub.instance(instance_id)
+            sentinel = await sentinel_of(self._hub.store, self._hub.names, instance_id)
+            if (sentinel.etag if sentinel else None) != etag:
+                raise Aborted("another owner has committed since the history was loaded")
+            facts = replace(facts, checkpointed=sentinel.timestamp if sentinel else None)
+        return replace(
+            facts,
+            row_read=True,
+            row_execution_id=row.execution_id if row else None,
+            row_generation=row.generation if row else None,
+            row_terminated=row is not None and row.status is Status.TERMINATED,
+            row_due=row.scheduled_start if row is not None and row.status is Status.PENDING else None,
+        )
+
+    async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
+        """A .NET client puts the start first and writes the row after it: look again for a second (DESIGN §6)."""
+        row = None
+        for turn in range(LOOK_TIMES):
+            row = await self._hub.instance(instance_id)
+            if row is not None and row.execution_id == wanted:
+                break
+            if turn + 1 < LOOK_TIMES:
+                await self._hub.clock.sleep(LOOK_PAUSE)
+        return row
+
+
+def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
+    """:param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for."""
+    message = held.message
+    return judge(
+        message.event,
+        execution_id=message.instance.execution_id,
+        message_id=held.identity,
+        inserted=held.inserted,
+        facts=facts,
+        now=Timestamp(held.receipt.next_visible.ticks - hidden),
+    )
