@@ -176,7 +176,7 @@ def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
                 state.epoch,
                 state.owned_since,
                 state.polled,
-                f"{state.load:g}",
+                None if state.load is None else f"{state.load:g}",
                 state.messages,
                 state.kicked,
             )
@@ -199,7 +199,7 @@ def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
             owner,
             [state.partition for state in mine],
             Counter(state.state.value for state in mine),
-            round(sum(state.load for state in mine), 3),
+            round(sum(state.load or 0.0 for state in mine), 3),
         )
         for owner, mine in sorted(owned.items())
     ]

@@ -290,7 +290,8 @@ class Ownership:
 class PartitionState:
     """A row of ``{Hub}Partitions`` for people.
 
-    :param owner: of the lease, alive or not as ``state`` says. :param load: as its owner published it.
+    :param owner: of the lease, alive or not as ``state`` says. :param load: messages a second, as its owner
+        published it; None: it has not been served for long enough to tell.
     :param offline: by order nobody is to serve it.
     :param polled: when its owner last asked its queue for messages, by the owner's own clock. :param kicked: who made
         an owner hand it over last, and when.
@@ -306,7 +307,7 @@ class PartitionState:
     owned_since: Timestamp | None
     last_renewal: Timestamp | None
     messages: int | None = None
-    load: float = 0.0
+    load: float | None = None
     polled: Timestamp | None = None
     kicked: str | None = None
     offline: bool = False
@@ -344,8 +345,9 @@ class Control:
 class Service:
     """What a host says of a partition that it serves.
 
-    :param load: messages a second, smoothed. :param unpolled: seconds since it made progress with the queue.
+    :param load: messages a second, smoothed; None: not known yet. :param unpolled: seconds since it made progress with
+        the queue.
     """
 
-    load: float = 0.0
+    load: float | None = None
     unpolled: float = 0.0

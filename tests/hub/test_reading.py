@@ -57,15 +57,22 @@ def test_polling_backs_off_as_the_original_and_a_message_resets_it() -> None:
 
 @pytest.mark.rows("T76")
 def test_the_load_is_messages_a_second_over_about_a_minute() -> None:
-    load = Load(since=0.0)
+    load = Load(began=0.0)
+    rates = []
     for second in range(1, 301):
         load.count += 4
-        steady = load(float(second))
+        rates.append(load(float(second)))
+    steady = rates[-1]
+    assert rates[:59] == [None] * 59, "not known within the first minute"
+    assert None not in rates[59:]
     assert steady == pytest.approx(4.0, rel=0.02)
     assert load(300.0) == steady, "asked twice at one moment"
     load.count += 40
-    assert load(301.0) < 5.0, "a burst of a second is no load"
-    assert load(900.0) < 0.01
+    burst, late = load(301.0), load(900.0)
+    assert burst is not None
+    assert burst < 5.0, "a burst of a second is no load"
+    assert late is not None
+    assert late < 0.01
 
 
 # --- over a store -------------------------------------------------------------------------------------------------

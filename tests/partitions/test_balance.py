@@ -438,6 +438,8 @@ def test_uneven_loads_are_evened_out_and_then_left_alone(
     for _ in range(len(owners) * len(members) + 1):
         before = loads_by_member(owners, loads, members)
         moved = turn_together(owners, members, loads=loads)
+        if spread(owners, members) > 1:  # the first half of an exchange
+            assert turn_together(owners, members, loads=loads) == moved == (0, 1)
         after = loads_by_member(owners, loads, members)
         assert spread(owners, members) <= 1, "loads never cost fairness by number"
         if moved == (0, 0):
@@ -451,9 +453,28 @@ def test_uneven_loads_are_evened_out_and_then_left_alone(
 def test_an_overloaded_member_exchanges_a_busy_partition_for_a_quiet_one() -> None:
     loads = {0: 40.0, 1: 50.0, 2: 1.0, 3: 1.0}
     owners: Owners = ["a", "a", "b", "b"]
-    assert turn_together(owners, "ab", loads=loads) == (0, 2)
+    assert plan(rows_of(owners, loads), seats("ab"), "a") == Plan(), "who has little to do begins"
+    assert turn_together(owners, "ab", loads=loads) == (0, 1)
+    assert turn_together(owners, "ab", loads=loads) == (0, 1)
+    assert owners == ["b", "a", "a", "b"]
     assert loads_by_member(owners, loads, "ab") == [41.0, 51.0]
     assert turn_together(owners, "ab", loads=loads) == (0, 0)
+
+
+@pytest.mark.rows("T77", "T79")
+def test_an_exchange_ends_although_nobody_knows_the_load_of_what_has_just_moved() -> None:
+    """What has moved is not turned back, and until all loads are known nothing else moves for them."""
+    rows = rows_of(["a", "a", "b", "b", "a", "b"], {0: 40.0, 1: 50.0, 2: 1.0, 3: 1.0, 4: 45.0, 5: 1.0})
+    rows[0] = replace(rows[0], owner="b", load=None)
+    assert plan(rows, seats("ab"), "a").ask == (2,)
+    rows[2] = replace(rows[2], owner="a", load=None)
+    assert plan(rows, seats("ab"), "a") == plan(rows, seats("ab"), "b") == Plan()
+
+
+@pytest.mark.rows("T77", "T31")
+def test_who_has_no_room_is_given_nothing_for_its_load() -> None:
+    rows = rows_of(["a", "a", "b", "b"], {0: 40.0, 1: 50.0, 2: 1.0, 3: 1.0})
+    assert plan(rows, {"a": Seat(), "b": Seat(cap=2)}, "b") == Plan()
 
 
 @pytest.mark.rows("T79")

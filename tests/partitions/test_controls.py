@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
-from airflow_provider_taskhub.settings import LeaseTimes, Settings
+from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
 from tests.partitions.test_owner import (
@@ -353,6 +353,26 @@ async def test_published_loads_move_a_busy_partition_to_who_has_room() -> None:
         moves = len(a.events) + len(b.events)
         await asyncio.sleep(cluster.long(1000))
         assert len(a.events) + len(b.events) == moves, "and then nothing moves"
+
+
+@participant
+@pytest.mark.rows("T76", "T79")
+async def test_what_was_just_handed_over_is_no_reason_to_hand_over_more() -> None:
+    """Its new owner does not know its load yet: counted as nothing, it would make room for another."""
+    nodes: dict[str, Node] = {}
+
+    def services(name: str) -> dict[int, Service]:
+        return {number: Service(load=10.0) for number in (nodes[name].held if name in nodes else ())}
+
+    async with Cluster(times=AZURE_LEASE.model_copy(update={"scan": timedelta(seconds=1)})) as cluster:
+        nodes["a"] = a = await cluster.join("a", services=lambda: services("a"))
+        await cluster.settle(60)
+        nodes["b"] = b = await cluster.join("b", services=lambda: services("b"))
+        await cluster.settle(60)
+        await asyncio.sleep(cluster.long(200))
+        assert len(a.held) == len(b.held) == 2
+        assert len(b.when("taken")) == len(a.when("lost")) == 2
+        assert not b.when("lost"), "and nothing was exchanged"
 
 
 @participant

@@ -60,9 +60,9 @@ def test_where_all_is_as_owners_say_no_lease_is_read() -> None:
     leases = told()
     assert leases is not None
     assert [(lease.owner, lease.renewals, lease.load) for lease in leases] == [
-        ("me", 10, 0.0),
+        ("me", 10, None),
         ("a", 11, 2.5),
-        ("b", 12, 0.0),
+        ("b", 12, None),
     ]
 
 

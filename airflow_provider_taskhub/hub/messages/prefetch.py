@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
@@ -37,20 +37,27 @@ def breather(took: float) -> float:
 
 @dataclass(slots=True)
 class Load:
-    """Messages a second, smoothed over about a minute. :param since: when it was last asked for."""
+    """Messages a second, smoothed over about a minute.
 
-    since: float
+    :param began: when counting began. :param since: when it was last asked for.
+    """
+
+    began: float
     count: int = 0
     rate: float = 0.0
+    since: float = field(init=False)
 
-    def __call__(self, now: float) -> float:
-        """The rate by now; a new minute counts as much as all those before it."""
+    def __post_init__(self) -> None:
+        self.since = self.began
+
+    def __call__(self, now: float) -> float | None:
+        """The rate by now; a new minute counts as much as all those before it. None: before the first is over."""
         passed = now - self.since
         if passed > 0:
             fading = math.exp(-passed / LOAD_SPAN)
             self.rate = self.rate * fading + self.count / passed * (1 - fading)
             self.since, self.count = now, 0
-        return round(self.rate, 3)
+        return round(self.rate, 3) if now - self.began >= LOAD_SPAN else None
 
 
 @dataclass(slots=True)

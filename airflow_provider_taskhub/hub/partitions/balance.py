@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 HYSTERESIS = 0.5
 """Loads of two members may differ by so much of the mean before a partition moves for it (T79)."""
@@ -28,7 +29,7 @@ class Row:
     :param free: nobody serves it: it may be taken at once.
     :param overdue: free for longer than its heir needs to take it: anybody's.
     :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on (T27).
-    :param load: as its owner has published it with its last renewal.
+    :param load: as its owner has published it with its last renewal; None: it does not know yet.
     :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one (E51).
     """
 
@@ -38,7 +39,7 @@ class Row:
     free: bool = False
     overdue: bool = False
     silent: bool = False
-    load: float = 0.0
+    load: float | None = None
     back: str | None = None
 
 
@@ -158,7 +159,12 @@ class _Seating:
         # to who has just started all others are new: only who lacks some has anything to come back to
         self.pool = sorted(
             self._rows.values(),
-            key=lambda row: (self.of[row.partition] is not None, not row.free, row.back not in needy, row.load),
+            key=lambda row: (
+                self.of[row.partition] is not None,
+                not row.free,
+                row.back not in needy,
+                _load(row, unknown=inf),
+            ),
         )
         self._deal(targets, needy)
         if any(rules.barred.values()):
@@ -258,41 +264,51 @@ class _Seating:
     # loads
 
     def _settled(self) -> bool:
-        """Whether shares are fair and nothing is on its way: only then do loads count."""
-        return all(row.owner is not None and row.owner == self.of[number] for number, row in self._rows.items())
+        """Whether shares are fair, nothing is on its way and every load is known: only then do loads count.
+
+        What has just moved looks like next to nothing to its new owner, and is no reason to move more (T79).
+        """
+        return all(
+            row.owner is not None and row.owner == self.of[number] and row.load is not None
+            for number, row in self._rows.items()
+        )
 
     def _ease(self) -> None:
-        """One exchange between the most and the least loaded member, if it at least halves what lies between them."""
+        """One exchange between the most and the least loaded member, if it at least halves what lies between them.
+
+        It begins with the least loaded, which asks for a partition. That unbalances the two, so the other one gets the
+        lightest in return: begun by both at once, one half could end before the other begins, and be turned back.
+        """
         loads = dict.fromkeys(self._members, 0.0)
         holdings: dict[str, list[Row]] = defaultdict(list)
         for row in self.pool:
             member = self.of[row.partition]
             assert member is not None  # settled
             holdings[member].append(row)
-            loads[member] += row.load / self._members[member].weight
+            loads[member] += _load(row) / self._members[member].weight
         hot = max(loads, key=lambda member: (loads[member], member))
         cold = min(loads, key=lambda member: (loads[member], member))
         between = loads[hot] - loads[cold]
-        if between <= max(NOTICEABLE, HYSTERESIS * sum(loads.values()) / len(loads)):
+        fair = self._fill(hot) >= self._fill(cold, 1)  # one more here and one less there is as fair
+        other = None if fair else next((row for row in holdings[cold] if self._rules.allow(row.partition, hot)), None)
+        noticeable = between > max(NOTICEABLE, HYSTERESIS * sum(loads.values()) / len(loads))
+        if not noticeable or self.room(cold) <= 0 or not (fair or other):
             return
-        back: list[Row | None] = [row for row in holdings[cold] if self._rules.allow(row.partition, hot)]
-        if self._fill(hot) >= self._fill(cold, 1) and self.room(cold) > 0:
-            back.append(None)  # one more here and one less there is as fair
         weights = self._members[hot].weight, self._members[cold].weight
         found = [
-            (abs(between - difference / weights[0] - difference / weights[1]), row.partition, row, other)
+            (abs(between - difference / weights[0] - difference / weights[1]), row.partition)
             for row in holdings[hot]
-            if self._rules.allow(row.partition, cold)
-            for other in back
-            if (difference := row.load - (other.load if other else 0.0)) > 0
+            if self._rules.allow(row.partition, cold) and (difference := _load(row) - _load(other)) > 0
         ]
-        if not found:
-            return
-        left, _, row, other = min(found, key=lambda item: (item[0], item[1], item[3].partition if item[3] else -1))
+        left, partition = min(found, default=(between, -1))
         if left <= between / 2:
-            self._move(row.partition, cold)
-            if other is not None:
-                self._move(other.partition, hot)
+            self._move(partition, cold)
+
+
+def _load(row: Row | None, *, unknown: float = 0.0) -> float:
+    if row is None:
+        return 0.0
+    return unknown if row.load is None else row.load
 
 
 def seats(members: Collection[str]) -> dict[str, Seat]:

@@ -167,7 +167,7 @@ def decode_blob(queue: str, blob: Blob) -> Lease:
         draining=ours.get("IsDraining") is True,
         epoch=epoch if isinstance(epoch, int) else None,
         renewals=renewals if isinstance(renewals, int) else None,
-        load=float(load) if isinstance(load, int | float) else 0.0,
+        load=float(load) if isinstance(load, int | float) else None,
         polled=_time(ours.get("Polled")),
         previous=_text(ours.get("Previous")),
         released=_text(ours.get("Released")),

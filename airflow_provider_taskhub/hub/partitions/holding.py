@@ -104,9 +104,9 @@ class Holding:
         return {tenure.partition: tenure.lease for tenure in self.tenures}
 
     def signs(self) -> dict[int, Sign]:
-        """What is held, for the others (T85)."""
+        """What is held, for the others (T85): what its rows say, so that all plan by the same."""
         return {
-            held.tenure.partition: Sign(held.tenure.epoch, held.sent, self._service(held).load)
+            held.tenure.partition: Sign(held.tenure.epoch, held.sent, held.tenure.lease.load)
             for held in self._snapshot
             if not held.tenure.ended
         }

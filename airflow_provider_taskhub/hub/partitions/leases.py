@@ -44,7 +44,7 @@ class Lease:
     :param owner: who serves; None: free. :param next_owner: who asked for it.
     :param epoch: count of takes, for display only; None in a row that never had our column.
     :param renewals: number of its owner's last renewal; each that is sent has a higher one, also after one that failed.
-    :param load: as its owner published it last (T76).
+    :param load: as its owner published it last (T76); None: it did not know it yet.
     :param polled: when its owner last asked the queue for messages, by the owner's clock, for people (E70).
     :param previous: who had it before; with ``released`` why it was given up, until somebody takes it (E77).
     :param kicked: who made an owner hand it over last, when and why (T57).
@@ -63,7 +63,7 @@ class Lease:
     draining: bool = False
     epoch: int | None = None
     renewals: int | None = None
-    load: float = 0.0
+    load: float | None = None
     polled: Timestamp | None = None
     previous: str | None = None
     released: str | None = None
@@ -104,6 +104,7 @@ class Lease:
             draining=False,
             epoch=(self.epoch or 0) + 1,
             renewals=(self.renewals or 0) + 1,
+            load=None,
             polled=None,
             previous=self.owner or self.previous,
             released=None,
@@ -162,7 +163,7 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         draining=columns.get("IsDraining") is True,
         epoch=_count(columns.get(EPOCH)),
         renewals=_count(columns.get(RENEWALS)),
-        load=load if isinstance(load := columns.get(LOAD), float) else 0.0,
+        load=load if isinstance(load := columns.get(LOAD), float) else None,
         polled=_time(columns.get(POLLED)),
         previous=_text(columns.get(PREVIOUS)),
         released=_text(columns.get(RELEASED)),
@@ -186,7 +187,7 @@ def encode_lease(lease: Lease) -> Entity:
             "IsDraining": lease.draining,
             EPOCH: None if lease.epoch is None else Int64(lease.epoch),
             RENEWALS: None if lease.renewals is None else Int64(lease.renewals),
-            LOAD: lease.load or None,
+            LOAD: lease.load,
             POLLED: lease.polled,
             PREVIOUS: lease.previous,
             RELEASED: lease.released,

@@ -24,12 +24,13 @@ from airflow_provider_taskhub.storage.primitives import Property
 class Sign:
     """A worker's word that it serves a partition.
 
-    :param renewals: number of the last renewal that it has sent. :param load: messages a second.
+    :param renewals: number of the last renewal that it has sent. :param load: messages a second;
+        None: it does not know yet.
     """
 
     epoch: int
     renewals: int
-    load: float = 0.0
+    load: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ NOTHING = Serving()
 def encode_signs(serving: Serving) -> str:
     """``partition:epoch:renewals[:load]`` with blanks between: 1,024 of them fit into one column."""
     return " ".join(
-        f"{partition}:{sign.epoch}:{sign.renewals}{f':{sign.load:.4g}' if sign.load else ''}"
+        f"{partition}:{sign.epoch}:{sign.renewals}{'' if sign.load is None else f':{sign.load:.4g}'}"
         for partition, sign in serving.signs.items()
     )
 
@@ -63,7 +64,7 @@ def decode_signs(value: Property | None) -> dict[int, Sign]:
     for word in value.split() if isinstance(value, str) else ():
         with suppress(ValueError):
             partition, epoch, renewals, *load = word.split(":")
-            signs[int(partition)] = Sign(int(epoch), int(renewals), float(load[0]) if load else 0.0)
+            signs[int(partition)] = Sign(int(epoch), int(renewals), float(load[0]) if load else None)
     return signs
 
 
