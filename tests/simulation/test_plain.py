@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -210,6 +211,37 @@ def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None
     assert ahead > 2, "as many more as ended within the last moment"
     assert waiting == 0
     assert set(book.begun) == {1}
+
+
+@pytest.mark.rows("K58")
+def test_work_items_in_the_queue_are_not_overlooked_while_claimed_ones_take_every_slot() -> None:
+    """More chains than a worker has slots and takes ahead: each that finds one goes round and keeps it."""
+    app = App("chains")
+
+    @app.activity
+    async def step(number: int) -> int:
+        await asyncio.sleep(0.02)
+        return number
+
+    @app.orchestrator
+    async def chain(ctx: OrchestrationContext, length: int) -> None:
+        for number in range(length):
+            await ctx.call_activity(step, number)
+
+    async def play() -> float:
+        async with World(app, activities=2) as hub:
+            await hub.join("only")
+            names = [f"chain-{number}" for number in range(60)]
+            for name in names:
+                await hub.client.start("chain", 20, instance_id=name)
+            longest = 0.0
+            for name in names:
+                await hub.wait(name)
+                times = [event.timestamp for event in await hub.client.history(name)]
+                longest = max([longest, *((after - before).total_seconds() for before, after in pairwise(times))])
+            return longest
+
+    assert simulate(play) < 3.0
 
 
 @pytest.mark.parametrize("slots", [31, 40, 50, 100])
