@@ -67,9 +67,7 @@ class Activities:
         self._plain: dict[Held, asyncio.Timeout] = {}
         self._watch = asyncio.Event()
         self.slots = Slots(limit, hub.clock)
-        self.reader = reader(
-            lambda: 0 if self.reader.stopping else self.slots.room(self.reader.last_poll), self.slots.put
-        )
+        self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.room, self.slots.put)
         self._responses = Responses(hub, self.reader, leave=self._leave, claims=claims, adopt=adopt, offer=offer)
         self._recorded = Recorded(
             hub=hub,

@@ -338,10 +338,11 @@ class Backend:
     def _claims(self, queue: str) -> tuple[int, timedelta]:
         """How many messages this worker may claim with a put, and for how long (DESIGN §6)."""
         if queue == self.hub.names.work_items:
-            free = self.work.slots.free if ACTIVITY in self.roles and not self.work.reader.stopping else 0
-            return free, self._visibility
+            work = self.work.reader
+            open = ACTIVITY in self.roles and not work.stopping and not work.overlooked
+            return self.work.slots.free if open else 0, self._visibility
         reader = self._readers.get(queue)
-        if reader is None or reader.stopping:
+        if reader is None or reader.stopping or reader.overlooked:
             return 0, self._visibility
         return max(0, self._settings.buffer - reader.buffered), self._visibility
 
@@ -368,7 +369,8 @@ class Backend:
 
     def _offer(self, response: Offered) -> bool:
         reader = self._readers.get(response.queue)
-        if reader is None or reader.stopping or reader.buffered_bytes >= self._settings.buffer_bytes:
+        full = reader is not None and reader.buffered_bytes >= self._settings.buffer_bytes
+        if reader is None or reader.stopping or reader.overlooked or full:
             return False
         reader.offer(response)
         return True

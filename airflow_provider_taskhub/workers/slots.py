@@ -21,8 +21,6 @@ MOMENT = 0.25
 MAX_AHEAD = 256
 PATIENCE = 1.0
 """Seconds that a work item waits for a slot here before others get it."""
-LOOK = 0.5
-"""Seconds after which the queue gets its turn, though this worker's own episodes could fill every slot."""
 
 
 class Slots:
@@ -59,21 +57,13 @@ class Slots:
         finally:
             self._promised -= count
 
-    def room(self, asked: float) -> int:
+    @property
+    def room(self) -> int:
         """How many to ask the store for now: while something waits for a slot nobody is idle, and a receive of few
-        costs about as much as one of many.
-
-        What stands in the queue must not wait for ever while work items that are claimed with their put take every
-        slot: now and then it gets as many, if what waits here is worked off within a moment.
-
-        :param asked: monotonic time of the last receive.
-        """
+        costs about as much as one of many."""
         free = self.free
         enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
-        if not self._waiting or free >= enough:
-            return free
-        overlooked = self._clock.monotonic() - asked >= LOOK
-        return enough if overlooked and len(self._waiting) <= len(self._ended) else 0
+        return 0 if self._waiting and free < enough else free
 
     def put(self, held: Held) -> None:
         """A work item that waits for its slot from now on."""

@@ -14,7 +14,10 @@ from airflow_provider_taskhub import client as client_module
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import StartPolicy
-from tests.simulation.world import Death, World, running, simulate
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.simulation.world import Death, Place, World, running, simulate
 
 
 class Book:
@@ -213,6 +216,20 @@ def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None
     assert set(book.begun) == {1}
 
 
+async def standstill(hub: World, chains: int) -> float:
+    """The longest time that any of so many chains stands still with one worker, in seconds."""
+    await hub.join("only")
+    names = [f"chain-{number}" for number in range(chains)]
+    for name in names:
+        await hub.client.start("chain", 20, instance_id=name)
+    longest = 0.0
+    for name in names:
+        await hub.wait(name)
+        times = [event.timestamp for event in await hub.client.history(name)]
+        longest = max([longest, *((after - before).total_seconds() for before, after in pairwise(times))])
+    return longest
+
+
 @pytest.mark.rows("K58")
 def test_work_items_in_the_queue_are_not_overlooked_while_claimed_ones_take_every_slot() -> None:
     """More chains than a worker has slots and takes ahead: each that finds one goes round and keeps it."""
@@ -230,18 +247,42 @@ def test_work_items_in_the_queue_are_not_overlooked_while_claimed_ones_take_ever
 
     async def play() -> float:
         async with World(app, activities=2) as hub:
-            await hub.join("only")
-            names = [f"chain-{number}" for number in range(60)]
-            for name in names:
-                await hub.client.start("chain", 20, instance_id=name)
-            longest = 0.0
-            for name in names:
-                await hub.wait(name)
-                times = [event.timestamp for event in await hub.client.history(name)]
-                longest = max([longest, *((after - before).total_seconds() for before, after in pairwise(times))])
-            return longest
+            return await standstill(hub, 60)
 
     assert simulate(play) < 3.0
+
+
+@pytest.mark.rows("K58")
+@pytest.mark.parametrize("step", ["activity", "child"])
+def test_messages_in_a_control_queue_are_not_overlooked_while_claimed_ones_fill_the_buffer(step: str) -> None:
+    """A checkpoint takes 0.05 s, four at a time: a round of all takes 1.5 s where a step is two messages."""
+    app = App("chains")
+
+    @app.activity
+    async def activity(number: int) -> int:
+        return number
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext, number: int) -> int:
+        return number
+
+    @app.orchestrator
+    async def chain(ctx: OrchestrationContext, length: int) -> None:
+        for number in range(length):
+            await (ctx.call_activity if step == "activity" else ctx.call_sub_orchestrator)(step, number)
+
+    def plan(call: Call) -> Fault | None:
+        return late(0.05) if call.kind == "table.batch" else None
+
+    def slow(clock: JumpingClock) -> FaultyStore:
+        return FaultyStore(SqliteStore(None, clock=clock), plan, clock=clock)
+
+    async def play() -> float:
+        place = Place(name="slow", open=slow)
+        async with World(app, partitions=1, buffer=16, orchestrations=4, place=place) as hub:
+            return await standstill(hub, 60)
+
+    assert simulate(play) < 5.0
 
 
 @pytest.mark.parametrize("slots", [31, 40, 50, 100])

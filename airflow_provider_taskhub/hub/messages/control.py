@@ -27,6 +27,8 @@ from airflow_provider_taskhub.storage.rules import check_key
 
 log = structlog.get_logger(__name__)
 
+TURN = 0.5
+"""Seconds after which a queue is to be asked again, however much else there is to do."""
 AGAIN = timedelta(seconds=1)
 """Until what could not be kept aside is delivered again."""
 _WRAPPED = '"TaskMessage":null'
@@ -108,11 +110,22 @@ class Reader:
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
         """When the last receive that was answered was sent; before the first one, when this was made."""
+        self._turned = self.last_poll
+        """When the queue's last turn was over."""
         self.told = False
         """Whether the store has said that something came; else it was looked for."""
 
     def held(self) -> tuple[Held, ...]:
         return self._renewer.held()
+
+    @property
+    def overlooked(self) -> bool:
+        """Whether the queue has had no turn for half a second, for want of room.
+
+        Whoever claims messages with their put must leave room then: what stands in the queue would never be taken while
+        those who have found room make the next message for it in time.
+        """
+        return self._room() <= 0 and self._clock.monotonic() - self._turned >= TURN
 
     def adopt(self, held: Held) -> None:
         """Take over a message that a put of this worker claimed; it is delivered like a received one."""
@@ -220,6 +233,8 @@ class Reader:
             self.last_poll = sent
             raise
         self.last_poll = sent
+        if len(messages) < asked or sent - self._turned >= 2 * TURN:
+            self._turned = sent
         if not messages:
             await self._wait()
             return
