@@ -434,12 +434,17 @@ def test_uneven_loads_are_evened_out_and_then_left_alone(
 ) -> None:
     owners, members = cluster
     loads = dict(enumerate(values))
-    turn_together(owners, members, loads=loads)
-    for _ in range(len(owners) * len(members) + 1):
-        before = loads_by_member(owners, loads, members)
+
+    def turn() -> tuple[int, int]:
         moved = turn_together(owners, members, loads=loads)
         if spread(owners, members) > 1:  # the first half of an exchange
             assert turn_together(owners, members, loads=loads) == moved == (0, 1)
+        return moved
+
+    turn()
+    for _ in range(len(owners) * len(members) + 1):
+        before = loads_by_member(owners, loads, members)
+        moved = turn()
         after = loads_by_member(owners, loads, members)
         assert spread(owners, members) <= 1, "loads never cost fairness by number"
         if moved == (0, 0):
