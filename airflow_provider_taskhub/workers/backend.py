@@ -339,8 +339,8 @@ class Backend:
         """How many messages this worker may claim with a put, and for how long (DESIGN §6)."""
         if queue == self.hub.names.work_items:
             work = self.work.reader
-            open = ACTIVITY in self.roles and not work.stopping and not work.overlooked
-            return self.work.slots.free if open else 0, self._visibility
+            may = ACTIVITY in self.roles and not work.stopping and not work.overlooked
+            return self.work.slots.free if may else 0, self._visibility
         reader = self._readers.get(queue)
         if reader is None or reader.stopping or reader.overlooked:
             return 0, self._visibility

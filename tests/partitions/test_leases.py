@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
+from airflow_provider_taskhub.hub.partitions.blobs import decode_blob, encode_blob
 from airflow_provider_taskhub.hub.partitions.leases import (
     EPOCH,
     LOAD,
@@ -24,7 +25,7 @@ from airflow_provider_taskhub.hub.partitions.leases import (
     standing,
 )
 from airflow_provider_taskhub.jumping import START
-from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
+from airflow_provider_taskhub.storage.primitives import Blob, Entity, Int64, Property
 from tests.golden import load
 
 RECORDED = load("tableleases")
@@ -238,3 +239,13 @@ def test_an_heir_has_some_time_then_anybody() -> None:
     silent = Lease(queue="h-control-00", owner="a")
     assert not seen(silent, unchanged=54).overdue
     assert seen(silent, unchanged=55).overdue
+
+
+@pytest.mark.rows("T76")
+@pytest.mark.parametrize("load", [None, 0.0, 2.5])
+def test_a_load_of_nothing_is_known_and_another_than_none(load: float | None) -> None:
+    lease = Lease(queue=NAMES.control(3), epoch=1, load=load)
+    row = decode_lease(encode_lease(lease), NAMES)
+    assert row is not None
+    assert row.load == load
+    assert decode_blob(lease.queue, Blob(data=encode_blob(lease), etag="1")).load == load

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_taskhub.app import OrchestrationContext
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.codec import Timestamp, compress
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionStarted,
@@ -258,6 +258,29 @@ def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
     assert play(drive) == (True, True, 1)
 
 
+@pytest.mark.rows("K42")
+@pytest.mark.parametrize("work_items", [False, True])
+@pytest.mark.parametrize("name", ["a/b./c.json.gz", "a\\b.json.gz", f"{'x' * 1_100}/message.json.gz"])
+def test_a_wrapper_of_a_blob_that_no_store_could_hold_is_kept_aside_and_its_reader_goes_on(
+    work_items: bool, name: str
+) -> None:
+    async def drive(world: World) -> Any:
+        names = world.client.hub.names
+        queue = names.work_items if work_items else names.control(0)
+        await world.store.execute(
+            PutMessage(queue=queue, text=encode(Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=name)))
+        )
+        await world.clock.sleep(5.0)
+        (kept,) = await world.client.quarantined()
+        assert await world.client.drop_quarantined(kept.message_id)
+        await world.client.start("gathering", instance_id="one")
+        for number in range(4):
+            await world.client.raise_event("one", "add", number)
+        return kept.dequeue_count, "blob name" in kept.cause, (await world.wait("one")).output
+
+    assert play(drive) == (1, True, "[0,1,2,3]")
+
+
 @pytest.mark.rows("K42", "K30")
 def test_what_is_dropped_is_gone_with_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "INLINE_BYTES", 10)
@@ -294,6 +317,55 @@ def test_what_was_spilled_outlives_the_purge_of_its_instance(broken: dict[str, b
         assert state.output is not None
         assert sorted(json.loads(state.output)) == LARGE
         await purged(world)
+        return await large_blobs(world)
+
+    assert play(drive) == []
+
+
+@pytest.mark.rows("K42", "K30")
+def test_what_was_copied_by_a_try_that_was_cut_off_is_found_by_the_next(broken: dict[str, bool]) -> None:
+    async def drive(world: World) -> Any:
+        names, (item, *_) = world.client.hub.names, await poisoned(world, LARGE)
+        await purged(world)
+        await quarantine.keep(world.store, names, item, None)
+        again = await quarantine.find(world.store, names, item.message_id)
+        assert again is not None
+        return again.blobs == item.blobs, "lost" in again.cause
+
+    assert play(drive) == (True, False)
+
+
+@pytest.mark.rows("K42", "K30")
+def test_what_has_lost_its_payload_is_not_put_back(broken: dict[str, bool]) -> None:
+    async def drive(world: World) -> Any:
+        names, (item, *_) = world.client.hub.names, await poisoned(world, LARGE)
+        await world.store.execute(DeleteBlob(container=names.large_messages, name=item.blobs[1]))
+        with pytest.raises(InputError, match=f"payload of message {item.message_id} is gone, .*drop that message"):
+            await world.client.put_back(item.message_id)
+        return await world.client.find_quarantined(item.message_id) is not None
+
+    assert play(drive) is True
+
+
+@pytest.mark.rows("K42", "K30")
+def test_a_spilled_message_for_an_impossible_id_can_be_dropped() -> None:
+    async def drive(world: World) -> Any:
+        names = world.client.hub.names
+        inner = TaskMessage(
+            event=EventRaised(timestamp=NOW, name="add", input="1"),
+            instance=OrchestrationInstance(instance_id="x" * 600),
+        )
+        blob = PutBlob(
+            container=names.large_messages,
+            name=f"{'x' * 600}/message-1.json.gz",
+            data=compress(encode(Envelope(activity_id=NO_ACTIVITY, message=inner))),
+        )
+        wrapper = encode(Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=blob.name))
+        await world.store.execute(blob)
+        await world.store.execute(PutMessage(queue=names.control(0), text=wrapper))
+        await world.clock.sleep(5.0)
+        (kept,) = await world.client.quarantined()
+        assert await world.client.drop_quarantined(kept.message_id)
         return await large_blobs(world)
 
     assert play(drive) == []

@@ -110,8 +110,8 @@ class Reader:
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
         """When the last receive that was answered was sent; before the first one, when this was made."""
-        self._turned = self.last_poll
-        """When the queue's last turn was over."""
+        self._waiting: float | None = None
+        """Since when the queue waits for its turn, for want of room."""
         self.told = False
         """Whether the store has said that something came; else it was looked for."""
 
@@ -125,7 +125,8 @@ class Reader:
         Whoever claims messages with their put must leave room then: what stands in the queue would never be taken while
         those who have found room make the next message for it in time.
         """
-        return self._room() <= 0 and self._clock.monotonic() - self._turned >= TURN
+        waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= TURN
+        return waits and self._room() <= 0
 
     def adopt(self, held: Held) -> None:
         """Take over a message that a put of this worker claimed; it is delivered like a received one."""
@@ -219,6 +220,7 @@ class Reader:
     async def _turn(self) -> None:
         room = self._room()
         if room <= 0:
+            self._waiting = self._clock.monotonic() if self._waiting is None else self._waiting
             self._space.clear()
             if self._room() <= 0 and not self.stopping:
                 await self._space.wait()
@@ -230,11 +232,11 @@ class Reader:
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
         except (Throttled, NotFound):  # an answer: any other worker would get the same
-            self.last_poll = sent
+            self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent
-        if len(messages) < asked or sent - self._turned >= 2 * TURN:
-            self._turned = sent
+        if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * TURN):
+            self._waiting = None
         if not messages:
             await self._wait()
             return

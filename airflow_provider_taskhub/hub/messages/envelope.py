@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.keys import message_folder
 from airflow_provider_taskhub.hub.layouts import EVENT_ID, HISTORY, LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind, Members
 from airflow_provider_taskhub.storage.primitives import PutBlob
+from airflow_provider_taskhub.storage.rules import check_blob_name
 from airflow_provider_taskhub.values import dataclass
 
 SPILL_BYTES = 45 * 1024
@@ -286,6 +287,7 @@ def _read_data(data: Members) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
     if blob_name:  # the message in the blob counts, entirely (spec §2.3)
+        check_blob_name(blob_name)
         return Envelope(
             activity_id=NO_ACTIVITY, message=None, blob_name=blob_name, failures=failures, deliveries=deliveries
         )

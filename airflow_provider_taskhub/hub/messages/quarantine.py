@@ -4,7 +4,8 @@ An instance whose orchestrator does not come to an end is in quarantine as a who
 *stuck*, with the generation that is. Whoever serves its partition leaves that generation alone, and adds what comes for
 it, until one of these messages is put back: then all of them are (DESIGN §9).
 
-What a spilled message has in its blob is copied into a folder that no instance's purge comes near (K30).
+What a spilled message has in its blob is copied into a folder that no instance's purge comes near (K30). A crash
+between two steps leaves a copy behind rather than a row without one.
 """
 
 from __future__ import annotations
@@ -85,10 +86,13 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
     """
     name, spilled = _spilled(item.text), None
     if name:
-        blob = await store.get_blob(names.large_messages, name)
-        if blob is not None:
-            spilled = PutBlob(container=names.large_messages, name=_blob_name(item, "spilled"), data=blob.data)
-        elif name not in item.cause:
+        copy = _blob_name(item, "spilled")  # of a try before this one, that ended in front of its last step
+        for place in (name, copy):
+            blob = await store.get_blob(names.large_messages, place)
+            if blob is not None:
+                spilled = PutBlob(container=names.large_messages, name=copy, data=blob.data)
+                break
+        if spilled is None and name not in item.cause:
             item = replace(item, cause=f"{item.cause}; its payload is lost: blob {name!r} does not exist")
     data = compress(item.text)
     text = PutBlob(container=names.large_messages, name=_blob_name(item, "text"), data=data)
@@ -206,6 +210,10 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
     for one in (item, *together):
         if not one.text:
             raise InputError(f"the text of message {one.message_id} is gone, blob {one.blobs[0]!r}: drop that message")
+        if one.blobs[1] and await store.get_blob(names.large_messages, one.blobs[1]) is None:
+            raise InputError(
+                f"the payload of message {one.message_id} is gone, blob {one.blobs[1]!r}: drop that message"
+            )
     marked = [(item, await _mark(store, names, item))]  # of two at a time one goes on
     for other in together:
         with suppress(Conflict, NotFound):
@@ -234,8 +242,15 @@ async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
     """
     name = _spilled(item.text)
     owner = owner_of(name)
-    orphan = owner is not None and await store.get(names.instances, escape(owner), "") is None
+    orphan = owner is not None and not await _exists(store, names, owner)
     await store.commit(Unit(steps=_removal(names, item, item.etag, name if orphan else "")))
+
+
+async def _exists(store: Store, names: HubNames, instance_id: str) -> bool:
+    try:
+        return await store.get(names.instances, escape(instance_id), "") is not None
+    except InputError:  # no instance can have such an id
+        return False
 
 
 def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") -> tuple[Step, ...]:

@@ -277,7 +277,8 @@ class _Seating:
         """One exchange between the most and the least loaded member, if it at least halves what lies between them.
 
         It begins with the least loaded, which asks for a partition. That unbalances the two, so the other one gets the
-        lightest in return: begun by both at once, one half could end before the other begins, and be turned back.
+        lightest in return: begun by both at once, one half could end before the other begins, and be turned back. Who
+        is at its cap already cannot begin.
         """
         loads = dict.fromkeys(self._members, 0.0)
         holdings: dict[str, list[Row]] = defaultdict(list)

@@ -180,7 +180,7 @@ def decode_blob(queue: str, blob: Blob) -> Lease:
 
 
 def encode_blob(lease: Lease) -> bytes:
-    """DurableTask's members, then ours where they say something."""
+    """DurableTask's members, then ours where they say something: a load of 0 does, since none is one not known yet."""
     ours = {
         "NextOwner": lease.next_owner,
         "OwnedSince": _written(lease.owned_since),
@@ -201,7 +201,7 @@ def encode_blob(lease: Lease) -> bytes:
         "Token": lease.token,
         "Epoch": lease.epoch or 0,
         **lease.extra,
-        **{f"TaskHub{name}": value for name, value in ours.items() if value},
+        **{f"TaskHub{name}": value for name, value in ours.items() if value or (name == "Load" and value is not None)},
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
