@@ -83,6 +83,7 @@ async def held(row: OneRow, told: Told) -> tuple[Holding, LeaseTenure]:
         listener=told,
         stuck=timedelta.max,
         figures=Figures(),
+        began=lambda: None,
     )
     tenure = holding.take_up(await row.write(row.row.claimed("a", START, AZURE_LEASE.take)), 0.0)
     assert tenure is not None

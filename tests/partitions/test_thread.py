@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
+from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.azure import AzureStore
@@ -124,6 +125,27 @@ async def test_a_stuck_owner_loop_keeps_no_lease(path: Path, store: Store) -> No
     stuck.set()
     await until(lambda: len(host.held) == 4)  # its own rows, served by nobody: taken again
     await thread.stop(timedelta(seconds=5))
+
+
+@pytest.mark.rows("T20")
+async def test_the_watchdog_looks_again_when_a_tenure_begins(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that was answered late may end before what it waits for."""
+    host, held = Host(), [0]
+    expire = PartitionOwner.expire
+
+    def seen(self: PartitionOwner) -> float:
+        expire(self)
+        held[0] = len(self.tenures)
+        return 3600.0
+
+    monkeypatch.setattr(PartitionOwner, "expire", seen)
+    thread = owner(path, host)
+    await thread.start()
+    await until(lambda: held[0] == 4)
+    await thread.stop(timedelta(seconds=5))
+    await until(lambda: not thread._watchdog.is_alive())
 
 
 @pytest.mark.rows("T42", "T49")

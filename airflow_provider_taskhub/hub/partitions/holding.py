@@ -54,7 +54,7 @@ class Holding:
     """What one worker holds. Methods belong to the event loop that made it, except :meth:`expire`, :attr:`tenures`.
 
     :param me: owner in lease rows. :param stuck: seconds without a poll after which a partition is given up (K12).
-    :param deadline: seconds that one attempt at a row may take.
+    :param deadline: seconds that one attempt at a row may take. :param began: called when a tenure has begun.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Holding:
         listener: TenureListener,
         stuck: timedelta,
         figures: Figures,
+        began: Callable[[], None],
     ) -> None:
         self._leases = leases
         self._me = me
@@ -80,6 +81,7 @@ class Holding:
         self._pause = 0.0
         self._paused_until = float("-inf")
         self._figures = figures
+        self._began = began
         self._tasks = Tasks()
         self._held: dict[int, Held] = {}
         self._snapshot: tuple[Held, ...] = ()
@@ -135,6 +137,7 @@ class Holding:
         self._tell(self._listener.taken, tenure)
         self._held[lease.partition] = Held(tenure, over, lease.renewals or 0)
         self._snapshot = tuple(self._held.values())
+        self._began()
         self.changed.set()
         return tenure
 
@@ -143,7 +146,7 @@ class Holding:
     def expire(self) -> float:
         """End every tenure past its give-up age (T20). From any thread; does no I/O.
 
-        :returns: seconds after which it must be called again.
+        :returns: seconds after which it must be called again, unless a tenure begins before.
         """
         soonest = self._give_up
         for held in self._snapshot:

@@ -51,8 +51,8 @@ class PartitionOwner:
     :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
         is listed but takes no partitions. :param services: what the host says of the partitions that it serves, asked
         at each renewal and published with it. :param stuck: a partition that has not been polled for so long is given
-        up, to be served anew (K12). :param rng: for jitter. :param watchdog: whether :meth:`run` calls :meth:`expire`
-        itself (else another thread does).
+        up, to be served anew (K12). :param rng: for jitter. :param alarm: called when a tenure has begun, for another
+        thread that calls :meth:`expire`; None: :meth:`run` calls it itself.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PartitionOwner:
         services: Callable[[], Mapping[int, Service]] = dict,
         stuck: timedelta = timedelta.max,
         rng: random.Random | None = None,
-        watchdog: bool = True,
+        alarm: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._names = names
@@ -91,7 +91,9 @@ class PartitionOwner:
         self._services: Mapping[int, Service] = {}
         self._stuck = stuck
         self._rng = rng or random.Random()
-        self._watchdog = watchdog
+        self._began = asyncio.Event()
+        self._watchdog = alarm is None
+        self._alarm = alarm or self._began.set
         self._members = Members(store, names, times=times, clock=clock)
         self._app = HeldApp(AppLease(store, names, app_name), clock, lost=self._shed_all)
         self._holding: Holding | None = None
@@ -112,7 +114,8 @@ class PartitionOwner:
     def expire(self) -> float:
         """End every tenure past its give-up age (T20). From any thread; does no I/O.
 
-        :returns: seconds after which it must be called again.
+        :returns: seconds after which it must be called again, unless a tenure begins before: that of a claim whose
+            answer was slow may end first.
         """
         return self._holds.expire()
 
@@ -158,6 +161,7 @@ class PartitionOwner:
             listener=self._listener,
             stuck=self._stuck,
             figures=self.figures,
+            began=self._alarm,
         )
         self._scanner = Scanner(
             leases,
@@ -244,7 +248,8 @@ class PartitionOwner:
 
     async def _watching(self) -> None:
         while True:
-            await self._clock.sleep(self.expire())
+            self._began.clear()
+            await within(self._clock, self._began, self.expire())
 
     async def _holding_app(self) -> None:
         while True:

@@ -67,7 +67,7 @@ class OwnerThread:
                 member=member,
                 services=services,
                 stuck=stuck,
-                watchdog=False,
+                alarm=self._alarm.set,
             )
 
         self._make = make
@@ -76,7 +76,8 @@ class OwnerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: Future[None] = Future()
         self._ended: Future[None] = Future()
-        self._over = threading.Event()
+        self._over = False
+        self._alarm = threading.Event()
         self._thread = threading.Thread(target=self._work, name="taskhub-partitions", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="taskhub-watchdog", daemon=True)
 
@@ -129,11 +130,15 @@ class OwnerThread:
                 self._ready.set_exception(error)
             else:
                 log.error("partitions_ended", error=repr(error))
-            self._over.set()
+            self._finish()
             self._ended.set_exception(error)
         else:
-            self._over.set()
+            self._finish()
             self._ended.set_result(None)
+
+    def _finish(self) -> None:
+        self._over = True
+        self._alarm.set()
 
     async def _main(self) -> None:
         async with self._open_store() as store:
@@ -148,5 +153,8 @@ class OwnerThread:
     def _watch(self) -> None:
         """Ends tenures by age, whatever the other thread is stuck in."""
         assert self._owner is not None
-        while not self._over.wait(self._owner.expire()):
-            pass
+        while True:
+            self._alarm.clear()  # before it is looked at what there is: whatever comes then is looked at once more
+            if self._over:
+                return
+            self._alarm.wait(self._owner.expire())
