@@ -26,7 +26,7 @@ from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, Entity, 
 from airflow_provider_taskhub.workers.cancelling import cancel_activities
 from airflow_provider_taskhub.workers.episodes import Episodes
 from airflow_provider_taskhub.workers.live import Live, generation_of
-from airflow_provider_taskhub.workers.sorting import Sorted
+from airflow_provider_taskhub.workers.sorting import Sorted, unchanged
 
 log = structlog.get_logger(__name__)
 
@@ -101,9 +101,13 @@ class Aside:
         return ends
 
     async def _repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
-        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29)."""
+        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29).
+
+        :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
+        """
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=True)
+        await unchanged(hub, session.instance_id, live.stored.sentinel_etag)
         with self._episodes.computing(session.instance_id, live.execution_id, batch):
             replayed, custom_status = (False, None) if live.stuck else _recalled(live)
         repaired = repair_row(

@@ -12,6 +12,7 @@ from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.engine.events import ExecutionStarted, HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, judge
@@ -37,6 +38,17 @@ class Sorted:
     stale: list[tuple[Held, str]] = field(default_factory=list)
     later: list[tuple[Held, Judged]] = field(default_factory=list)
     cancel: list[Held] = field(default_factory=list)
+
+
+async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | None:
+    """The sentinel, read anew: whoever has read the row before this may go by both.
+
+    :param etag: as the session has it. :raises Aborted: when the partition's former owner has committed since.
+    """
+    sentinel = await sentinel_of(hub.store, hub.names, instance_id)
+    if (sentinel.etag if sentinel else None) != etag:
+        raise Aborted("another owner has committed since the history was loaded")
+    return sentinel
 
 
 class Sorter:
@@ -84,9 +96,7 @@ class Sorter:
             row = await self._row_of_start(instance_id, event.instance.execution_id)
         else:
             row = await self._hub.instance(instance_id)
-            sentinel = await sentinel_of(self._hub.store, self._hub.names, instance_id)
-            if (sentinel.etag if sentinel else None) != etag:
-                raise Aborted("another owner has committed since the history was loaded")
+            sentinel = await unchanged(self._hub, instance_id, etag)
             facts = replace(facts, checkpointed=sentinel.timestamp if sentinel else None)
         return replace(
             facts,

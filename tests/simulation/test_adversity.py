@@ -32,7 +32,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
 from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Unit
 from airflow_provider_taskhub.storage.steps import resolved
-from tests.simulation.lives import live
+from tests.simulation.lives import live, share
 from tests.simulation.scenarios import SCENARIOS, app_of
 from tests.simulation.world import Death, Effects, Place, World, simulate
 
@@ -741,3 +741,49 @@ def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> Non
             return waiting.status if waiting else None, (await hub.wait("one")).output
 
     assert simulate(play) == (Status.RUNNING, "[1,2]")
+
+
+@pytest.mark.rows("K10", "K29")
+def test_what_an_old_owner_has_loaded_turns_no_row_back() -> None:
+    """A redelivery has it complete the row of the history that it knows, which has gone on meanwhile."""
+
+    async def play() -> Any:
+        app = app_of(Effects())
+
+        @app.orchestrator
+        async def waits(ctx: OrchestrationContext) -> list[Any]:
+            return [await ctx.wait_for_external_event("add") for _ in range(2)]
+
+        async with World(app, partitions=1) as hub:
+            await hub.client.start("waits", instance_id="one")
+            queue = hub.client.hub.names.control(0)
+            (start,) = await hub.store.peek(queue)
+            new = await hub.join("new")
+            await hub.clock.sleep(5.0)
+            old = await hub.join("old")
+            await hub.clock.sleep(5.0)
+            share(new, old)
+            loaded, go_on = asyncio.Event(), asyncio.Event()
+            loader = old.backend.processor._loader
+            load = loader.load
+
+            async def slowly(instance_id: str) -> Any:
+                found = await load(instance_id)
+                loaded.set()
+                await go_on.wait()
+                return found
+
+            loader.load = slowly  # type: ignore[method-assign]
+            new.plan = lambda call: unsent() if call.kind == "queue.receive" else None
+            await hub.store.execute(PutMessage(queue=queue, text=start.text))
+            await loaded.wait()
+            new.plan = lambda call: None
+            old.plan = lambda call: unsent() if call.kind == "queue.receive" else None
+            for number in (1, 2):
+                await hub.client.raise_event("one", "add", number)
+            await hub.wait("one")
+            go_on.set()
+            await hub.settle()
+            return (await hub.client.get("one")).status
+
+    assert simulate(play) is Status.COMPLETED
