@@ -72,7 +72,7 @@ simulate-deaths: .venv/.test ## the long form of the simulation: workers die at 
 
 .PHONY: crash
 crash: .venv/.test .venv/.azurite ## everything that can go wrong at every storage call, on SQLite and Azurite; counts (CRASH="--store sqlite")
-	@$(BIN)/python -m tests.simulation.crash $(CRASH)
+	@$(BIN)/python -m tests.simulation.crash --jobs $$(nproc) $(CRASH)
 
 .PHONY: storm
 storm: .venv/.test .venv/.azurite ## kill one of 4 workers every 2 s for SECONDS=300, then count what is lost, doubled, corrupt (STORM="--store sqlite")

@@ -10,6 +10,7 @@ import typer
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 
 app = typer.Typer(no_args_is_help=True, help="Look at messages that nobody could process; put them back or drop them.")
@@ -110,20 +111,27 @@ def _each(
     if bool(message_ids) == every:
         raise typer.BadParameter("give ids, or --all")
 
-    async def work(client: Client) -> tuple[int, list[str]]:
+    async def work(client: Client) -> tuple[int, list[str], dict[str, str]]:
         there = {item.message_id: item for item in await client.quarantined(bodies=False)}
         wanted = list(there) if every else list(dict.fromkeys(message_ids or ()))
         done: set[str] = set()
+        failed: dict[str, str] = {}
         for message_id in wanted:
-            if message_id in there and message_id not in done and await do(client, message_id):
-                done.update(together(there, there[message_id]))
-        return len(done), [message_id for message_id in wanted if message_id not in done]
+            try:
+                if message_id in there and message_id not in done and await do(client, message_id):
+                    done.update(together(there, there[message_id]))
+            except InputError as error:  # one of many that cannot be: the others nevertheless
+                failed[message_id] = str(error)
+        missing = [message_id for message_id in wanted if message_id not in done and message_id not in failed]
+        return len(done), missing, failed
 
-    count, missing = _with_client(hub, work)
+    count, missing, failed = _with_client(hub, work)
     if json:
-        as_json({"done": count, "missing": missing})
+        as_json({"done": count, "missing": missing, "failed": failed})
     else:
         console.print(f"{count} {what}", soft_wrap=True)
+    if failed:
+        fail("; ".join(failed.values()), Exit.FAILED)
     if missing and not every:
         fail(f"not in quarantine: {', '.join(missing)}", Exit.NOT_FOUND)
 

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session
-from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, Entity, PutBlob, Step, Unit
+from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.cancelling import cancel_activities
 from airflow_provider_taskhub.workers.episodes import Episodes
 from airflow_provider_taskhub.workers.live import Live, generation_of
@@ -200,6 +200,9 @@ class Aside:
             reason="its instance was purged",
         )
         await self.delete(session, [held])
+        if held.envelope.blob_name:  # the purge came before it was written
+            blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
+            await self._hub.store.execute(blob)
 
 
 def _recalled(live: Live) -> tuple[bool, str | None]:

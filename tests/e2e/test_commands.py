@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutMessage
 from tests.e2e.house import House, until
 
 OK, FAILED, USAGE, NOT_FOUND, EXISTS, UNAVAILABLE, TIMEOUT = range(7)
@@ -129,13 +132,38 @@ async def test_what_is_in_quarantine_is_shown_put_back_and_dropped(embedded: Hou
     texts = {house.json("quarantine", "show", message_id)["text"] for message_id in ids}
     assert texts == {"nonsense", "[/more]"}
     assert house.command("quarantine", "show", "nobody").returncode == NOT_FOUND
-    assert house.json("quarantine", "drop", ids[0]) == {"done": 1, "missing": []}
+    assert house.json("quarantine", "drop", ids[0]) == {"done": 1, "missing": [], "failed": {}}
     assert house.command("quarantine", "drop", ids[0]).returncode == NOT_FOUND
-    assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": []}
+    assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": [], "failed": {}}
     (again,) = until(lambda: house.json("quarantine", "list"), what="the one that was put back")
     assert again["message_id"] not in ids, "it is a new message"
     assert house.json("quarantine", "drop", "--all", "--yes")["done"] == 1
     assert house.command("quarantine", "put-back").returncode == USAGE
+
+
+@pytest.mark.rows("K42")
+async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House) -> None:
+    house = embedded
+    assert house.command("hub", "create").returncode == OK
+    async with house.client() as client:
+        store, names = client.hub.store, client.hub.names
+        for name, text in (("a", random.Random(1).randbytes(70_000).hex()), ("b", "nonsense")):
+            item = Quarantined(
+                queue=names.work_items,
+                message_id=name,
+                cause="broken",
+                text=text,
+                dequeue_count=1,
+                inserted=client.hub.clock.utc_now(),
+            )
+            await quarantine.keep(store, names, item, None)
+        (lost, _) = await client.quarantined()
+        await store.execute(DeleteBlob(container=names.large_messages, name=lost.blobs[0]))
+    done = house.command("quarantine", "put-back", "--all")
+    assert (done.returncode, done.stdout) == (FAILED, "1 put back\n")
+    assert "the text of message a is gone" in done.stderr
+    assert [item["message_id"] for item in house.json("quarantine", "list")] == ["a"]
+    assert house.json("quarantine", "drop", "--all", "--yes") == {"done": 1, "missing": [], "failed": {}}
 
 
 @pytest.mark.parametrize(

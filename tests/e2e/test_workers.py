@@ -240,7 +240,7 @@ async def test_an_endless_orchestrator_ends_its_worker_and_no_other_instance(hou
             assert (await client.wait(f"other-{number}", timeout=LIMIT)).output == "14"
         assert two.end() == 0
         house.worker("three", app=app, MENDED="1").ready()
-        assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": []}
+        assert house.json("quarantine", "put-back", "--all")["done"] == 1
         assert (await client.wait("endless", timeout=LIMIT)).output == "7"
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -101,29 +103,38 @@ def go_through(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; the status to exit with."""
     options = _options().parse_args(arguments)
+    stores, names = options.store or STORES, options.scenario or list(SCENARIOS)
+    if options.only:
+        return max(_once(SCENARIOS[name], trouble(options.only), store) for store in stores for name in names)
+    kinds = [Kind(kind) for kind in options.kind] or list(Kind)
+    counts: dict[tuple[str, Kind], Count] = {(store, kind): Count() for store in stores for kind in kinds}
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = {
+            pool.submit(_part, store, name, kind, options.sample): (store, name, kind)
+            for store in stores
+            for name in names
+            for kind in kinds
+        }
+        for done in as_completed(parts):
+            (store, name, kind), count = parts[done], done.result()
+            print(f"{store} {name} {kind}: {count.points} in {count.seconds:.0f} s", file=sys.stderr, flush=True)
+            for line in count.told:
+                print(line, file=sys.stderr, flush=True)
+            _add(counts[store, kind], count)
     total = Count()
-    print(HEAD, flush=True)
-    with ExitStack() as stack:
-        for store in options.store or STORES:
-            place = _place(store, stack)
-            counts: dict[Kind, Count] = {}
-            for name in options.scenario or SCENARIOS:
-                scenario = SCENARIOS[name]
-                if options.only:
-                    return _once(scenario, trouble(options.only), place)
-                kinds = [Kind(kind) for kind in options.kind] or list(Kind)
-                for kind, count in go_through(scenario, kinds, place, sample=options.sample):
-                    print(
-                        f"{store} {name} {kind}: {count.points} in {count.seconds:.0f} s", file=sys.stderr, flush=True
-                    )
-                    _add(counts.setdefault(kind, Count()), count)
-                    for line in count.told:
-                        print(line, file=sys.stderr, flush=True)
-            for kind, count in counts.items():
-                print(count.line(store, kind), flush=True)
-                _add(total, count)
+    print(HEAD)
+    for (store, kind), count in counts.items():
+        print(count.line(store, kind))
+        _add(total, count)
     print(total.line("all", ""))
     return 1 if total.told else 0
+
+
+def _part(store: str, name: str, kind: Kind, sample: int | None) -> Count:
+    """In a process of its own."""
+    with ExitStack() as stack:
+        ((_, count),) = go_through(SCENARIOS[name], [kind], _place(store, stack), sample=sample)
+    return count
 
 
 def _options() -> argparse.ArgumentParser:
@@ -133,6 +144,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--kind", action="append", choices=list(Kind), default=[], help="else all; repeats")
     parser.add_argument("--sample", type=int, help="so many points of each kind and scenario, instead of all")
     parser.add_argument("--only", help="one trouble, as printed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     return parser
 
 
@@ -157,8 +169,10 @@ def azurite_at(open: Callable[[JumpingClock], AzureStore]) -> Place:
     return Place(name="azurite", open=open, shared=True, lease=AZURE_LEASE)
 
 
-def _once(scenario: Scenario, wrong: Trouble, place: Place) -> int:
-    found = list(damages_of(scenario, live(scenario, place=place), wrong, place))
+def _once(scenario: Scenario, wrong: Trouble, store: str) -> int:
+    with ExitStack() as stack:
+        place = _place(store, stack)
+        found = list(damages_of(scenario, live(scenario, place=place), wrong, place))
     print("\n".join(f"{damage}: {text}" for damage, text in found) or "nothing lost, nothing doubled")
     return 1 if found else 0
 

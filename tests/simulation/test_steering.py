@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status, TaskCompleted
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
@@ -446,6 +446,19 @@ def test_what_comes_for_a_purged_instance_is_set_aside_and_not_kept_for_people()
         return await world.client.quarantined(), (await world.client.list()).instances
 
     assert play(drive) == ((), ())
+
+
+@pytest.mark.rows("K46", "K30")
+def test_an_answer_that_comes_after_the_purge_leaves_no_payload() -> None:
+    async def drive(world: World) -> Any:
+        hub = world.client.hub
+        answer = TaskCompleted(timestamp=hub.clock.utc_now(), task_scheduled_id=0, result="x" * 60_000)
+        await hub.send(hub.mail(answer, OrchestrationInstance(instance_id="purged")))
+        spilled = await world.store.list_blobs(hub.names.large_messages)
+        await world.settle()
+        return len(spilled), await world.store.list_blobs(hub.names.large_messages), await world.client.quarantined()
+
+    assert play(drive) == (1, [], ())
 
 
 @pytest.mark.rows("K46", "K30")
