@@ -175,10 +175,16 @@ class Committer:
         tenure: Tenure,
         tags: dict[str, str],
     ) -> Done:
-        """The history is committed: what is behind it is done under the row's newest ETag."""
+        """The history is committed: what is behind it is done under the row's newest ETag.
+
+        :raises Aborted: when another owner has committed since: its row would become what it was.
+        """
         hub, instance_id = self._hub, episode.current.instance_id
         for _ in range(TRIES):
             row = await hub.instance(instance_id)
+            again = await self._sentinel(instance_id)  # after the row: a later commit's merge makes the row's ETag old
+            if again is None or again.etag != sentinel.etag:
+                raise Aborted("another episode was committed behind this one")
             row_etag = row.etag if row is not None else None
             if stored.sentinel_etag is None and was_ended(row, stored):
                 log.info("ended_before_its_start", instance_id=instance_id)

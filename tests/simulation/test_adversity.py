@@ -29,8 +29,8 @@ from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
-from airflow_provider_taskhub.storage.faults import Rates, at, lost, seeded, throttled, unsent
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Unit
+from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
+from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
 from tests.simulation.lives import live, share
 from tests.simulation.scenarios import SCENARIOS, app_of
@@ -787,3 +787,50 @@ def test_what_an_old_owner_has_loaded_turns_no_row_back() -> None:
             return (await hub.client.get("one")).status
 
     assert simulate(play) is Status.COMPLETED
+
+
+@pytest.mark.rows("K10", "K29")
+def test_what_an_old_owner_finishes_late_turns_no_row_back() -> None:
+    """Its merge of the row has no answer; while it reads the row, another takes the instance to its end."""
+
+    async def play() -> Any:
+        app = app_of(Effects())
+
+        @app.orchestrator
+        async def waits(ctx: OrchestrationContext) -> list[Any]:
+            return [await ctx.wait_for_external_event("add") for _ in range(2)]
+
+        async with World(app, partitions=1) as hub:
+            names = hub.client.hub.names
+            new = await hub.join("new")
+            await hub.clock.sleep(5.0)
+            old = await hub.join("old")
+            await hub.clock.sleep(5.0)
+            share(new, old)
+            merges, reading = 0, asyncio.Event()
+
+            def deaf(call: Call) -> Fault | None:
+                return unsent() if call.kind == "queue.receive" else None
+
+            def plan(call: Call) -> Fault | None:
+                nonlocal merges
+                if isinstance(call.what, Transact) and call.what.table == names.instances:
+                    merges += 1
+                    return unsent() if merges == 1 else None
+                if merges and call.kind == "table.get" and names.instances in str(call.what) and not reading.is_set():
+                    reading.set()
+                    return late(2.0)
+                return deaf(call) if merges else None
+
+            new.plan, old.plan = deaf, plan
+            await hub.client.start("waits", instance_id="one")
+            await reading.wait()
+            new.plan = lambda call: None
+            for number in (1, 2):
+                await hub.client.raise_event("one", "add", number)
+            await hub.wait("one")
+            await hub.clock.sleep(60.0)
+            await hub.settle()
+            return merges, (await hub.client.get("one")).status
+
+    assert simulate(play) == (1, Status.COMPLETED)
