@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.decisions import Action, Where
-from airflow_provider_taskhub.engine.events import EventType, FailureDetails
+from airflow_provider_taskhub.engine.events import EventType, FailureDetails, OrchestrationInstance, TimerCreated
+from airflow_provider_taskhub.engine.identity import action_id
 from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
@@ -28,6 +29,22 @@ def retry_role(verdict: Verdict, number: int) -> str:
     :param number: of the attempt's action: of two tasks that fail one after the other only one may take the timer.
     """
     return f"retry {verdict} {number}"
+
+
+def verdict_of(timer: TimerCreated, number: int, instance: OrchestrationInstance, *, rewinds: int) -> Verdict | None:
+    """What a retry policy of ours has decided about a failed attempt, if it is this timer that followed.
+
+    :param number: of the attempt's action. :param instance: with the generation's execution id.
+    :param rewinds: tried up to here: what was decided while suspended goes by a later count, and earlier versions
+        counted the messages of rewinds.
+    """
+    for count in range(rewinds + 1):
+        for verdict in (Verdict.AGAIN, Verdict.LAST):
+            role = retry_role(verdict, number)
+            name = action_id(instance, timer.event_id, role, "", input=timer.fire_at.text(), rewinds=count)
+            if name == timer.taskhub_action_id:
+                return verdict
+    return None
 
 
 class Answerable(Protocol):

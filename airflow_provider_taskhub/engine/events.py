@@ -13,6 +13,9 @@ from typing import ClassVar
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.values import dataclass
 
+REWOUND = "Rewound: "
+"""How the reason of a row begins that a rewind rewrote; its former event type follows."""
+
 
 class EventType(IntEnum):
     """DurableTask.Core's numbers; member names are its names in table rows (spec §7.1)."""
@@ -302,6 +305,16 @@ class GenericEvent(HistoryEvent):
     reason: str | None = None
     name: str | None = None
     original: Mapping[str, object] | None = None
+
+    @property
+    def is_rewind(self) -> bool:
+        """Whether it stands for a completion that was taken back: of each rewind one row does."""
+        return self.reason == f"{REWOUND}{EventType.ExecutionCompleted.name}"
+
+    @property
+    def is_message(self) -> bool:
+        """Whether a rewind has sent it: one or more, before or after what else wakes the instance, or none."""
+        return self.event_id < 0 and not (self.reason or "").startswith(REWOUND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

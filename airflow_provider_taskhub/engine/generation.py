@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, retry_role
+from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, verdict_of
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
-from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, Where, decide, identity
+from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -77,6 +77,7 @@ class Generation:
     :param definition: the orchestrator. :param started: its start.
     :param instance: with this generation's execution id.
     :param timers: TimerCreated events of the past by number: retries are replayed as recorded.
+    :param past_rewinds: an upper bound of the rewinds in the past, however they were counted.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Generation:
         *,
         time: Timestamp,
         timers: Mapping[int, TimerCreated] | None = None,
+        past_rewinds: int = 0,
         custom_status: str | None = None,
         log: Log | None = None,
     ) -> None:
@@ -108,6 +110,7 @@ class Generation:
         self._keep_events = True
         self._wants_generation = False
         self._timers = timers or {}
+        self._past_rewinds = past_rewinds
         self._undecided: dict[int, Action] = {}
         self._open: dict[int, _Open] = {}
         self._excused: set[int] = set()
@@ -262,18 +265,10 @@ class Generation:
     def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
         """What the history says followed the failure of attempt ``number``: the identity of its timer tells."""
         event = self._timers.get(self.numbers)
-        if event is not None and event.taskhub_action_id is not None:
-            scope = Scope(instance=self.instance, started=self.started, time=self.time, rewinds=self.rewinds)
-            for verdict in (Verdict.AGAIN, Verdict.LAST):
-                timer = Action(
-                    kind=EventType.TimerCreated,
-                    role=retry_role(verdict, number),
-                    where=_NOWHERE,
-                    number=self.numbers,
-                    fire_at=event.fire_at,
-                )
-                if identity(timer, scope) == event.taskhub_action_id:
-                    return verdict, event.fire_at
+        if event is not None:
+            verdict = verdict_of(event, number, self.instance, rewinds=self._past_rewinds)
+            if verdict is not None:
+                return verdict, event.fire_at
         return Verdict.STOP, self.time
 
     def wait(self, name: str, annotation: Any) -> Wait:
@@ -377,8 +372,8 @@ class Generation:
         if isinstance(event, GenericEvent):
             if event.event_id >= 0:
                 self._excused.add(event.event_id)
-            elif not (event.reason or "").startswith("Rewound"):
-                self.rewinds += 1
+            # the row, not the message: that may come after an answer or a timer that wakes the instance, or never
+            self.rewinds += event.is_rewind
 
     def _nothing(self, event: HistoryEvent) -> None:
         """Being recorded is all that happens to it."""
@@ -439,7 +434,6 @@ _ADVICE = (
     "Orchestrator code must decide the same each time it is replayed: no clocks, random values or I/O of its own, "
     "and changed code only for new instances (or under a new name)."
 )
-_NOWHERE = Where(Generation.schedule.__code__, 0)
 
 _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {
     Reaction.DELIVER: Generation._deliver,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +15,15 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionResumed,
     ExecutionSuspended,
     FailureDetails,
+    GenericEvent,
     SubOrchestrationInstanceFailed,
+    TimerCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.identity import action_id
 from airflow_provider_taskhub.engine.retry import LONGEST_DELAY, Verdict, judge
 from airflow_provider_taskhub.errors import ConfigurationError
-from tests.engine.play import START, Play
+from tests.engine.play import INSTANCE, START, Play
 
 BROKEN = FailureDetails(error_type="ValueError", error_message="broken")
 
@@ -152,6 +156,24 @@ def test_a_retry_held_back_by_a_suspend_is_not_given_up() -> None:
     assert len(play.outbound) == 1
     play.take(ExecutionResumed(timestamp=START))
     assert isinstance(play.outbound[-1].event, TimerFired)
+
+
+@pytest.mark.rows("K46", "K49")
+def test_a_retry_is_known_however_its_rewinds_were_counted() -> None:
+    """Earlier versions counted their messages, of which there may be more than rewinds, or fewer."""
+    play = Play(app_with(RetryPolicy(max_attempts=3)))
+    play.start("work")
+    for _ in range(2):
+        play.take(GenericEvent(timestamp=START))
+    fail_until(play, 1)
+    past = play.past
+    created, fired = [event for event in past if isinstance(event, TimerCreated | TimerFired)]
+    for rewinds in range(3):
+        at = created.fire_at.text()
+        name = action_id(INSTANCE, created.event_id, "retry again 0", "", input=at, rewinds=rewinds)
+        swap = {id(event): replace(event, taskhub_action_id=name) for event in (created, fired)}
+        play.past = tuple(swap.get(id(event), event) for event in past)
+        assert play.replay(app_with(None), play.raised("go")).completed is None
 
 
 def test_a_timer_of_the_users_own_is_no_retry() -> None:

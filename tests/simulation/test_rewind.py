@@ -19,7 +19,8 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
-from airflow_provider_taskhub.storage.faults import FaultyStore, at, lost, unsent
+from airflow_provider_taskhub.storage.faults import Call, FaultyStore, Plan, at, late, lost, unsent
+from airflow_provider_taskhub.storage.primitives import PutMessage
 from tests.simulation.world import World, simulate
 
 
@@ -114,6 +115,13 @@ class Lab:
             found = await ctx.call_activity("bad", "b")
             await timer
             return [found, str((ctx.current_utc_datetime.minute, ctx.current_utc_datetime.second >= 0))]
+
+        @app.orchestrator
+        async def due(ctx: OrchestrationContext) -> str:
+            timer = ctx.create_timer(timedelta(minutes=5))
+            found = await ctx.call_activity("kept", "k")
+            await timer
+            return found
 
         @app.orchestrator
         async def child(ctx: OrchestrationContext, name: str) -> str:
@@ -244,6 +252,33 @@ def test_a_timer_that_was_open_fires_again(wait: float) -> None:
     assert ran == {"b": 2}
 
 
+@pytest.mark.rows("K46")
+def test_what_is_decided_before_the_message_of_a_rewind_comes_is_decided_anew() -> None:
+    """The timer wakes it first. The record of the attempt that failed must not answer the one after the rewind."""
+
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "due")
+        await world.clock.sleep(600.0)
+        lab.broken = False
+        slow = client_over(world, lambda call: late(60.0) if "GenericEvent" in put_text(call) else None)
+        await slow.rewind("one")
+        await world.settle()
+        state = await world.wait("one")
+        return state.status, state.output, dict(lab.ran)
+
+    assert play(drive) == (Status.COMPLETED, '"k"', {"k": 2})
+
+
+def put_text(call: Call) -> str:
+    return call.what.text if isinstance(call.what, PutMessage) else ""
+
+
+def client_over(world: World, plan: Plan) -> Client:
+    """A client with a way to the store of its own."""
+    store = FaultyStore(world.store, plan, clock=world.clock, stepwise=True)
+    return Client(replace(world.client.hub, store=store), world.settings.lease_times)
+
+
 @pytest.mark.rows("K46", "K48")
 @pytest.mark.parametrize("wait", [1.0, 3600.0], ids=["still runs", "ended while nobody listened"])
 def test_children_are_rewound_and_those_that_ended_meanwhile_answer_again(wait: float) -> None:
@@ -333,11 +368,9 @@ def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(name: str, fa
         async def drive(world: World, lab: Lab) -> Any:
             await failed(world, name)
             lab.broken = False
-            store = FaultyStore(world.store, at(number, fault()), clock=world.clock, stepwise=True)
-            hub = replace(world.client.hub, store=store)
             disturbed = True
             try:
-                await Client(hub, world.settings.lease_times).rewind("one", "mended")
+                await client_over(world, at(number, fault())).rewind("one", "mended")
                 disturbed = False
             except Unavailable:
                 await world.clock.sleep(30.0)

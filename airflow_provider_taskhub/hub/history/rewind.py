@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.attempts import retry_role
+from airflow_provider_taskhub.engine.attempts import verdict_of
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
+    REWOUND,
     EventSent,
     EventType,
     ExecutionCompleted,
@@ -32,15 +33,11 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.identity import action_id
 from airflow_provider_taskhub.engine.retry import Verdict
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS
 from airflow_provider_taskhub.hub.history.records import SENTINEL
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-
-REWOUND = "Rewound: "
-"""How the reason of a rewritten row begins; the former event type follows."""
 
 _Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 _Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
@@ -72,7 +69,7 @@ def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
     for event in reversed(past):
         if isinstance(event, OrchestratorStarted):
             return False
-        if isinstance(event, GenericEvent) and event.reason == f"{REWOUND}{EventType.ExecutionCompleted.name}":
+        if isinstance(event, GenericEvent) and event.is_rewind:
             return True
     return False
 
@@ -176,8 +173,8 @@ class _Plan:
             match event:
                 case OrchestratorStarted():
                     failed, due, time = [], [], event.timestamp
-                case GenericEvent() if event.event_id < 0 and not (event.reason or "").startswith(REWOUND):
-                    rewinds += 1
+                case GenericEvent():
+                    rewinds += event.is_rewind or event.is_message
                 case TaskFailed() | SubOrchestrationInstanceFailed():
                     failed.append(event.task_scheduled_id)
                 case TimerCreated():
@@ -206,12 +203,9 @@ class _Plan:
             return (Verdict.LAST, failed[-1]) if failed and timer.fire_at <= time else None
         assert self._started is not None
         for number in failed:
-            for verdict in (Verdict.AGAIN, Verdict.LAST):
-                role, at = retry_role(verdict, number), timer.fire_at.text()
-                for count in range(rewinds + 1):
-                    name = action_id(self._started.instance, timer.event_id, role, "", input=at, rewinds=count)
-                    if name == timer.taskhub_action_id:
-                        return verdict, number
+            verdict = verdict_of(timer, number, self._started.instance, rewinds=rewinds)
+            if verdict is not None:
+                return verdict, number
         return None
 
     def _name(self, number: int) -> str:
