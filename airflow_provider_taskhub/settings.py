@@ -14,7 +14,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -33,6 +42,9 @@ MAX_RESULT = 64 * 1024 * 1024
 """Bytes: every replay of an orchestration reads the results of its activities again."""
 LEASE_MARGIN = timedelta(milliseconds=500)
 """Least distance between renew, give up and take: scheduling noise of a loaded machine."""
+LEASE_DRIFT = 0.003
+"""Of take, the least distance of give up from it: two clocks that are 0.1 % wrong each, one fast, one slow, and a half
+more."""
 
 
 def home() -> Path:
@@ -57,7 +69,10 @@ def hub_name(value: str) -> str:
 
 
 class LeaseTimes(BaseModel):
-    """Times of partition leases (DESIGN §5). Each worker measures them on its own monotonic clock."""
+    """Times of partition leases (DESIGN §5). Each worker measures them on its own monotonic clock.
+
+    All workers of a hub should have the same: what one served that renews seldom is taken late by all.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,10 +85,12 @@ class LeaseTimes(BaseModel):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not (self.renew + LEASE_MARGIN <= self.give_up and self.give_up + LEASE_MARGIN <= self.take):
+        least = max(LEASE_MARGIN, self.take * LEASE_DRIFT)
+        if not (self.renew + LEASE_MARGIN <= self.give_up and self.give_up + least <= self.take):
             raise ValueError(
-                "lease times must keep renew < give_up < take with at least 0.5 s between them, not "
-                f"{self.renew.total_seconds():g} s, {self.give_up.total_seconds():g} s, {self.take.total_seconds():g} s"
+                "lease times must keep renew < give_up < take with at least 0.5 s between them, and 0.3 % of take "
+                f"between give_up and take, since clocks drift; not {self.renew.total_seconds():g} s, "
+                f"{self.give_up.total_seconds():g} s, {self.take.total_seconds():g} s"
             )
         if min(self.renew, self.scan, self.visibility) <= timedelta(0):
             raise ValueError("lease times must be longer than 0 s")
@@ -116,7 +133,8 @@ class Settings(BaseSettings):
     """Where a hub that is created keeps its leases: rows of a table (the default) or leased blobs. A hub that is there
     keeps its own, and another one is refused."""
     lease: LeaseTimes | None = None
-    """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5)."""
+    """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5); what is not given of it in the environment or the file
+    is so too."""
     app_name: str = ""
     """AppName of DurableTask's app lease (spec §2.7)."""
     weight: int = Field(default=1, ge=1, le=100)
@@ -147,6 +165,13 @@ class Settings(BaseSettings):
     def _hub(cls, value: str) -> str:
         return hub_name(value)
 
+    @field_validator("lease", mode="before")
+    @classmethod
+    def _lease(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {**dict(EMBEDDED_LEASE if _embedded(info.data.get("connection")) else AZURE_LEASE), **value}
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -161,7 +186,7 @@ class Settings(BaseSettings):
     @property
     def embedded(self) -> bool:
         """Whether the hub lives in an SQLite file."""
-        return self.connection is None or self.connection.get_secret_value().startswith("sqlite:")
+        return _embedded(self.connection)
 
     @property
     def asked_partitions(self) -> int | None:
@@ -171,6 +196,10 @@ class Settings(BaseSettings):
     @property
     def lease_times(self) -> LeaseTimes:
         return self.lease or (EMBEDDED_LEASE if self.embedded else AZURE_LEASE)
+
+
+def _embedded(connection: SecretStr | None) -> bool:
+    return connection is None or connection.get_secret_value().startswith("sqlite:")
 
 
 def load_settings(**arguments: object) -> Settings:

@@ -42,6 +42,19 @@ def test_a_wrong_variable_is_named_with_its_value(
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("connection", "seconds"),
+    [(None, (1, 2, 4, 1.5)), ("sqlite:///x.db", (1, 2, 4, 1.5)), ("UseDevelopmentStorage=true", (10, 20, 30, 1.5))],
+)
+def test_lease_times_that_are_not_given_are_those_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, connection: str | None, seconds: tuple[float, ...]
+) -> None:
+    """One given brought Azure's others to an embedded hub, whose workers then took partitions from this one."""
+    monkeypatch.setenv("TASKHUB_LEASE__SCAN", "PT1.5S")
+    times = load_settings(connection=connection).lease_times
+    assert tuple(span.total_seconds() for span in (times.renew, times.give_up, times.take, times.scan)) == seconds
+
+
 def test_a_wrong_value_of_the_file_or_of_an_argument_is_named_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^partitions is 0: Input should be greater"):
         load_settings(partitions=0)

@@ -435,6 +435,8 @@ def check(
 ) -> None:
     """Exit status 1 when a partition has no lease row or nobody alive to serve it, or too few workers live.
 
+    Also when workers were given different lease times: partitions of one that renews seldom are taken late by all.
+
     Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: who does
     not by then counts as dead. Ends after two minutes: who renews more seldom than that is not called dead, and
     its partitions are reported as those of one that may live or not. Lists the orders in force, too.

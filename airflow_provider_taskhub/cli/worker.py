@@ -38,7 +38,9 @@ def worker(
 ) -> None:
     """Serve a hub: run orchestrators, and activities in child processes, until SIGTERM or Ctrl-C; then drain.
 
-    The hub is made if it is missing. Example: taskhub worker --app flights_app:app
+    The hub is made if it is missing. Give all its workers the same apps, and the same TASKHUB_LEASE__ settings if any.
+
+    Example: taskhub worker --app flights_app:app
     """
     roles = tuple(dict.fromkeys(role or (ORCHESTRATOR, ACTIVITY)))
     for wanted in roles:

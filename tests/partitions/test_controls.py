@@ -537,6 +537,20 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
 
 
 @scenario
+async def test_a_check_finds_workers_that_were_given_different_times() -> None:
+    async with Cluster() as cluster:
+        await settled("a", "b", cluster=cluster)
+        assert (await steering(cluster).check()).problems == ()
+        cluster.times = LeaseTimes(renew=timedelta(seconds=2), give_up=timedelta(seconds=4), take=timedelta(seconds=6))
+        other = await cluster.join("c")
+        await cluster.settle()
+        told = "workers were given different lease times (renew/take): 10/30 s a@host/a-1, b@host/b-1; 2/6 s c@host/c-1"
+        assert (await steering(cluster).check()).problems == (told,)
+        await cluster.crash(other)
+        assert told not in (await steering(cluster).check()).problems, "only of those that live"
+
+
+@scenario
 @pytest.mark.rows("T54")
 async def test_a_check_finds_partitions_whose_owners_are_dead() -> None:
     """By looking until each has renewed or should have: no clock of another machine is asked."""
@@ -590,7 +604,7 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
         began = now()
         assert (await steering(cluster).check()).problems == ("partition 9: a lease row beyond the hub's partitions",)
         assert now() - began <= 1.2 * RENEW
-        times = LeaseTimes(renew=timedelta(days=999), give_up=timedelta(days=1000), take=timedelta(days=1001))
+        times = LeaseTimes(renew=timedelta(days=999), give_up=timedelta(days=1000), take=timedelta(days=1010))
         seldom = Members(cluster.store, NAMES, times=times, clock=JumpingClock())
         await cluster.crash(a)
         await seldom.announce(

@@ -50,6 +50,33 @@ def test_times_that_break_the_order_are_refused_with_the_reason(renew: float, gi
 
 
 @scenario
+@pytest.mark.rows("T88", "T86", "T09")
+async def test_clocks_that_drift_apart_for_minutes_leave_nobody_beside_another() -> None:
+    """An owner whose clock is 0.1 % slow is cut off; who takes after it has one that is as much fast.
+
+    The least times that are accepted for a give-up of ten minutes: half a second more than that was once enough.
+    """
+    give_up, take = timedelta(seconds=600), timedelta(seconds=601.806)
+    for renew in (300, 1):
+        with pytest.raises(ValidationError, match=r"0\.3 % of take between give_up and take, since clocks drift"):
+            LeaseTimes(renew=timedelta(seconds=renew), give_up=give_up, take=take - timedelta(seconds=0.01))
+    times = LeaseTimes(renew=timedelta(seconds=300), give_up=give_up, take=take, scan=timedelta(seconds=1))
+    async with Cluster(2, times=times) as cluster:
+        faults = Faults(cluster.store)
+        owner = await cluster.join("owner", store=faults, rate=0.999)  # type: ignore[arg-type]
+        taker = await cluster.join("taker", rate=1.001)
+        await asyncio.sleep(400)
+        assert (len(owner.held), len(taker.held)) == (1, 1)
+
+        async def cut(_: str, __: tuple[object, ...]) -> None:
+            raise Unavailable("cut off")
+
+        faults.before = cut
+        await asyncio.sleep(1000)
+        assert len(taker.held) == 2
+
+
+@scenario
 @pytest.mark.rows("T19", "E22", "E10")
 async def test_renewals_go_out_together_whatever_a_scan_does() -> None:
     """Every answer takes 3 s: one after another eight of them would cost the lease of the last."""

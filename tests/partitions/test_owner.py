@@ -22,12 +22,14 @@ from airflow_provider_taskhub.hub.partitions.admin import partition_states
 from airflow_provider_taskhub.hub.partitions.applease import lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.jumping import START, run
+from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, RowOperation, RowVerb, Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
 
 RENEW, GIVE_UP, TAKE, SCAN = 10.0, 20.0, 30.0, 10.0
 """Of settings.AZURE_LEASE, which ``Cluster`` uses."""
 JITTER = 1.1
+SECOND = timedelta(seconds=1)
 
 
 def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -117,6 +119,47 @@ async def test_a_dead_workers_partitions_are_served_again_within_take_and_a_scan
         assert len(b.held) == 8
         # the watcher's count starts when its scan first shows the last renewal
         assert TAKE - RENEW <= now() - died <= TAKE + SCAN * 2 * JITTER
+
+
+QUICK = LeaseTimes(renew=2 * SECOND, give_up=4 * SECOND, take=6 * SECOND, scan=2 * SECOND)
+"""A worker with these sees each renewal of one with the others three scans late, and would call that silence."""
+
+
+@scenario
+@pytest.mark.rows("T26", "T86", "T87", "K09")
+async def test_who_renews_seldom_is_silent_only_by_its_own_times() -> None:
+    """Two workers that were given different times: theft only from the silent, also when its line has gone."""
+    structlog.reset_defaults()
+    with capture_logs() as logs:
+        async with Cluster() as cluster:
+            faults = Faults(cluster.store)
+            slow = await cluster.join("slow", store=faults)  # type: ignore[arg-type]
+            await asyncio.sleep(TAKE)
+            cluster.times = QUICK
+            quick = await cluster.join("quick")
+            await cluster.settle()
+            await asyncio.sleep(10 * TAKE)
+            assert {reason for *_, reason in slow.events + quick.events if reason} == {
+                "handed over to quick@host/quick-1"
+            }
+
+            async def unlisted(_: str, arguments: tuple[object, ...]) -> None:
+                if isinstance(arguments[0], Transact) and arguments[0].table == NAMES.members:
+                    raise Unavailable("no answer")
+
+            faults.before = unlisted
+            moves = len(slow.events), len(quick.events)
+            await asyncio.sleep(10 * TAKE)
+            assert await Members(cluster.store, NAMES).pace() == {"quick@host/quick-1": (2.0, 6.0)}
+            assert (len(slow.events), len(quick.events)) == moves
+            died = now()
+            await cluster.crash(slow)
+            await cluster.settle(TAKE + 2 * RENEW)
+            assert now() - died >= TAKE - RENEW
+    warned = [
+        (entry["worker"], entry["renew"], entry["take"]) for entry in logs if entry["event"] == "lease_times_differ"
+    ]
+    assert warned == [("slow@host/slow-1", 10.0, 30.0), ("quick@host/quick-1", 2.0, 6.0)], "once each, by the other"
 
 
 @participant

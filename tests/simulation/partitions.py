@@ -48,7 +48,7 @@ from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
-from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes
+from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LeaseTimes
 from airflow_provider_taskhub.storage.embedded.rows import _Row
 from airflow_provider_taskhub.storage.primitives import Paged, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
@@ -683,6 +683,7 @@ def shape_of(seed: int, hours: float) -> Shape:
 
 
 def _times(renew: float, more: float, margin: float, scan: float) -> LeaseTimes:
+    margin = max(margin, (renew + more) * 1.01 * LEASE_DRIFT)
     return LeaseTimes(
         renew=timedelta(seconds=renew),
         give_up=timedelta(seconds=renew + more),

@@ -268,10 +268,11 @@ def standing(
     """What a row means for the balance, as one worker sees it.
 
     Free is a row without an owner (T28), of an owner proven dead by its lock file (DESIGN §5), of one silent for
-    ``take`` (T26), or one that names this very incarnation although it serves nothing of it: an own claim whose
-    answer was lost, or a lease that it gave up by age (E23).
+    ``take`` (T26), or one that names this very incarnation although it serves nothing of it: an own claim whose answer
+    was lost, or a lease that it gave up by age (E23).
 
     :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
+    :param take: seconds, the owner's own or the watcher's, whichever are more.
     :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
         death others may be unable to prove.
     :param shared: all others run on this machine and can prove a death too: each waits for its own share (E50).

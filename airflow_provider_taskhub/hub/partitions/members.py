@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class Roster:
     :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
     :param silent: the rest. :param newcomers: those that this watcher has seen for less than their take time.
     :param serving: what those that are not silent say of their partitions.
+    :param paces: seconds between renewals, and of the take time, as each worker listed says them.
     """
 
     live: tuple[Member, ...] = ()
@@ -50,6 +51,7 @@ class Roster:
     silent: tuple[Member, ...] = ()
     newcomers: frozenset[str] = frozenset()
     serving: Mapping[str, Serving] = field(default_factory=dict)
+    paces: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ class Members:
             serving={
                 item.member.worker: replace(item.serving, due=item.serving.due - silence[item.key]) for item in fresh
             },
+            paces=_paces(listings),
         )
 
     async def live(self) -> tuple[Member, ...]:
@@ -150,7 +153,7 @@ class Members:
 
     async def pace(self) -> Mapping[str, tuple[float, float]]:
         """Seconds between renewals, and of the take time, of each worker listed."""
-        return {item.member.worker: (item.renew, item.take) for item in await self._read()}
+        return _paces(await self._read())
 
     async def prove(self) -> tuple[Member, ...]:
         """All members, with ``alive`` as proven now: a row must change within :data:`PATIENCE` of its own intervals.
@@ -188,6 +191,10 @@ class Members:
             await self._store.execute(Transact(table=self._table, rows=(row,)))
         except (NotFound, Conflict):
             return  # gone already, or alive after all
+
+
+def _paces(listings: Iterable[_Listing]) -> dict[str, tuple[float, float]]:
+    return {item.member.worker: (item.renew, item.take) for item in listings}
 
 
 def _key(worker: str) -> str:

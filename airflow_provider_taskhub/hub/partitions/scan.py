@@ -74,7 +74,10 @@ class Scanner:
         self._holding = holding
         self._me = me
         self._take_after = times.take
-        self._take = times.take.total_seconds()
+        self._pace = times.renew.total_seconds(), times.take.total_seconds()
+        self._take = self._pace[1]
+        self._takes: Mapping[str, float] = {}
+        self._strange: set[str] = set()
         self._every = times.scan.total_seconds()
         self._clock = clock
         self._may_take = may_take
@@ -111,6 +114,7 @@ class Scanner:
         """
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
         await self._bury(roster, dead)
+        self._compare_times(roster)
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
@@ -151,9 +155,36 @@ class Scanner:
     def _seen(self, leases: Sequence[Lease], roster: Roster, ordered: Orders, dead: Collection[str]) -> _Seen:
         now = self._clock.monotonic()
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
-        left = (self._take - silence[lease.partition] for lease in leases if lease.owner)
+        owners = {lease.owner for lease in leases if lease.owner}
+        self._takes = {owner: self._take_from(owner, roster) for owner in owners}
+        left = (self._takes[lease.owner] - silence[lease.partition] for lease in leases if lease.owner)
         self._due = min((seconds for seconds in left if seconds > 0), default=float("inf")) + self._every / 20
         return _Seen(leases=leases, silence=silence, roster=roster, orders=ordered, dead=dead)
+
+    def _take_from(self, owner: str, roster: Roster) -> float:
+        """Seconds of silence after which an owner's leases are taken: no fewer than by its own times.
+
+        Whoever is not listed, a worker of .NET, is judged by ours; whose line is gone by what it said last.
+        """
+        if owner in roster.paces:
+            return max(self._take, roster.paces[owner][1])
+        return self._takes.get(owner, self._take)
+
+    def _compare_times(self, roster: Roster) -> None:
+        """Warn of workers that were given other times: all wait for the slowest before they take what it served."""
+        strange = {one.worker for one in roster.live if roster.paces.get(one.worker, self._pace) != self._pace}
+        for worker in sorted(strange - self._strange):
+            (renew, take), (my_renew, my_take) = roster.paces[worker], self._pace
+            log.warning(
+                "lease_times_differ",
+                worker=worker,
+                renew=renew,
+                take=take,
+                my_renew=my_renew,
+                my_take=my_take,
+                hint="give all workers of a hub the same TASKHUB_LEASE__ settings",
+            )
+        self._strange = strange
 
     def _plan(self, seen: _Seen, member: Member) -> Plan:
         if "orchestrator" not in member.roles:
@@ -168,7 +199,7 @@ class Scanner:
                 me=self._me,
                 held=lease.partition in self._holding,
                 unchanged=seen.silence[lease.partition],
-                take=self._take,
+                take=self._takes.get(lease.owner or "", self._take),
                 patience=2.5 * self._every,
                 dead=seen.dead,
                 shared=shared,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from getpass import getuser
 
@@ -45,6 +45,7 @@ class Findings:
     :param unserved, silent, unproven: rows without an owner, with one that does not renew them, and with one that
         renews too seldom for a check to wait for it; offline ones aside.
     :param nowhere: partitions that nobody alive may serve.
+    :param times: workers that live, by seconds between their renewals and of their take time.
     :param live: workers that count. :param floor: how many of them were asked for.
     """
 
@@ -54,6 +55,7 @@ class Findings:
     silent: tuple[Ownership, ...]
     unproven: tuple[Ownership, ...]
     nowhere: tuple[int, ...]
+    times: Mapping[tuple[float, float], Sequence[str]]
     live: tuple[str, ...]
     floor: int
     controls: tuple[Control, ...]
@@ -72,6 +74,9 @@ class Findings:
         lines += [f"partition {found.partition}: its owner {found.owner} may live or not" for found in self.unproven]
         if len(self.live) < self.floor:
             lines.append(f"live workers that may serve partitions: {len(self.live)}, fewer than {self.floor}")
+        if len(self.times) > 1:
+            times = "; ".join(f"{renew:g}/{take:g} s {', '.join(who)}" for (renew, take), who in self.times.items())
+            lines.append(f"workers were given different lease times (renew/take): {times}")
         return tuple(lines)
 
 
@@ -255,6 +260,11 @@ class Steering:
         looks = await self._looks()
         members = Members(self._store, self._names, clock=self._clock)
         _, listed, controls = await asyncio.gather(looks.prove(), members.prove(), self.controls())
+        paces = await members.pace()
+        times: dict[tuple[float, float], list[str]] = {}
+        for member in listed:
+            if member.alive and member.worker in paces:
+                times.setdefault(paces[member.worker], []).append(member.worker)
         leases = looks.leases
         able = [member.worker for member in listed if member.alive and "orchestrator" in member.roles]
         meant = orders(controls, able)
@@ -271,6 +281,7 @@ class Steering:
             nowhere=tuple(
                 number for number in wanted if live and not any(meant.rules.allow(number, worker) for worker in live)
             ),
+            times=times,
             live=live,
             floor=floor,
             controls=controls,
