@@ -130,7 +130,7 @@ class Hub:
         episode: Episode,
         stored: checkpoint.Stored,
         mail: Sequence[Letter],
-        batch: Sequence[Held],
+        processed: checkpoint.Processed,
         *,
         tags: dict[str, str],
         check: Callable[[], None],
@@ -143,7 +143,7 @@ class Hub:
             names=self.names,
             puts=[made.put() for made in mail],
             blobs=[made.blob for made in mail if made.blob is not None],
-            processed=processed(batch),
+            processed=processed,
             commit_id=commit_id,
             now=self.clock.utc_now(),
             container_url=self.container_url,
@@ -153,11 +153,13 @@ class Hub:
         )
 
 
-def processed(batch: Sequence[Held]) -> checkpoint.Processed:
-    """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts."""
-    return checkpoint.Processed(
-        deletes=tuple([held.deletion() for held in batch]), message_ids=tuple([held.identity for held in batch])
-    )
+def processed(batch: Sequence[Held], *, leave: bool = False) -> checkpoint.Processed:
+    """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts.
+
+    :param leave: it deletes none.
+    """
+    deletes = () if leave else tuple([held.deletion() for held in batch])
+    return checkpoint.Processed(deletes=deletes, message_ids=tuple([held.identity for held in batch]))
 
 
 def brought(held: Held) -> HistoryEvent:

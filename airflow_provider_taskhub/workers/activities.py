@@ -14,17 +14,16 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
-from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import WorkerIdentity
-from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
-from airflow_provider_taskhub.hub.messages.races import SECOND, unknown_delay
+from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.workers.cancelling import has_ended
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.recorded import Recorded
 from airflow_provider_taskhub.workers.responses import Responses
@@ -165,7 +164,7 @@ class Activities:
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))
 
     async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
-        if held.deliveries > 1 and await self._has_ended(held):
+        if held.deliveries > 1 and await has_ended(self._hub, held):
             # not dropped: the last checkpoint may have been cut off behind its history, and a response repairs that
             ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
             await self._responses.respond(held, event, ActivityOutcome(failure=ended))
@@ -196,26 +195,10 @@ class Activities:
             await self._hub.clock.sleep(self._times.renew.total_seconds())
             for held in before:
                 try:
-                    if held in self._plain and await self._has_ended(held) and held in self._plain:
+                    if held in self._plain and await has_ended(self._hub, held) and held in self._plain:
                         self._plain[held].reschedule(asyncio.get_running_loop().time())
                 except StorageError as error:
                     log.info("instance_unreadable", message_id=held.message_id, error=str(error))
-
-    async def _has_ended(self, held: Held) -> bool:
-        """Whether it is certain that nobody waits for this activity any more.
-
-        A row that is missing, or is of another start, says nothing: a checkpoint writes it last, and of one that was
-        cut off there are only work items, or they and the history. Another start's history says so if it was committed
-        after the work item had been put, by the storage service's times, of which a queue tells the second.
-        """
-        hub, instance = self._hub, held.message.instance
-        row = await hub.instance(instance.instance_id)
-        if row is not None and same_start(row.execution_id, instance.execution_id):
-            return row.status.is_final
-        sentinel = await sentinel_of(hub.store, hub.names, instance.instance_id)
-        if sentinel is None or sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
-            return False
-        return held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND
 
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""

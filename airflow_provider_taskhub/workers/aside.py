@@ -23,7 +23,7 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
-from airflow_provider_taskhub.workers.cancelling import cancel_activities
+from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.episodes import Episodes
 from airflow_provider_taskhub.workers.live import Live, generation_of
 from airflow_provider_taskhub.workers.sorting import Sorted, unchanged
@@ -40,8 +40,8 @@ class Aside:
     :param episodes: is told while a repair runs user code.
     """
 
-    def __init__(self, hub: Hub, episodes: Episodes) -> None:
-        self._hub, self._episodes = hub, episodes
+    def __init__(self, hub: Hub, episodes: Episodes, cancelling: Cancelling) -> None:
+        self._hub, self._episodes, self._cancelling = hub, episodes, cancelling
 
     async def settle(self, session: Session[Live], live: Live, found: Sorted) -> None:
         """Settle all of a batch that is not to be processed."""
@@ -126,8 +126,8 @@ class Aside:
         if live.ended is not None:
             for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
                 await hub.store.execute(hint)
-            if live.open_tasks:
-                await cancel_activities(hub, session.instance_id)
+            if self._cancelling.concerns(live):
+                await self._cancelling.cancel(session.instance_id)
 
     async def _cancel_start(self, session: Session[Live], held: Held) -> Judged:
         """Terminate an instance without a history (K41): its row says it, once its start cannot be under way.

@@ -11,8 +11,10 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.workers.cancelling import has_ended
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.runner import Runner
 
@@ -24,10 +26,13 @@ class Superseded(Exception):
 
 
 class Attempt:
-    """A claimed record and its newest ETag; heartbeats and progress write it, one at a time."""
+    """A claimed record and its newest ETag; heartbeats and progress write it, one at a time.
 
-    def __init__(self, hub: Hub, times: LeaseTimes, record: ActivityRecord, etag: str) -> None:
-        self.record = record
+    :param held: its work item.
+    """
+
+    def __init__(self, hub: Hub, times: LeaseTimes, held: Held, record: ActivityRecord, etag: str) -> None:
+        self.record, self._held = record, held
         self._hub, self._times, self._etag = hub, times, etag
         self._changed = asyncio.Event()
         self._ended = False
@@ -77,7 +82,11 @@ class Attempt:
         self._etag = found[1].etag
 
     async def _beat(self) -> None:
-        """Renew the record until the attempt has ended; past the give-up age without an answer the run is ended."""
+        """Renew the record until the attempt has ended; past the give-up age without an answer the run is ended.
+
+        Once it looks whether its instance has ended: whoever cancelled what ran then did not find this record yet.
+        """
+        looked = False
         hub, renewed = self._hub, self._hub.clock.monotonic()
         every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
         while True:
@@ -94,6 +103,11 @@ class Attempt:
             try:
                 await self._write()
                 renewed = sent
+                if not looked and await has_ended(hub, self._held):
+                    self.record = replace(self.record, state=RecordState.CANCELLING)
+                    await self._write()
+                    raise Superseded("its instance has ended")
+                looked = True
             except (Conflict, NotFound) as error:
                 raise Superseded("cancelled or taken over") from error
             except StorageError as error:

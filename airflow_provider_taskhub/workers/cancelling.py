@@ -1,37 +1,78 @@
-"""Asking the holders of running attempts to end them (DESIGN §9)."""
+"""Ending activities that nobody waits for any more (DESIGN §9)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityReaction, ActivityState, react_activity
+from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.races import SECOND
 from airflow_provider_taskhub.storage.primitives import Entity
+from airflow_provider_taskhub.workers.live import Live
 
 CANCEL_TRIES = 6
 """Tries to ask the holder of an attempt to end it, against its heartbeats."""
 
 
-async def cancel_activities(hub: Hub, instance_id: str) -> None:
-    """Ask it of every attempt of an instance that still runs."""
-    for found in await records.of_instance(hub.store, hub.names, instance_id):
-        await _ask(hub, found)
+class Cancelling:
+    """Asks the holders of running attempts of an instance that has ended to end them.
+
+    Before the messages that ended it are deleted: whoever receives one again does it again. An attempt that is claimed
+    after that looks for itself whether its instance has ended (:func:`has_ended`).
+    """
+
+    def __init__(self, hub: Hub, registry: Registry) -> None:
+        self._hub, self._activities = hub, registry.activities
+
+    def concerns(self, live: Live) -> bool:
+        """Whether an activity is open that has a record, or of which nobody here knows."""
+        found = (self._activities.get(name) for name in live.open_tasks.values())
+        return any(definition is None or definition.record for definition in found)
+
+    async def cancel(self, instance_id: str) -> None:
+        """Ask it of every attempt that still runs. :raises StorageError: when some may not have been asked."""
+        for found in await records.of_instance(self._hub.store, self._hub.names, instance_id):
+            await self._ask(found)
+
+    async def _ask(self, found: tuple[ActivityRecord, Entity] | None) -> None:
+        hub = self._hub
+        for _ in range(CANCEL_TRIES):
+            if found is None:
+                return
+            record, entity = found
+            move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
+            if move.reaction is not ActivityReaction.ASK:
+                return
+            asked = replace(record, state=RecordState.CANCELLING)
+            try:
+                await hub.store.execute(records.update(hub.names, asked, entity.etag))
+                return
+            except (Conflict, NotFound):  # a heartbeat came between: once more, from what it wrote
+                found = await records.newest(hub.store, hub.names, record)
+        raise Conflict("the record of an attempt that is to be cancelled keeps changing")
 
 
-async def _ask(hub: Hub, found: tuple[ActivityRecord, Entity] | None) -> None:
-    for _ in range(CANCEL_TRIES):
-        if found is None:
-            return
-        record, entity = found
-        move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
-        if move.reaction is not ActivityReaction.ASK:
-            return
-        asked = replace(record, state=RecordState.CANCELLING)
-        try:
-            await hub.store.execute(records.update(hub.names, asked, entity.etag))
-            return
-        except (Conflict, NotFound):  # a heartbeat came between: once more, from what it wrote
-            found = await records.newest(hub.store, hub.names, record)
+async def has_ended(hub: Hub, held: Held) -> bool:
+    """Whether it is certain that nobody waits for an activity any more.
+
+    A row that is missing, or is of another start, says nothing: a checkpoint writes it last, and of one that was cut
+    off there are only work items, or they and the history. Another start's history says so if it was committed after
+    the work item had been put, by the storage service's times, of which a queue tells the second.
+
+    :param held: its work item.
+    """
+    instance = held.message.instance
+    row = await hub.instance(instance.instance_id)
+    if row is not None and same_start(row.execution_id, instance.execution_id):
+        return row.status.is_final
+    sentinel = await sentinel_of(hub.store, hub.names, instance.instance_id)
+    if sentinel is None or sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
+        return False
+    return held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND

@@ -75,8 +75,11 @@ class Committer:
         *,
         tenure: Tenure,
         tags: dict[str, str],
+        leave: bool = False,
     ) -> Done:
         """Make an episode durable.
+
+        :param leave: the messages are not deleted: what is to be done before that follows, and they stand for it.
 
         :raises Aborted: when somebody else committed over the sentinel. :raises LeaseLost: from the tenure's check.
         :raises PayloadTooLarge: when no store takes it. :raises InputError: as well.
@@ -86,7 +89,8 @@ class Committer:
         hub, commit_id = self._hub, token_hex(16)  # of all tries: a write that was only late is found to be ours
 
         def planned(stored: Stored) -> Plan:
-            return hub.checkpoint(episode, stored, mail, batch, tags=tags, check=tenure.check, commit_id=commit_id)
+            taken = processed(batch, leave=leave)
+            return hub.checkpoint(episode, stored, mail, taken, tags=tags, check=tenure.check, commit_id=commit_id)
 
         def whole(done: Done) -> Done:
             return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
@@ -121,7 +125,7 @@ class Committer:
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                finished = await self._finish(episode, stored, sentinel, batch, tenure, tags)
+                finished = await self._finish(episode, stored, sentinel, batch, tenure, tags, leave)
                 return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
@@ -174,6 +178,7 @@ class Committer:
         batch: Sequence[Held],
         tenure: Tenure,
         tags: dict[str, str],
+        leave: bool,
     ) -> Done:
         """The history is committed: what is behind it is done under the row's newest ETag.
 
@@ -185,18 +190,18 @@ class Committer:
             again = await self._sentinel(instance_id)  # after the row: a later commit's merge makes the row's ETag old
             if again is None or again.etag != sentinel.etag:
                 raise Aborted("another episode was committed behind this one")
-            row_etag = row.etag if row is not None else None
+            row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)
             if stored.sentinel_etag is None and was_ended(row, stored):
                 log.info("ended_before_its_start", instance_id=instance_id)
                 await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
-                for held in batch:
-                    await hub.store.execute(held.deletion())
+                for deletion in taken.deletes:
+                    await hub.store.execute(deletion)
                 return Done(stored=self._after(stored, episode, sentinel, row_etag))
             unit = checkpoint.rest(
                 episode,
                 replace(stored, row_etag=row_etag),
                 names=hub.names,
-                processed=processed(batch),
+                processed=taken,
                 now=hub.clock.utc_now(),
                 container_url=hub.container_url,
                 tags=tags,

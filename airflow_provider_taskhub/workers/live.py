@@ -41,6 +41,7 @@ class Live:
     """An instance in memory: the live orchestrator and what is stored of it.
 
     :ivar past: the history as loaded, until the first episode over it.
+    :ivar open_tasks: names of the activities that are not answered, by their action's number.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar stuck: it is in quarantine: none of its code may run.
     :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
@@ -52,7 +53,7 @@ class Live:
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     scheduled: set[int] = field(default_factory=set)
-    open_tasks: set[int] = field(default_factory=set)
+    open_tasks: dict[int, str] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
@@ -75,11 +76,11 @@ class Live:
             match event:
                 case TaskScheduled():
                     self.scheduled.add(event.event_id)
-                    self.open_tasks.add(event.event_id)
+                    self.open_tasks[event.event_id] = event.name
                 case TimerCreated() | SubOrchestrationInstanceCreated():
                     self.scheduled.add(event.event_id)
                 case TaskCompleted() | TaskFailed():
-                    self.open_tasks.discard(event.task_scheduled_id)
+                    self.open_tasks.pop(event.task_scheduled_id, None)
                 case ExecutionStarted():
                     self.name, self.tags = event.name, dict(event.tags or {})
                 case ExecutionCompleted():

@@ -39,7 +39,7 @@ from airflow_provider_taskhub.hub.messages.races import Facts, unknown_delay
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.aside import Aside
-from airflow_provider_taskhub.workers.cancelling import cancel_activities
+from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
 from airflow_provider_taskhub.workers.live import Live, Loader, generation_of
@@ -75,8 +75,8 @@ class Orchestrations:
         self._claims, self._promise, self._adopt, self._unknown = claims, promise, adopt, unknown
         self._committer = Committer(hub)
         self._loader, self._sorter = Loader(hub, registry), Sorter(hub)
-        self.episodes = Episodes()
-        self._aside = Aside(hub, self.episodes)
+        self.episodes, self._cancelling = Episodes(), Cancelling(hub, registry)
+        self._aside = Aside(hub, self.episodes, self._cancelling)
 
     async def next(self) -> tuple[Session[Live], list[Held]]:
         return await self._sessions.next()
@@ -250,13 +250,15 @@ class Orchestrations:
             live.stored = replace(live.stored, consumed=consumed)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
+        cancels = episode.completed is not None and self._cancelling.concerns(live)
         mail = self._hub.outbound(episode, self._claims)
         with self._promise(mail):
             done = await self._committer.commit(
-                episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags
+                episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
             )
         live.remember(done.stored)
-        session.reader.release(batch)
+        if not cancels:
+            session.reader.release(batch)
         self._adopt(done.claimed)
         if episode.completed is None:
             self._keep(session, live)
@@ -271,8 +273,9 @@ class Orchestrations:
             **({"error": f"{failure.error_type}: {failure.error_message}"[:SHOWN_ERROR]} if failure else {}),
         )
         self._sessions.keep(session, None)
-        if live.open_tasks:
-            await cancel_activities(self._hub, session.instance_id)
+        if cancels:
+            await self._cancelling.cancel(session.instance_id)
+            await self._aside.delete(session, batch)
 
     def _take_in(self, session: Session[Live], live: Live) -> None:
         """Its code may run from now on: it is the session's, which puts it aside whatever happens."""

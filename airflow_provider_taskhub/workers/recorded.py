@@ -143,7 +143,7 @@ class Recorded:
                     attempt=number,
                     before=records.decode(silent).worker,
                 )
-            return Attempt(hub, self._times, claim, etag)
+            return Attempt(hub, self._times, held, claim, etag)
 
     async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
         """The claim's ETag; None when somebody else was first.

@@ -160,6 +160,21 @@ def test_a_record_costs_two_operations_more(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
+def test_who_ends_with_an_open_activity_asks_nobody_unless_it_has_a_record(kind: str) -> None:
+    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+        instance_id = (await hub.client.start("patient", 600)).instance_id
+        await clock.sleep(5.0)
+        before = hub.client.hub.store.requests.copy()
+        await hub.client.terminate(instance_id, "enough")
+        await hub.client.wait(instance_id)
+        await clock.sleep(5.0)
+        return hub.client.hub.store.requests - before
+
+    spent = in_virtual_time(kind, play, Book())
+    assert (spent["table.query"], spent["table.batch"], spent["queue.put"]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("kind", STORES)
 def test_being_watched_costs_one_operation_more(kind: str) -> None:
     async def play(hub: House, clock: JumpingClock) -> Counter[str]:
         return (await ended(hub, clock, "chain", 1, tags={WATCH_TAG: "1"}))[1]

@@ -292,8 +292,10 @@ def _attempts(undisturbed: Run, run: Run, *, deaths: int) -> Iterator[Difference
     yield from (_lost(f"attempt {place}") for place in undisturbed.attempts.keys() - run.attempts.keys())
     yield from (_doubled(f"attempt {place}") for place in run.attempts.keys() - undisturbed.attempts.keys())
     for place, states in run.attempts.items():
-        if states[-1] is not RecordState.COMPLETED:
-            yield _lost(f"outcome of {place}: {states}")
+        meant_state = undisturbed.attempts.get(place, states)[-1]
+        if states[-1] is not meant_state:
+            damage = Damage.CHANGED if states[-1] in _OUTCOMES else Damage.LOST
+            yield Difference(damage=damage, text=f"{place} ended {states}, not {meant_state}")
         if any(state is not RecordState.LOST for state in states[:-1]):
             yield _doubled(f"attempts of {place}: {states}")
     for what, count in ran.items():
@@ -302,6 +304,9 @@ def _attempts(undisturbed: Run, run: Run, *, deaths: int) -> Iterator[Difference
     kept = sum(count for (name, _), count in ran.items() if name == "kept")
     if kept > sum(map(len, run.attempts.values())):
         yield _doubled(f"{kept} runs of recorded activities with {sum(map(len, run.attempts.values()))} records")
+
+
+_OUTCOMES = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
 
 
 def _lost(text: str) -> Difference:

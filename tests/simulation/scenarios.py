@@ -12,7 +12,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
 from tests.simulation.world import Effects, World, running
 
 LARGE = "ä" * 60_000
@@ -36,6 +36,11 @@ def app_of(effects: Effects) -> App:
         note("kept", number)
         await asyncio.sleep(2.0)
         return number * 10
+
+    @app.activity(record=True)
+    async def endless(number: int) -> None:
+        await asyncio.sleep(600.0)
+        note("all of endless", number)
 
     @app.activity
     def shaky(number: int) -> int:
@@ -145,6 +150,10 @@ def app_of(effects: Effects) -> App:
         await ctx.wait_for_external_event("never")
 
     @app.orchestrator
+    async def busy(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("endless", 1)
+
+    @app.orchestrator
     async def bulky(ctx: OrchestrationContext, text: str) -> str:
         ctx.set_custom_status("half way")
         return await ctx.call_activity("large", await ctx.call_activity("large", text))
@@ -232,6 +241,15 @@ async def _terminate(world: World) -> list[InstanceState]:
     return [await world.wait("one")]
 
 
+async def _cancel(world: World) -> list[InstanceState]:
+    await world.client.start("busy", instance_id="one")
+    while not any(record.state is RecordState.RUNNING for record in await world.client.activities("one")):
+        await world.clock.sleep(0.25)
+    await world.clock.sleep(3.0)  # it has looked whether its instance has ended
+    await world.client.terminate("one", "enough")
+    return [await world.wait("one")]
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -245,6 +263,7 @@ SCENARIOS = {
         Scenario(name="failing", drive=_simple("failing")),
         Scenario(name="raising", drive=_simple("raising")),
         Scenario(name="terminate", drive=_terminate),
+        Scenario(name="cancel", drive=_cancel),
         Scenario(name="bulky", drive=_simple("bulky", LARGE)),
         Scenario(name="rolling", drive=_rolling),
         Scenario(name="recorded", drive=_simple("recorded", 3)),

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost
+from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.world import World, simulate
 
@@ -85,3 +85,54 @@ def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(f
     assert [(record.attempt, record.state) for record in records] == [(1, RecordState.CANCELLED)]
     assert waited < 15
     assert queued == 0
+
+
+@pytest.mark.rows("D60", "D63")
+@pytest.mark.parametrize("fault", ["no answer", "death"])
+def test_a_cancellation_that_is_cut_off_is_made_good(fault: str) -> None:
+    """The messages that ended the instance stand until its activities' holders are asked: they say so once more."""
+
+    async def play() -> Any:
+        async with World(app()) as hub:
+            decider, _ = await hub.join("one", roles=("orchestrator",)), await hub.join("two", roles=("activity",))
+            await hub.client.start("once", 600.0, instance_id="one")
+            await hub.clock.sleep(10.0)
+            cut: list[Call] = []
+
+            def plan(call: Call) -> Fault | None:
+                if cut or call.kind != "table.query" or hub.client.hub.names.activities not in str(call.what):
+                    return None
+                cut.append(call)
+                if fault == "death":
+                    decider.die()
+                    return Fault(before=asyncio.CancelledError())
+                return unsent()
+
+            decider.plan = plan
+            await hub.client.terminate("one", "enough")
+            await hub.wait("one")
+            await hub.clock.sleep(1.0)
+            if decider.dead:
+                await hub.join("three", roles=("orchestrator",))
+            await hub.clock.sleep(15.0)
+            return len(cut), [record.state for record in await hub.client.activities("one")], await hub.queued()
+
+    assert simulate(play) == (1, [RecordState.CANCELLED], 0)
+
+
+@pytest.mark.rows("D60", "D63")
+def test_an_attempt_that_is_claimed_after_the_end_of_its_instance_ends_too() -> None:
+    """When the instance was terminated it waited for a slot: there was no record, and nobody to ask."""
+
+    async def play() -> Any:
+        async with World(app()) as hub:
+            await hub.join("one", roles=("orchestrator",))
+            await hub.client.start("once", 600.0, instance_id="one")
+            await hub.clock.sleep(10.0)
+            await hub.client.terminate("one", "enough", wait=True)
+            await hub.clock.sleep(1.0)
+            await hub.join("two", roles=("activity",))
+            await hub.clock.sleep(10.0)
+            return [record.state for record in await hub.client.activities("one")], await hub.queued()
+
+    assert simulate(play) == ([RecordState.CANCELLED], 0)
