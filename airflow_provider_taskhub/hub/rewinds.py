@@ -35,7 +35,7 @@ TRIES = 5
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
     """Take back what a failed instance failed with, and let it go on.
 
-    :raises InstanceNotFound: when there is none. :raises InputError: when it has not failed.
+    :raises InstanceNotFound: when there is none. :raises InputError: when it has not failed, or was started anew since.
     :raises Conflict: when others keep changing it.
     """
     last: Conflict | None = None
@@ -55,16 +55,18 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> None:
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
     rows = await load_rows(hub.store, hub.names, instance_id)
     past = await decoded(hub.store, hub.names, rows.committed)
-    rewinding = rules.plan(past)
+    sentinel, rewinding = rows.sentinel, rules.plan(past)
+    rewindable = rewinding is not None or rules.is_rewound(past, row.status)
+    if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
+        # a history of another start is what failed before the id was started anew
+        raise InputError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
+    target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     again: set[int] = set()
     if rewinding is not None:
-        again = {at for at in rewinding.children if not await _can_be_rewound(hub, past[at])}
+        again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
-    elif not rules.is_rewound(past, row.status):
-        raise InputError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
-    target = OrchestrationInstance(instance_id=instance_id, execution_id=row.execution_id)
     waits = await _children(hub, past, target, reason)
     await _timers(hub, past, target)
     await _mark(hub, row)
@@ -92,8 +94,14 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
     """The row says Pending, unless it says by now that the instance runs or has ended again."""
     current: InstanceState | None = row
     for _ in range(TRIES):
-        if current is None or current.status is not Status.FAILED or current.execution_id != row.execution_id:
+        if current is None or not same_start(current.execution_id, row.execution_id):
+            raise Conflict(f"instance {row.instance_id!r} was purged or started anew meanwhile")
+        if current.status is not Status.FAILED or current.execution_id != row.execution_id:
             return
+        if current is not row:
+            history = (await load(hub.store, hub.names, row.instance_id)).past
+            if any(isinstance(event, ExecutionCompleted) for event in history):
+                return  # woken by a timer or a child it has failed once more, and the row says that
         merge = rewound_row(row.instance_id, hub.clock.utc_now())
         operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
         try:
@@ -106,17 +114,30 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
 # --- what it waits for --------------------------------------------------------------------------------------------
 
 
-def _is_child(child: InstanceState | None, created: SubOrchestrationInstanceCreated) -> bool:
-    """Whether the row is of this very start; .NET's actions have no identity, their children are told by their id."""
+async def _child(
+    hub: Hub, created: SubOrchestrationInstanceCreated, parent: OrchestrationInstance
+) -> InstanceState | None:
+    """The child's row; None: it is gone, or of another start. .NET's actions have no identity: its start tells."""
+    child = await hub.instance(created.instance_id)
     if child is None:
-        return False
-    return created.taskhub_action_id is None or same_start(child.execution_id, created.taskhub_action_id)
+        return None
+    if created.taskhub_action_id is not None:
+        return child if same_start(child.execution_id, created.taskhub_action_id) else None
+    history = (await load(hub.store, hub.names, child.instance_id)).past
+    started = next((event for event in history if isinstance(event, ExecutionStarted)), None)
+    if started is None or started.parent is None or not same_start(started.instance.execution_id, child.execution_id):
+        return None
+    return child if (started.parent.instance, started.parent.task_schedule_id) == (parent, created.event_id) else None
 
 
-async def _can_be_rewound(hub: Hub, event: HistoryEvent) -> bool:
+async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationInstance) -> bool:
+    """Whether a child whose failure is taken back starts anew: it is gone, or has ended otherwise for good.
+
+    One that was rewound by itself meanwhile, and runs or has completed, answers.
+    """
     assert isinstance(event, SubOrchestrationInstanceCreated)
-    child = await hub.instance(event.instance_id)
-    return child is not None and _is_child(child, event) and child.status is Status.FAILED
+    child = await _child(hub, event, parent)
+    return child is None or child.status in (Status.TERMINATED, Status.CANCELED)
 
 
 async def _children(hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str) -> bool:
@@ -126,8 +147,8 @@ async def _children(hub: Hub, past: Sequence[HistoryEvent], parent: Orchestratio
     """
     waits = False
     for created in rules.open_children(past):
-        child = await hub.instance(created.instance_id)
-        if child is None or not _is_child(child, created):
+        child = await _child(hub, created, parent)
+        if child is None:
             continue
         if child.status in (Status.FAILED, Status.PENDING):
             waits |= await _rewound(hub, child.instance_id, reason)

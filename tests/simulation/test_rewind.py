@@ -18,9 +18,9 @@ from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
-from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
-from airflow_provider_taskhub.storage.faults import Call, FaultyStore, Plan, at, late, lost, unsent
-from airflow_provider_taskhub.storage.primitives import PutMessage
+from airflow_provider_taskhub.hub.contract import InstanceState, RecordState, StartPolicy
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
+from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
 from tests.simulation.world import World, simulate
 
 
@@ -327,6 +327,63 @@ def test_a_child_that_is_gone_is_started_again() -> None:
 
 
 @pytest.mark.rows("K46")
+def test_a_child_that_was_terminated_is_started_again() -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        lab.broken = False
+        await world.client.start("mixed", instance_id="one")
+        await world.clock.sleep(10.0)
+        await world.client.terminate("lasting", "by mistake")
+        assert (await world.wait("one")).status is Status.FAILED
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["l","x-then","b"]', {"x-first": 1, "x-then": 1, "b": 1})
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("whose", ["ours", ".NET's"])
+@pytest.mark.parametrize("wait", [0.0, 60.0], ids=["still runs", "has completed"])
+def test_a_child_that_was_rewound_by_itself_is_not_started_again(wait: float, whose: str) -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "parent")
+        lab.broken = False
+        if whose != "ours":
+            await without_identities(world, "middle")
+        await world.client.rewind("child-of-m")
+        await world.clock.sleep(wait)
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["a","m-then"]', {"a": 1, "m-first": 1, "m-then": 2})
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("whose", ["ours", ".NET's"])
+def test_a_child_whose_id_was_started_anew_is_started_again(whose: str) -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "parent")
+        lab.broken = False
+        if whose != "ours":
+            await without_identities(world, "middle")
+        await world.client.start("child", "n", instance_id="child-of-m", policy=StartPolicy.REPLACE_FINISHED)
+        await world.wait("child-of-m")
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["a","m-then"]', {"a": 1, "m-first": 2, "m-then": 2, "n-first": 1, "n-then": 1})
+
+
+async def without_identities(world: World, instance_id: str) -> None:
+    """Make the rows that created an instance's children as .NET writes them."""
+    async for row in world.store.rows(world.client.hub.names.history):
+        if row.partition_key == instance_id and row.properties.get("EventType") == "SubOrchestrationInstanceCreated":
+            kept = {name: value for name, value in row.properties.items() if not name.startswith("TaskHub")}
+            assert len(kept) < len(row.properties)
+            change = RowOperation(verb=RowVerb.REPLACE, entity=replace(row, properties=kept), etag=row.etag)
+            await world.store.execute(Transact(table=world.client.hub.names.history, rows=(change,)))
+
+
+@pytest.mark.rows("K46")
 def test_an_attempt_that_is_done_again_has_a_record_of_its_own() -> None:
     async def drive(world: World, lab: Lab) -> Any:
         await failed(world, "recorded")
@@ -355,6 +412,56 @@ def test_only_what_has_failed_can_be_rewound(status: str) -> None:
             await world.client.rewind("two")
 
     play(drive)
+
+
+@pytest.mark.rows("K46")
+def test_what_failed_before_its_id_was_started_anew_is_not_rewound() -> None:
+    """Its history is there until the new start runs."""
+
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "plain")
+        lab.broken = False
+        at = world.clock.utc_now().datetime() + timedelta(hours=1)
+        await world.client.start("again", 0, instance_id="one", policy=StartPolicy.REPLACE_FINISHED, start_at=at)
+        with pytest.raises(InputError, match="is Pending"):
+            await world.client.rewind("one")
+        state = await world.wait("one", timedelta(hours=2))
+        return state.status, state.output, dict(lab.ran)
+
+    assert play(drive) == (Status.COMPLETED, '"b"', {"a": 1, "b": 2})
+
+
+@pytest.mark.rows("K46")
+def test_a_start_that_comes_into_a_rewind_wins() -> None:
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "plain")
+        lab.broken = False
+        rewinding = asyncio.ensure_future(client_over(world, slow_mark).rewind("one"))
+        await world.clock.sleep(30.0)
+        await world.client.start("again", 0, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+        with pytest.raises(InputError, match="is Completed"):
+            await rewinding
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('"b"', {"a": 1, "b": 2})
+
+
+@pytest.mark.rows("K46", "K29")
+def test_what_fails_again_before_its_row_says_rewound_is_failed() -> None:
+    """A timer that was due wakes it while its client is slow."""
+
+    async def drive(world: World, lab: Lab) -> Any:
+        await failed(world, "timed")
+        await world.clock.sleep(600.0)
+        state = await client_over(world, slow_mark).rewind("one")
+        return state.status, dict(lab.ran)
+
+    assert play(drive) == (Status.FAILED, {"b": 2})
+
+
+def slow_mark(call: Call) -> Fault | None:
+    """The instance row is late."""
+    return late(60.0) if isinstance(call.what, Transact) and call.what.table.endswith("Instances") else None
 
 
 @pytest.mark.rows("K46", "K26")
