@@ -85,7 +85,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Remove the hub with everything in it: instances, histories, logs.
+    """Remove the hub with everything in it: instances, histories, logs. Exit status 2 while workers serve it.
 
     Example: taskhub hub delete --hub Flights --yes
     """

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from airflow_provider_taskhub.errors import LeaseLost, StorageError
+from airflow_provider_taskhub.errors import HubError, LeaseLost, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, delete_hub
 from airflow_provider_taskhub.hub.partitions.applease import SECONDS
@@ -173,7 +173,7 @@ class Cluster:
             try:
                 await delete_hub(self.store, NAMES)
                 return
-            except LeaseLost:
+            except HubError:
                 if last:
                     raise
 

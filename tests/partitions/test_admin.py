@@ -16,6 +16,7 @@ from airflow_provider_taskhub.hub.partitions.admin import (
     partition_states,
     read_hub,
 )
+from airflow_provider_taskhub.hub.partitions.applease import AppLease
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases, insert_row
 from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.settings import AZURE_LEASE
@@ -248,12 +249,28 @@ async def test_delete_removes_the_hub_and_only_it(store: Store) -> None:
     assert (await create_hub(store, NAMES, 2)).partitions == 2, "a new hub may have another count"
 
 
+@pytest.mark.rows("T56")
+async def test_a_hub_is_not_deleted_beside_a_live_worker(store: Store) -> None:
+    """Its queues were gone when the app lease was found to be held: the hub stayed "being deleted"."""
+    await create_hub(store, NAMES, 4)
+    worker = AppLease(store, NAMES, "")
+    await worker.acquire()
+    with pytest.raises(HubError, match="is served: stop its workers, wait 60 s if they were killed"):
+        await delete_hub(store, NAMES)
+    assert (await read_hub(store, NAMES)).ready
+    found = await everything(store)
+    assert (found["queues"], found["tables"]) == (WHOLE["queues"], WHOLE["tables"])
+    await worker.release()
+    await delete_hub(store, NAMES)
+    assert await store.list_tables("") == []
+
+
 async def test_an_interrupted_deletion_is_finished_by_the_next(store: Store) -> None:
     await create_hub(store, NAMES, 4)
     faults = Faults(store)
 
-    async def fail(name: str, _: tuple[object, ...]) -> None:
-        if name == "delete_container":
+    async def fail(name: str, arguments: tuple[object, ...]) -> None:
+        if name == "delete_container" and arguments != (NAMES.app_lease,):
             raise Unavailable("no answer")
 
     faults.before = fail

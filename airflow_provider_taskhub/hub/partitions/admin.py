@@ -19,12 +19,14 @@ from airflow_provider_taskhub.errors import (
     Conflict,
     HubError,
     InputError,
+    LeaseLost,
     NotFound,
     StorageError,
     Throttled,
     Unavailable,
 )
 from airflow_provider_taskhub.hub.contract import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
+from airflow_provider_taskhub.hub.partitions.applease import SECONDS
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
@@ -131,13 +133,22 @@ async def ensure_hub(
 async def delete_hub(store: Store, names: HubNames) -> None:
     """Remove everything of a hub, its row last; interrupted, it can be run again. A missing hub is no error.
 
-    From the first moment the hub counts as not ready, so workers and clients refuse it.
+    From the first moment the hub counts as not ready, so workers and clients refuse it. Before that goes the container
+    of the app lease: while a worker serves the hub it is leased, and where it is gone none can start.
+
+    :raises HubError: a worker serves the hub, or was killed a moment ago; nothing was removed.
     """
+    try:
+        await _gone(store.delete_container(names.app_lease))
+    except LeaseLost:
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} is served: stop its workers, wait {SECONDS} s if they were killed"
+        ) from None
     if await _hub_row(store, names, deleting=True) is not None:
         await _mark(store, names, "deleting")
     for queue in [*(name for name, _ in await _control_queues(store, names)), names.work_items]:
         await _gone(store.delete_queue(queue))
-    for container in (names.leases, names.app_lease, names.large_messages, names.logs):
+    for container in (names.leases, names.large_messages, names.logs):
         await _gone(store.delete_container(container))
     for table in (*_tables(names), names.partitions, names.controls):
         await _gone(store.delete_table(table))
