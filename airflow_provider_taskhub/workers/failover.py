@@ -2,7 +2,7 @@
 
 The lock belongs to the open file, not to the process: executors inherit it, so it is free only when the worker and all
 of its executors have ended. Whoever can lock the file of another incarnation knows that nothing of it runs any more and
-may take over its partitions and activities at once. Nothing else proves a death: no pid, no time.
+may take over its partitions and activities at once. Nothing else proves a death: no pid, no time, no copy of the file.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """What a lock file says."""
+    """What a lock file says. :param itself: it is the very file that was locked, not a copy."""
 
     identity: WorkerIdentity
     boot: str
+    itself: bool
 
 
 class Incarnation:
@@ -112,12 +113,15 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made = os.fstat(descriptor)
         note = {
             "name": identity.name,
             "host": identity.host,
             "incarnation": identity.incarnation,
             "pid": os.getpid(),
             "boot": _boot(),
+            "device": made.st_dev,
+            "inode": made.st_ino,
         }
         os.write(descriptor, json.dumps(note).encode())
         os.set_inheritable(descriptor, True)
@@ -142,8 +146,10 @@ def _dead(path: Path) -> WorkerIdentity | None:
     if path.suffix != LIVE or not _lockable(path):
         return None
     note = _read(path)
+    if note is None or not note.itself:  # nobody locks a copy, be its worker as alive as ever
+        return None
     # a folder shared with another machine may not share its locks: only what ran on this one is judged
-    if note is None or (note.boot != _boot() and note.identity.host != socket.gethostname()):
+    if note.boot != _boot() and note.identity.host != socket.gethostname():
         return None
     with suppress(OSError):  # renamed by another worker at the same moment: it proves the same
         os.utime(path)
@@ -172,7 +178,9 @@ def _read(path: Path) -> _Note | None:
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
-        return _Note(identity=identity, boot=str(note.get("boot", "")))
+        found = path.stat()
+        itself = (note.get("device"), note.get("inode")) == (found.st_dev, found.st_ino)
+        return _Note(identity=identity, boot=str(note.get("boot", "")), itself=itself)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,18 @@ def test_a_killed_worker_is_proven_dead_at_once(tmp_path: Path, processes: Proce
     assert me.predecessors() == (name,)
     assert me.predecessors() == (name,), "it stays proven"
     assert Incarnation.claim("another", tmp_path).predecessors() == (name,), "for others too"
+
+
+@pytest.mark.rows("K11", "T86")
+def test_a_copy_of_a_live_workers_lock_file_proves_nothing(tmp_path: Path, processes: Processes) -> None:
+    """A home that was copied, to begin a second one with: nobody holds the copies, and their workers live."""
+    victim, name = processes.start("victim")
+    shutil.copytree(tmp_path / "incarnations", tmp_path / "copied" / "incarnations")
+    me, other = Incarnation.claim("me", tmp_path), Incarnation.claim("me", tmp_path / "copied")
+    assert (me.predecessors(), other.predecessors()) == ((), ())
+    victim.kill()
+    victim.wait(10)
+    assert (me.predecessors(), other.predecessors()) == ((name,), ())
 
 
 def test_a_stopped_process_is_not_dead(tmp_path: Path, processes: Processes) -> None:
