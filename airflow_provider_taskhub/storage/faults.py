@@ -35,7 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     Unit,
 )
-from airflow_provider_taskhub.storage.steps import carry_out
+from airflow_provider_taskhub.storage.steps import Together, carry_out, one_by_one
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class FaultyStore(Paged):
 
     :param crash: with ``stepwise``, awaited at each crash point of a unit.
     :param stepwise: carry units out here, operation by operation; else the inner store commits them and the plan sees
-        one call of kind ``unit``.
+        one call of kind ``unit``. :param together: with ``stepwise``, how the operations of one step are carried out.
     """
 
     def __init__(
@@ -169,12 +169,14 @@ class FaultyStore(Paged):
         clock: Clock = SYSTEM_CLOCK,
         crash: CrashPoint | None = None,
         stepwise: bool = False,
+        together: Together = one_by_one,
     ) -> None:
         self._inner = inner
         self._plan = plan
         self._clock = clock
         self._crash = crash
         self._stepwise = stepwise
+        self._together = together
         self._calls = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self.local = inner.local
@@ -229,7 +231,7 @@ class FaultyStore(Paged):
     async def commit(self, unit: Unit) -> Results:
         if self._stepwise:
             rules.check_unit(unit)
-            return await carry_out(unit, self.execute, self._crash)
+            return await carry_out(unit, self.execute, self._crash, together=self._together)
         return await self._through("unit", unit, lambda: self._inner.commit(unit))
 
     # queues

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.history.instances import changed, repair_row, 
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, scheduling_id
+from airflow_provider_taskhub.hub.messages.races import LATE_TURNS, Facts, Judged, Verdict, delay, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.cancelling import Cancelling
@@ -166,9 +166,12 @@ class Aside:
         if judged.verdict is Verdict.EARLY:
             await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY))
             return
+        if judged.verdict is Verdict.LATE and held.envelope.failures >= LATE_TURNS:
+            await self._set_aside_late(session, held, judged.reason)
+            return
         if held.envelope.failures >= quarantine.MAX_FAILURES:
             if await self._is_purged(session, facts, held):
-                await self._set_aside_late(session, held)
+                await self._set_aside_late(session, held, "its instance was purged")
             else:
                 await session.reader.keep_aside(held, quarantine.of_held(held, judged.reason))
             return
@@ -191,16 +194,16 @@ class Aside:
             return False
         return await self._hub.instance(session.instance_id) is None
 
-    async def _set_aside_late(self, session: Session[Live], held: Held) -> None:
+    async def _set_aside_late(self, session: Session[Live], held: Held, reason: str) -> None:
         log.info(
             "message_set_aside",
             instance_id=session.instance_id,
             event_type=held.message.event.event_type.name,
             message_id=held.message_id,
-            reason="its instance was purged",
+            reason=reason,
         )
         await self.delete(session, [held])
-        if held.envelope.blob_name:  # the purge came before it was written
+        if held.envelope.blob_name:  # a purge came before it was written, or comes later and finds it gone
             blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
             await self._hub.store.execute(blob)
 

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
@@ -34,6 +35,15 @@ from airflow_provider_taskhub.values import dataclass
 
 _FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed)
 """Messages for the current generation; responses name theirs, and are nothing to another."""
+
+
+def _outlives(event: HistoryEvent) -> bool:
+    """Whether a repetition of the message would be taken once more, by a later generation or as another start."""
+    match event:
+        case ExecutionStarted():
+            return event.parent is not None  # of any other the row tells
+        case _:
+            return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +82,7 @@ class Live:
             self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
-                self.seen[event.taskhub_message_id] = isinstance(event, _FOR_WHOEVER_IS_CURRENT)
+                self.seen[event.taskhub_message_id] = _outlives(event)
             match event:
                 case TaskScheduled():
                     self.scheduled.add(event.event_id)
@@ -90,6 +100,10 @@ class Live:
         """What is stored now."""
         self.stored = stored
         self.seen.update(dict.fromkeys(stored.consumed, True))
+
+    def consumed(self) -> tuple[str, ...]:
+        """Identities of messages that would be taken again when the rows that name them are gone."""
+        return tuple(message_id for message_id, kept in self.seen.items() if kept)
 
     def facts(self) -> Facts:
         final = self.ended is not None
@@ -152,9 +166,11 @@ class Loader:
     def restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
 
+        What that history has taken is known further on, for the rows that name it go, and any of it may come again.
         Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
         """
-        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=(), blobs=(), status=None)
+        consumed = old.consumed()[-MAX_CONSUMED:]
+        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=consumed, blobs=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     def _execution(

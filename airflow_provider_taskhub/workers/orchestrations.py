@@ -246,8 +246,7 @@ class Orchestrations:
             self._keep(session, live)
             return
         if episode.switched:  # the rows that name these messages go, and any of them may come again
-            consumed = tuple(message_id for message_id, kept in live.seen.items() if kept)
-            live.stored = replace(live.stored, consumed=consumed)
+            live.stored = replace(live.stored, consumed=live.consumed())
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live)

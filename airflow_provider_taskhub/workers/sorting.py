@@ -78,7 +78,8 @@ class Sorter:
                     found.process.append(held)
                     taken.add(held.identity)
                     if isinstance(held.message.event, ExecutionStarted):
-                        found.facts = Facts(execution_id=held.message.event.instance.execution_id)
+                        started = held.message.event.instance.execution_id
+                        found.facts = Facts(execution_id=started, seen=found.facts.seen)
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
                 case Verdict.CANCEL_START:
@@ -98,13 +99,15 @@ class Sorter:
             row = await self._hub.instance(instance_id)
             sentinel = await unchanged(self._hub, instance_id, etag)
             facts = replace(facts, checkpointed=sentinel.timestamp if sentinel else None)
+        pending = row is not None and row.status is Status.PENDING
         return replace(
             facts,
             row_read=True,
             row_execution_id=row.execution_id if row else None,
             row_generation=row.generation if row else None,
+            row_pending=pending,
             row_terminated=row is not None and row.status is Status.TERMINATED,
-            row_due=row.scheduled_start if row is not None and row.status is Status.PENDING else None,
+            row_due=row.scheduled_start if row is not None and pending else None,
         )
 
     async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:

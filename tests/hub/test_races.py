@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
+    ExecutionSuspended,
     ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
@@ -20,7 +21,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id
-from airflow_provider_taskhub.hub.messages.races import Facts, Verdict, delay, judge, unknown_delay
+from airflow_provider_taskhub.hub.messages.races import LATE_TURNS, Facts, Verdict, delay, judge, unknown_delay
 from tests.hub.make import GEN0, NOW, later, raised, start
 
 GEN1 = next_execution_id(GEN0)
@@ -145,13 +146,47 @@ def test_responses_without_a_history_or_after_the_end() -> None:
 def test_events_and_controls_go_to_the_current_generation(execution_id: str | None) -> None:
     for event in (raised(), ExecutionTerminated(timestamp=NOW)):
         assert verdict(event, RUNNING, execution_id=execution_id) is Verdict.PROCESS
-        assert verdict(event, DONE, execution_id=execution_id) is Verdict.STALE
+        assert verdict(event, DONE, execution_id=execution_id) is Verdict.LOOK
     assert verdict(raised(), Facts(row_read=True), execution_id=execution_id) is Verdict.WAIT
     assert verdict(ExecutionTerminated(timestamp=NOW), Facts(), execution_id=execution_id) is Verdict.CANCEL_START
 
 
 def row(named: str | None, **fields: Any) -> Facts:
     return Facts(row_read=True, row_execution_id=named, **fields)
+
+
+@pytest.mark.rows("K36", "K41", "K57")
+@pytest.mark.parametrize(
+    ("ended", "expected", "terminated"),
+    [
+        (row(GEN0), Verdict.STALE, Verdict.STALE),
+        (row(OTHER, row_pending=True), Verdict.WAIT, Verdict.CANCEL_START),  # started again
+        (row(OTHER, row_pending=True, row_due=later(60)), Verdict.EARLY, Verdict.CANCEL_START),
+        (row(GEN0, row_pending=True), Verdict.STALE, Verdict.STALE),  # the row lags
+        (row(OTHER), Verdict.STALE, Verdict.STALE),
+    ],
+)
+def test_what_comes_for_an_ended_instance_is_for_its_next_start_if_there_is_one(
+    ended: Facts, expected: Verdict, terminated: Verdict
+) -> None:
+    ended = replace(ended, execution_id=GEN0, checkpointed=NOW, final=True)
+    for event in (raised(), ExecutionSuspended(timestamp=NOW)):
+        assert verdict(event, ended, inserted=later(-5)) is expected
+    assert verdict(ExecutionTerminated(timestamp=NOW), ended, inserted=later(-5)) is terminated
+
+
+@pytest.mark.rows("K36", "K57")
+def test_a_childs_next_start_is_waited_for_by_what_came_after_its_end() -> None:
+    """No row tells of it before its first checkpoint."""
+    ended = row(GEN0, execution_id=GEN0, checkpointed=NOW, final=True)
+    assert verdict(raised(), ended, inserted=NOW) is Verdict.LATE
+    assert verdict(ExecutionSuspended(timestamp=NOW), ended, inserted=NOW) is Verdict.STALE
+    for answer in answers(3):
+        assert verdict(answer, ended, execution_id=OTHER, inserted=NOW) is Verdict.LATE
+        assert verdict(answer, ended, execution_id=OTHER, inserted=later(-5)) is Verdict.STALE
+    assert [delay(Verdict.LATE, turn).total_seconds() for turn in range(LATE_TURNS)] == pytest.approx(
+        [0.1, 0.4, 1.6, 6.4, 25.6, 102.4]
+    )
 
 
 @pytest.mark.rows("K44")
@@ -166,7 +201,7 @@ def row(named: str | None, **fields: Any) -> Facts:
         (row(OTHER, row_generation=0), Verdict.RACE),  # the row of this start is still to come
         (row(GEN0, row_terminated=True), Verdict.STALE),  # K41
         (row(GEN0, execution_id=OTHER, final=True), Verdict.PROCESS),  # a restart over an ended history
-        (row(GEN0, execution_id=OTHER, final=True, row_terminated=True), Verdict.PROCESS),
+        (row(GEN0, execution_id=OTHER, final=True, row_terminated=True), Verdict.STALE),
     ],
 )
 def test_a_start_of_a_client_is_run_if_the_row_is_its_own(facts: Facts, expected: Verdict) -> None:

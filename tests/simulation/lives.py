@@ -35,9 +35,11 @@ from tests.simulation.world import (
 
 
 class Crew(StrEnum):
-    """Who works: one; one that serves the only partition, and another; two that both believe to serve it (K10)."""
+    """Who works: one; two, with a partition each; one that serves the only partition, and another; two that both
+    believe to serve it (K10)."""
 
     ALONE = "alone"
+    NEIGHBOURS = "neighbours"
     PAIR = "pair"
     TWINS = "twins"
 
@@ -45,7 +47,7 @@ class Crew(StrEnum):
 class Kind(StrEnum):
     """What goes wrong, at the n-th storage call of the first worker (receive or delivery where it is about those).
 
-    Twins count together: which of them does what is not decided.
+    Twins and neighbours count together: which of them does what is not decided.
     """
 
     BEFORE = BEFORE  # it dies before the call
@@ -53,6 +55,7 @@ class Kind(StrEnum):
     LOST = "lost"  # done, its answer lost
     UNSENT = "unsent"  # not done, and nobody can know
     OVERTAKEN = "overtaken"  # its sender gave up and went on; it is done half a second later
+    BACKWARDS = "backwards"  # of what may be done at the same time, the last is done first, with time between
     UNHEARD = "unheard"  # messages were received, and the answer was lost
     TWICE = "twice"  # a message is delivered again while it is being processed
     MOVED = "moved"  # its partition is served by the other from now on, while its episode goes on
@@ -61,7 +64,13 @@ class Kind(StrEnum):
 
 
 DEATHS = (Kind.BEFORE, Kind.AFTER)
-CREWS = {Kind.TWICE: Crew.PAIR, Kind.MOVED: Crew.PAIR, Kind.SILENT: Crew.PAIR, Kind.TWINS: Crew.TWINS}
+CREWS = {
+    Kind.BACKWARDS: Crew.NEIGHBOURS,
+    Kind.TWICE: Crew.PAIR,
+    Kind.MOVED: Crew.PAIR,
+    Kind.SILENT: Crew.PAIR,
+    Kind.TWINS: Crew.TWINS,
+}
 STRAGGLES = 0.5
 """Seconds: behind the first repetition, 0.1 s later, and what follows it."""
 LATE = 0.7
@@ -94,7 +103,7 @@ def trouble(text: str) -> Trouble:
 class Run:
     """One life of a scenario.
 
-    :param calls, receives, deliveries, points: of the first worker, calls of twins together.
+    :param calls, receives, deliveries, points: of the first worker, calls of twins together. :param steps: of all.
     :param attempts: of recorded activities, by instance and task.
     :param executions: generations of each instance that were ever committed.
     """
@@ -103,6 +112,7 @@ class Run:
     calls: int
     receives: int
     deliveries: int
+    steps: int
     points: dict[str, int]
     effects: Effects
     hints: tuple[str, ...]
@@ -116,7 +126,7 @@ def live(scenario: Scenario, wrong: Trouble | None = None, *, place: Place = MEM
     crew = crew or (wrong.crew if wrong else Crew.ALONE)
 
     async def play() -> Run:
-        partitions = 2 if crew is Crew.ALONE else 1
+        partitions = 2 if crew in (Crew.ALONE, Crew.NEIGHBOURS) else 1
         async with World(app_of(effects), partitions=partitions, place=place) as world:
             first = await world.join("first", **_options(wrong))
             if crew is not Crew.ALONE:
@@ -170,7 +180,7 @@ def nth(number: int, happens: Callable[[], Fault | None]) -> Plan:
 async def _crew(world: World, first: Machine, crew: Crew, wrong: Trouble | None) -> None:
     await world.clock.sleep(1.0)
     second = await world.join("second")
-    await world.clock.sleep(1.0)
+    await world.clock.sleep(60.0 if crew is Crew.NEIGHBOURS else 1.0)
     if crew is Crew.TWINS:
         share(first, second)
     if wrong is None or not isinstance(wrong.point, int):
@@ -180,7 +190,9 @@ async def _crew(world: World, first: Machine, crew: Crew, wrong: Trouble | None)
         until = world.clock.monotonic() + SILENCE
         first.leases = lambda call: unsent() if world.clock.monotonic() < until else None
 
-    if wrong.kind is Kind.TWINS:
+    if wrong.kind is Kind.BACKWARDS:
+        world.backwards = wrong.point
+    elif wrong.kind is Kind.TWINS:
         first.plan = second.plan = nth(wrong.point, lambda: late(LATE))
     elif wrong.kind is Kind.MOVED:
         first.plan = nth(wrong.point, lambda: move(first, second))
@@ -210,6 +222,7 @@ async def _seen(world: World, crew: Crew, ended: Ended, effects: Effects) -> Run
         calls=sum(machine.calls for machine in world.machines) if crew is Crew.TWINS else first.calls,
         receives=first.store.receives,
         deliveries=first.store.deliveries,
+        steps=world.steps,
         points=dict(first.points),
         effects=effects,
         hints=await world.client.completions(),
@@ -237,7 +250,7 @@ def troubles(kind: Kind, run: Run) -> Iterator[Trouble]:
             side, _, point = name.partition("-")
             if side == kind:
                 yield from (Trouble(kind=kind, point=point, count=count) for count in range(1, times + 1))
-    counts = {Kind.TWICE: run.deliveries, Kind.UNHEARD: run.receives}
+    counts = {Kind.TWICE: run.deliveries, Kind.UNHEARD: run.receives, Kind.BACKWARDS: run.steps}
     for number in range(1, counts.get(kind, run.calls) + 1):
         yield Trouble(kind=kind, point=number)
 

@@ -96,6 +96,20 @@ def app_of(effects: Effects) -> App:
         return sum(await ctx.when_all(calls))
 
     @app.orchestrator
+    async def listener(ctx: OrchestrationContext) -> int:
+        return await ctx.wait_for_external_event("go", int)
+
+    @app.orchestrator
+    async def again(ctx: OrchestrationContext, generation: int) -> int:
+        """Each generation's child has the same id, and is told something as it is started."""
+        child = ctx.call_sub_orchestrator("listener", instance_id=f"{ctx.instance_id}-child")
+        ctx.send_event(f"{ctx.instance_id}-child", "go", generation)
+        heard: int = await child
+        if generation < 2:
+            ctx.continue_as_new(generation + 1)
+        return heard
+
+    @app.orchestrator
     async def timers(ctx: OrchestrationContext) -> float:
         began = ctx.current_utc_datetime
         await ctx.create_timer(timedelta(seconds=3))
@@ -256,6 +270,7 @@ SCENARIOS = {
         Scenario(name="chain", drive=_simple("chain", 3, tags={"taskhub.watch": "1"})),
         Scenario(name="fan", drive=_simple("fan", 20)),
         Scenario(name="parent", drive=_simple("parent", 2)),
+        Scenario(name="again", drive=_simple("again", 0)),
         Scenario(name="timers", drive=_simple("timers")),
         Scenario(name="events", drive=_events, unordered=True),
         Scenario(name="counter", drive=_counter, unordered=True),

@@ -258,7 +258,7 @@ def test_a_duplicate_child_start_after_the_child_continued_as_new_starts_nothing
 
     output, aside = played(play)
     assert output == "7"
-    assert [entry["reason"] for entry in aside] == ["this start has already run"]
+    assert [entry["reason"] for entry in aside] == ["already in the history"]
 
 
 @pytest.mark.rows("K57")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status, TaskCompleted
+from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, Status, TaskCompleted
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, lost, throttled, unsent
+from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.workers.runner import log_name
 from tests.simulation.scenarios import app_of
@@ -426,6 +426,82 @@ def test_only_what_has_ended_is_purged() -> None:
         return await status(world)
 
     assert play(drive) is Status.RUNNING
+
+
+async def heard(world: World) -> None:
+    """An ended run of ``listener``."""
+    await world.client.start("listener", instance_id="one")
+    await world.client.raise_event("one", "go", 1)
+    await world.wait("one")
+
+
+@pytest.mark.rows("K36", "K41", "K46", "K57")
+@pytest.mark.parametrize("what", ["event", "suspend", "terminate"])
+def test_what_is_sent_to_a_start_that_is_not_due_yet_is_not_taken_for_the_run_before(what: str) -> None:
+    async def drive(world: World) -> Any:
+        await heard(world)
+        due = START + timedelta(hours=1)
+        await world.client.start("listener", instance_id="one", policy=StartPolicy.REPLACE_FINISHED, start_at=due)
+        await world.clock.sleep(10.0)
+        if what == "event":
+            await world.client.raise_event("one", "go", 2)
+        elif what == "suspend":
+            await world.client.suspend("one", "held")
+        else:
+            await world.client.terminate("one", "enough")
+        await world.clock.sleep(10.0)
+        before = await status(world)
+        await world.clock.sleep(3600.0)
+        await world.settle()
+        row = await world.client.get("one")
+        assert row is not None
+        assert not await world.client.quarantined()
+        return before, row.status, row.output
+
+    assert (
+        play(drive)
+        == {
+            "event": (Status.PENDING, Status.COMPLETED, "2"),
+            "suspend": (Status.PENDING, Status.SUSPENDED, "held"),
+            "terminate": (Status.TERMINATED, Status.TERMINATED, "enough"),
+        }[what]
+    )
+
+
+@pytest.mark.rows("K36", "K44")
+def test_an_event_between_the_row_and_the_message_of_a_start_waits_for_it() -> None:
+    async def drive(world: World) -> Any:
+        slow = FaultyStore(
+            world.store, lambda call: late(1.0) if call.kind == "queue.put" else None, clock=world.clock, stepwise=True
+        )
+        starter = Client(replace(world.client.hub, store=slow), world.settings.lease_times)
+        await heard(world)
+        starting = asyncio.ensure_future(
+            starter.start("listener", instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+        )
+        await world.clock.sleep(0.5)
+        assert await status(world) is Status.PENDING
+        await world.client.raise_event("one", "go", 2)
+        await starting
+        return (await world.wait("one")).output
+
+    assert play(drive) == "2"
+
+
+@pytest.mark.rows("K36", "K35")
+def test_an_event_that_comes_after_the_end_is_set_aside_in_minutes() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("chain", 1, instance_id="one")
+        await world.wait("one")
+        await world.clock.sleep(5.0)
+        event = EventRaised(timestamp=world.clock.utc_now(), name="go", input="1")
+        await world.client.hub.send(world.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
+        began = world.clock.monotonic()
+        await world.settle()
+        ((said,), kept) = world.said("message_set_aside"), await world.client.quarantined()
+        return said["reason"], 130 < world.clock.monotonic() - began < 180, kept
+
+    assert play(drive) == ("its instance has ended", True, ())
 
 
 @pytest.mark.rows("K46", "K35")

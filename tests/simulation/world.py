@@ -12,7 +12,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -47,6 +47,7 @@ from airflow_provider_taskhub.storage.primitives import (
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
@@ -214,6 +215,7 @@ class Machine:
             clock=self.clock,
             crash=self._crash,
             stepwise=world.place.stepwise,
+            together=self._together,
             claim=world.settings.lease_times.visibility,
         )
         self.store.twice, self.store.unheard = twice, unheard
@@ -272,6 +274,19 @@ class Machine:
             lost = asyncio.CancelledError()
             return Fault(before=lost) if death.side == BEFORE else Fault(after=lost)
         return self.plan(call)
+
+    async def _together(self, operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
+        self.world.steps += len(operations) > 1
+        if len(operations) == 1 or self.world.steps != self.world.backwards:
+            return await one_by_one(operations)
+        done: list[Result] = []
+        with ExitStack() as left:
+            for operation in operations:
+                left.callback(operation.close)
+            for operation in reversed(operations):
+                done.append(await operation)
+                await self.clock.sleep(0.3)
+        return tuple(reversed(done))
 
     def _lease_plan(self, call: Call) -> Fault | None:
         return Fault(before=asyncio.CancelledError()) if self.dead else self.leases(call)
@@ -338,7 +353,11 @@ class Ended:
 
 
 class World:
-    """A hub and its workers. An asynchronous context manager, to be used under :func:`simulate`."""
+    """A hub and its workers. An asynchronous context manager, to be used under :func:`simulate`.
+
+    :ivar steps: that the workers have carried out, of those with several operations.
+    :ivar backwards: the number of the one that is carried out last first.
+    """
 
     def __init__(
         self,
@@ -358,6 +377,8 @@ class World:
         self.store: Store = place.open(self.clock)
         self.tape: list[Done] = []
         self.machines: list[Machine] = []
+        self.steps = 0
+        self.backwards: int | None = None
         self.logs: list[Any] = []
         self.client: Client = None  # type: ignore[assignment]  # from __aenter__ on
 

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     Status,
 )
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
@@ -255,16 +256,15 @@ def repair_row(
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
     """What to merge into a row that lags behind its committed history (K29); None when it does not.
 
-    No history holds the custom status: unless it is known from a replay, it is left as it is. A Pending row of another
-    start is left alone: its instance is about to begin anew. A rewound instance stays Pending until it ends, as .NET
-    leaves it.
+    No history holds the custom status: unless it is known from a replay, it is left as it is. A row of a
+    newer start is left alone. A rewound instance stays Pending until it ends, as .NET leaves it.
 
     :param events: all of the current generation. :param row: as read; None when there is none.
     :param custom_status: as a replay of the events sets it; only if ``replayed``.
     :returns: the row, and blobs to write before it.
     """
     started = next((event for event in events if isinstance(event, ExecutionStarted)), None)
-    if started is None:
+    if started is None or (row is not None and _is_newer(row, started)):
         return None
     entity, blobs = merged(
         events,
@@ -276,7 +276,7 @@ def repair_row(
         container_url=container_url,
     )
     status = _status(str(entity.properties["RuntimeStatus"]))
-    if row is not None and not _lags(row, started.instance.execution_id or "", status, events):
+    if row is not None and not _lags(row, started.instance.execution_id, status, events):
         same = row.execution_id == started.instance.execution_id and row.custom_status == custom_status
         if not replayed or same or row.status is Status.PENDING:
             return None
@@ -286,16 +286,21 @@ def repair_row(
     return replace(entity, properties=kept), blobs
 
 
-def _lags(row: InstanceState, execution_id: str, status: Status, events: Sequence[HistoryEvent]) -> bool:
+def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
+    """Whether a row is of a start that comes after the history's: it waits, or was terminated before it began.
+
+    What no parent started has had a row before its history; a child's row may be of the child before it.
+    """
+    if same_start(row.execution_id, started.instance.execution_id):
+        return False
+    return row.status is Status.PENDING or (row.status.is_final and started.parent is None)
+
+
+def _lags(row: InstanceState, execution_id: str | None, status: Status, events: Sequence[HistoryEvent]) -> bool:
     if row.status is Status.PENDING:
         rewound = any(isinstance(event, GenericEvent) for event in events)
-        return _same_start(row.execution_id or "", execution_id) and (status.is_final or not rewound)
+        return status.is_final or not rewound
     return row.execution_id != execution_id or row.status is not status
-
-
-def _same_start(one: str, other: str) -> bool:
-    """Generations of one start share the first half of their execution ids (DESIGN §6)."""
-    return one == other or (len(one) == len(other) == 32 and one[:16] == other[:16])
 
 
 def terminate_row(

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
+    EventRaised,
     ExecutionStarted,
     ExecutionTerminated,
     HistoryEvent,
@@ -27,12 +28,16 @@ from airflow_provider_taskhub.values import dataclass
 SECOND = 10_000_000
 RACE_CEILING = 4.0
 LONG_CEILING = 600.0
+LATE_TURNS = 6
+"""Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that what has come after an end waits for another start: twice as
+long as a start may be hidden by an owner that died."""
 
 
 class Verdict(StrEnum):
     PROCESS = "process"
     STALE = "stale"  # set aside: deleted, with a record of why
     RACE = "race"  # a checkpoint is under way: short back-off, AbandoningMessage
+    LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
     EARLY = "early"  # its instance is scheduled to start later: kept until then, which is no failure (K41)
@@ -61,6 +66,7 @@ class Facts:
     row_read: bool = False
     row_execution_id: str | None = None
     row_generation: int | None = None
+    row_pending: bool = False
     row_terminated: bool = False
     row_due: Timestamp | None = None
 
@@ -109,7 +115,7 @@ def judge(
         return _start(event, facts, now)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, inserted, facts)
-    return _control(event, facts, now)
+    return _control(event, inserted, facts, now)
 
 
 def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
@@ -133,7 +139,7 @@ def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
         if older and (event.generation or 0) < (facts.row_generation or 0):
             return Judged(verdict=Verdict.STALE, reason=f"the instance was started again as {facts.row_execution_id}")
         return Judged(verdict=Verdict.RACE, reason=f"the instance row still belongs to {facts.row_execution_id}")
-    if facts.row_terminated and facts.execution_id is None:
+    if facts.row_terminated:
         return Judged(verdict=Verdict.STALE, reason="terminated before it started")
     return PROCESS
 
@@ -142,22 +148,28 @@ def _response(event: HistoryEvent, execution_id: str | None, inserted: Timestamp
     if facts.execution_id is None:
         return Judged(verdict=Verdict.RACE, reason="its instance has no history yet")
     if execution_id is not None and execution_id != facts.execution_id:
-        return _other_generation(execution_id, facts)
+        return _other_generation(execution_id, inserted, facts)
     if facts.final:
         return Judged(verdict=Verdict.STALE, reason="its instance has ended")
     if scheduling_id(event) in facts.scheduled:
         return PROCESS
     if facts.checkpointed is None and not facts.row_read:
         return Judged(verdict=Verdict.LOOK)
-    if facts.checkpointed is None or inserted.ticks >= facts.checkpointed.ticks // SECOND * SECOND:
+    if _is_newer(inserted, facts):
         return Judged(verdict=Verdict.RACE, reason="its scheduling event is not in the history: checkpoint under way")
     return Judged(verdict=Verdict.WAIT, reason="its scheduling event is not in the history and no checkpoint is near")
 
 
-def _other_generation(execution_id: str, facts: Facts) -> Judged:
+def _is_newer(inserted: Timestamp, facts: Facts) -> bool:
+    """Whether a message came after the last checkpoint. Times of queues are in seconds."""
+    return facts.checkpointed is None or inserted.ticks >= facts.checkpointed.ticks // SECOND * SECOND
+
+
+def _other_generation(execution_id: str, inserted: Timestamp, facts: Facts) -> Judged:
     """A response of an older generation is set aside; one of a generation still being committed waits for it.
 
-    Generations of one start are counted in their ids. Of two starts the newer is the one that the row names.
+    Generations of one start are counted in their ids. Of two starts the newer is the one that the row names; a child's
+    is named there only once it is committed.
     """
     current = facts.execution_id or ""
     if same_start(execution_id, current):
@@ -170,6 +182,8 @@ def _other_generation(execution_id: str, facts: Facts) -> Judged:
         newer = facts.row_execution_id is not None and same_start(facts.row_execution_id, execution_id)
     if newer:
         return Judged(verdict=Verdict.RACE, reason=f"generation {execution_id} is not committed yet")
+    if facts.final and not same_start(execution_id, current) and _is_newer(inserted, facts):
+        return Judged(verdict=Verdict.LATE, reason=f"of generation {execution_id}, and {current} has ended")
     return Judged(verdict=Verdict.STALE, reason=f"of generation {execution_id}, now {current}")
 
 
@@ -180,22 +194,31 @@ def _early(due: Timestamp | None, now: Timestamp) -> Judged | None:
     return Judged(verdict=Verdict.EARLY, reason=f"its instance is to start at {due}", pause=due - now)
 
 
-def _control(event: HistoryEvent, facts: Facts, now: Timestamp) -> Judged:
-    if facts.execution_id is None:
+def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timestamp) -> Judged:
+    if facts.execution_id is not None and not facts.final:
+        return PROCESS
+    if not facts.row_read and not (facts.execution_id is None and isinstance(event, ExecutionTerminated)):
+        return Judged(verdict=Verdict.LOOK)
+    if facts.execution_id is None or _is_started_again(facts):
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
-        if not facts.row_read:
-            return Judged(verdict=Verdict.LOOK)
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
-    if facts.final:
-        return Judged(verdict=Verdict.STALE, reason="its instance has ended")
-    return PROCESS
+    if isinstance(event, EventRaised) and _is_newer(inserted, facts):  # a child's start has no row that tells of it
+        return Judged(verdict=Verdict.LATE, reason="its instance has ended")
+    return Judged(verdict=Verdict.STALE, reason="its instance has ended")
+
+
+def _is_started_again(facts: Facts) -> bool:
+    """Whether the row tells of a start that has not run yet."""
+    return facts.row_pending and not same_start(facts.row_execution_id, facts.execution_id)
 
 
 def delay(verdict: Verdict, failures: int) -> timedelta:
-    """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; others 2, 4, 8 … 600 s (K35)."""
+    """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; late ones 0.1, 0.4 … 102 s; others 2, 4 … 600 s (K35)."""
+    if verdict is Verdict.LATE:
+        return timedelta(seconds=0.1 * 4 ** min(failures, LATE_TURNS))
     if verdict is Verdict.RACE:
         return timedelta(seconds=min(RACE_CEILING, 0.1 * 2 ** min(failures, 10)))
     return timedelta(seconds=min(LONG_CEILING, 2.0 ** min(failures + 1, 10)))
