@@ -126,7 +126,11 @@ class Orchestrations:
             batch = ends
             if not batch:
                 return
-        facts = await self._facts(session, live, loaded, batch)
+        try:
+            facts = await self._facts(session, live, loaded, batch)
+        except UnknownOrchestrator as error:
+            await self._wait_for_code(session, batch, error)
+            return
         found = await self._sorter.sort(session, batch, facts, live.stored.sentinel_etag)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._loader.restarted(session.instance_id, live)
@@ -147,6 +151,7 @@ class Orchestrations:
         """What a batch is judged by, once a switch that was cut off is whole.
 
         :param loaded: of an instance that was just opened.
+        :raises UnknownOrchestrator: when it cannot be made whole here, and may elsewhere.
         """
         if loaded is None:
             if live is session.state:
@@ -161,8 +166,11 @@ class Orchestrations:
     async def _resume(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """Commit the rest of a generation switch that was cut off between two transactions."""
         self._take_in(session, live)
-        with self.episodes.computing(session.instance_id, live.execution_id, batch):
-            episode = live.execution.resume()
+        try:
+            with self.episodes.computing(session.instance_id, live.execution_id, batch):
+                episode = live.execution.resume()
+        except UnknownOrchestrator as error:
+            episode = live.execution.fail([], self._gave_up(error), now=self._hub.clock.utc_now())
         if episode.history:
             log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
             try:
@@ -172,7 +180,7 @@ class Orchestrations:
                 raise Aborted("no store takes what its generation switch came to") from error
 
     async def _run(self, session: Session[Live], live: Live, batch: list[Held]) -> None:
-        hub, reader = self._hub, session.reader
+        hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
         past: tuple[HistoryEvent, ...] = ()
         traced = tracing.on()
@@ -188,14 +196,11 @@ class Orchestrations:
                 else:
                     episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
-            gave_up = self._unknown(error.name)
-            if gave_up is None:
-                log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-                await reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
-                self._sessions.keep(session, None)
+            try:
+                episode = live.execution.fail(events, self._gave_up(error), now=now)
+            except UnknownOrchestrator:
+                await self._wait_for_code(session, batch, error)
                 return
-            failure = FailureDetails(error_type="UnknownOrchestrator", error_message=gave_up, is_non_retriable=True)
-            episode = live.execution.fail(events, failure, now=now)
         for event, reason in episode.stale:
             log.info(
                 "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
@@ -208,6 +213,18 @@ class Orchestrations:
         if traced and episode.history:
             stale = [event for event, _ in episode.stale]
             tracing.record(past, [event for event in events if event not in stale], episode.history)
+
+    def _gave_up(self, error: UnknownOrchestrator) -> FailureDetails:
+        """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there (K43)."""
+        text = self._unknown(error.name)
+        if text is None:
+            raise error
+        return FailureDetails(error_type="UnknownOrchestrator", error_message=text, is_non_retriable=True)
+
+    async def _wait_for_code(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> None:
+        log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
+        await session.reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
+        self._sessions.keep(session, None)
 
     async def _refused(
         self, session: Session[Live], batch: Sequence[Held], error: Exception, *, judged: bool = True

@@ -632,6 +632,35 @@ def test_what_a_worker_learns_in_time_is_run() -> None:
     assert simulate(play) == "2"
 
 
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_switch_cut_off_where_nobody_has_its_code_waits_and_then_fails(learnt: bool) -> None:
+    """Its rest is what the code decides: a worker that joins in time makes it, or it fails naming who was alive."""
+    other = App("other", version="7")
+
+    @other.activity
+    def hop(number: int) -> int:
+        return number + 1
+
+    async def play() -> Any:
+        async with world() as hub:
+            one = await hub.join("one", death=Death(point="history:1"))
+            await hub.client.start("spread", 0, instance_id="one")
+            await one.died.wait()
+            alive = await hub.join("alive", app=other)
+            await hub.clock.sleep(300.0)
+            if learnt:
+                await hub.join("knows")
+                await alive.stop()
+            state = await hub.wait("one")
+            await hub.ended()
+            return state.status, state.output, bool(hub.said("orchestrator_unknown")), hub.defects()
+
+    status, output, said, defects = simulate(play)
+    assert (status, said, defects) == (Status.COMPLETED if learnt else Status.FAILED, True, [])
+    assert ("7260" if learnt else "alive@host/alive-1 (other 7) has") in output
+
+
 @pytest.mark.rows("K42")
 @pytest.mark.parametrize("text", ["{", "not json", '{"$type":"Nobody.Knows"}', "\u00ff\u00fe", '{"TaskMessage":{}}'])
 def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: str) -> None:
