@@ -112,6 +112,7 @@ class Generation:
         self._timers = timers or {}
         self._past_rewinds = past_rewinds
         self._undecided: dict[int, Action] = {}
+        self._forgets = False  # all of that: it was terminated while a suspend held it back
         self._open: dict[int, _Open] = {}
         self._excused: set[int] = set()
         self._waits: dict[str, deque[Wait]] = {}
@@ -150,6 +151,7 @@ class Generation:
             return self._why_not(happening)
         if isinstance(event, Answer) and (reason := self._unfit(event)):
             return reason
+        self._forgets = reaction is Reaction.TERMINATE and self.status is Status.SUSPENDED
         self.status = status
         self._limit = self.numbers + MAX_ACTIONS
         _REACT[reaction](self, event)
@@ -216,8 +218,11 @@ class Generation:
         """New decisions in the order of their numbers; none while suspended.
 
         An instance that has ended keeps only what lives on without it: children and sent events. Timers and activities
-        that were decided in the same breath are cancelled before they ever were (DESIGN §1b).
+        that were decided in the same breath are cancelled before they ever were (DESIGN §1b). Of what a suspend held
+        back nothing is kept when a terminate ends it (as in DurableTask).
         """
+        if self._forgets:
+            self._undecided.clear()
         if self.status is Status.SUSPENDED or not self._undecided:
             return []
         scope = Scope(instance=self.instance, started=self.started, time=time, rewinds=self.rewinds)

@@ -127,6 +127,26 @@ def test_a_suspended_instance_is_terminated() -> None:
 
 
 @pytest.mark.rows("K46")
+@pytest.mark.parametrize("apart", [True, False], ids=["later", "in the same batch"])
+def test_what_was_held_back_never_comes_about_when_a_suspended_instance_is_terminated(apart: bool) -> None:
+    """As in DurableTask, which forgets it: the children and sent events too, which outlive the end of a running one."""
+
+    async def drive(world: World) -> Any:
+        await world.client.start("events", 1, instance_id="one-to")
+        await world.clock.sleep(10.0)
+        for name, instance_id in (("parent", "two"), ("sender", "one")):
+            await world.client.start(name, 1, instance_id=instance_id)
+            await world.client.suspend(instance_id, "not yet")
+            await world.clock.sleep(60.0 if apart else 0.0)
+            await world.client.terminate(instance_id, "never")
+            await world.wait(instance_id)
+        await world.settle()
+        return await status(world, "two-0"), await status(world, "one-to")
+
+    assert play(drive) == (None, Status.RUNNING)
+
+
+@pytest.mark.rows("K46")
 @pytest.mark.parametrize("final", FINAL)
 def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
     async def drive(world: World) -> Any:
