@@ -225,16 +225,36 @@ def test_what_is_held_is_renewed_and_nobody_else_gets_it() -> None:
 
 
 @pytest.mark.rows("K39")
-@pytest.mark.parametrize("fault", [refused, lost], ids=["refused", "answer lost"])
-def test_a_renewal_that_fails_once_is_tried_again(fault: Any) -> None:
+@pytest.mark.parametrize("fault", [refused, throttled], ids=["refused", "throttled"])
+def test_a_renewal_that_fails_once_is_tried_again_before_anybody_can_receive_the_message(fault: Any) -> None:
+    renewals, deaf = at(2, fault(), kind="queue.update"), False
+
     async def work(desk: Desk) -> None:
+        nonlocal deaf
         await desk.put(held(raised()))
-        await asyncio.sleep(30.0)
-        message = desk.got[0]
+        await asyncio.sleep(0.5)
+        (message,), deaf = desk.got, True  # what becomes visible stays so
+        for _ in range(60):
+            await asyncio.sleep(0.5)
+            assert await desk.store.peek(QUEUE) == []
         await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
         assert await desk.store.count(QUEUE) == 0
 
-    play(work, at(2, fault(), kind="queue.update"))
+    play(work, lambda call: refused() if deaf and call.kind == "queue.receive" else renewals(call))
+
+
+@pytest.mark.rows("K37", "K39")
+def test_a_renewal_whose_answer_is_lost_is_made_good_by_the_redelivery() -> None:
+    """Its receipt is nobody's; the message becomes visible, and is known when it is received again."""
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(30.0)
+        (message,) = desk.got
+        await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
+        assert await desk.store.count(QUEUE) == 0
+
+    play(work, at(2, lost(), kind="queue.update"))
 
 
 @pytest.mark.rows("K37")
