@@ -20,6 +20,7 @@ DEVIATIONS = {
     "E80": "no callback takes errors, their records do; those that are a partition's name it",
     "E81": "shown on the embedded store: Azurite tells tables by case, which Azure does not",
     "T68": "one partition in eight may move a third time: nothing tells the balance who will be restarted next",
+    "T89": "the epoch is for display: the ETag of an instance's sentinel refuses what a paused old owner commits",
 }
 """Rows whose tests show something else than they say: what holds instead, and why."""
 

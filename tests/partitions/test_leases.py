@@ -125,7 +125,7 @@ def test_a_row_without_optional_columns_has_defaults() -> None:
     assert (lease.partition, lease.owner, lease.epoch, lease.draining) == (7, None, None, False)
 
 
-@pytest.mark.rows("T03", "E09")
+@pytest.mark.rows("T03")
 @pytest.mark.parametrize(
     ("partition_key", "row_key"),
     [

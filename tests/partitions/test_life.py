@@ -100,6 +100,25 @@ async def test_renewals_go_out_together_whatever_a_scan_does() -> None:
         assert set(rounds.values()) == {8}
 
 
+@scenario
+@pytest.mark.rows("T19", "T18")
+async def test_a_renewal_that_is_never_answered_is_cut_off_and_sent_again_before_give_up() -> None:
+    async with Cluster(1) as cluster:
+        faults, hung = Faults(cluster.store), list[float]()
+
+        async def hang(name: str, arguments: tuple[object, ...]) -> None:
+            if writes_a_lease(name, arguments) and not hung:
+                hung.append(now())
+                await asyncio.sleep(10_000)
+
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        faults.before = hang
+        await asyncio.sleep(6 * GIVE_UP)
+        assert hung
+        assert not node.when("lost")
+
+
 @participant
 @pytest.mark.rows("E32", "T36")
 async def test_what_is_free_is_taken_together() -> None:

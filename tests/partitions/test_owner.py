@@ -21,7 +21,8 @@ from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Service, Tenure
 from airflow_provider_taskhub.hub.partitions.admin import partition_states
 from airflow_provider_taskhub.hub.partitions.applease import lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.jumping import START, run
+from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, RowOperation, RowVerb, Store, Transact
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
@@ -119,6 +120,24 @@ async def test_a_dead_workers_partitions_are_served_again_within_take_and_a_scan
         assert len(b.held) == 8
         # the watcher's count starts when its scan first shows the last renewal
         assert TAKE - RENEW <= now() - died <= TAKE + SCAN * 2 * JITTER
+
+
+@participant
+@pytest.mark.rows("E09")
+async def test_leases_left_over_from_a_larger_hub_are_reported_and_fought_over_by_nobody() -> None:
+    async with Cluster(2) as cluster:
+        for number in (2, 3):
+            assert await cluster.leases.insert(NAMES.control(number))
+        a, b = await cluster.join("a"), await cluster.join("b")
+        await cluster.settle()
+        await asyncio.sleep(2 * TAKE)
+        assert sorted([*a.held, *b.held]) == [0, 1]
+        assert not any(lease.owner or lease.epoch for lease in (await cluster.leases.scan())[2:])
+        check = Steering(cluster.store, NAMES, clock=JumpingClock()).check()
+        assert (await check).problems == (
+            "partition 2: a lease row beyond the hub's partitions",
+            "partition 3: a lease row beyond the hub's partitions",
+        )
 
 
 QUICK = LeaseTimes(renew=2 * SECOND, give_up=4 * SECOND, take=6 * SECOND, scan=2 * SECOND)
