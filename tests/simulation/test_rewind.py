@@ -29,6 +29,8 @@ class Lab:
 
     def __init__(self) -> None:
         self.broken = True
+        self.trouble = "not yet"
+        self.width = 60
         self.ran: Counter[str] = Counter()
         self.app = app = App("lab")
 
@@ -41,7 +43,7 @@ class Lab:
         def bad(name: str) -> str:
             self.ran[name] += 1
             if self.broken:
-                raise ValueError(f"{name} not yet")
+                raise ValueError(f"{name} {self.trouble}")
             return name
 
         @app.activity
@@ -154,7 +156,7 @@ class Lab:
         @app.orchestrator
         async def wide(ctx: OrchestrationContext) -> int:
             """Its failures are more rows than one transaction takes."""
-            calls = [ctx.call_activity("bad", f"b{number}") for number in range(60)]
+            calls = [ctx.call_activity("bad", f"b{number}") for number in range(self.width)]
             found = []
             for call in calls:
                 with suppress(Exception):
@@ -393,6 +395,20 @@ def test_an_attempt_that_is_done_again_has_a_record_of_its_own() -> None:
         return [(record.attempt, record.state) for record in await world.client.activities("one")]
 
     assert play(drive) == [(1, RecordState.FAILED), (2, RecordState.COMPLETED)]
+
+
+@pytest.mark.rows("K28", "K46")
+def test_failures_of_more_bytes_than_a_transaction_takes_are_rewound() -> None:
+    """Each failure is short enough for its row, and many of them fit into a transaction, but not 99."""
+
+    async def drive(world: World, lab: Lab) -> Any:
+        lab.width, lab.trouble = 99, "\\" * 6_500
+        await failed(world, "wide")
+        lab.broken = False
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, set(lab.ran.values())
+
+    assert play(drive) == ("99", {2})
 
 
 @pytest.mark.rows("K46")

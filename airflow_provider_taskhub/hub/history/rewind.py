@@ -35,7 +35,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.retry import Verdict
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS
+from airflow_provider_taskhub.hub.history.payloads import batches
 from airflow_provider_taskhub.hub.history.records import SENTINEL
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 
@@ -233,8 +233,7 @@ def _marked(row: Entity, *, keep: bool) -> Entity:
 
 def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
     """Rows in groups for one transaction each, to be sent :func:`locked`."""
-    for start in range(0, len(rows), BATCH_ROWS):
-        group = rows[start : start + BATCH_ROWS]
+    for group in batches(rows):
         yield tuple(RowOperation(verb=RowVerb.REPLACE, entity=row, etag=row.etag) for row in group)
 
 
