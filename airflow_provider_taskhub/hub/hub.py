@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from datetime import timedelta
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.codec import decompress
+from airflow_provider_taskhub.codec import Timestamp, decompress
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
@@ -92,8 +92,13 @@ class Hub:
         episode: int | None = None,
         claim: timedelta | None = None,
         action_id: str | None = None,
+        now: Timestamp | None = None,
     ) -> Letter:
-        """A message to an instance. :param action_id: identity of the action that it carries out (DESIGN §7)."""
+        """A message to an instance.
+
+        :param action_id: identity of the action that it carries out (DESIGN §7).
+        :param now: by the clock that a timer's time is of; None: by this machine's.
+        """
         return letter(
             event,
             target,
@@ -101,7 +106,7 @@ class Hub:
             queue=self.queue_of(target.instance_id),
             sequence=self.sequence(),
             sender=sender,
-            now=self.clock.utc_now(),
+            now=now or self.clock.utc_now(),
             episode=episode,
             claim=claim,
             activity_id=action_id,

@@ -6,8 +6,9 @@ its rows is rewritten, and from then on the row says Failed, or Pending with not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.endings import response
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -17,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
     SubOrchestrationInstanceCreated,
+    TimerCreated,
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import same_start
@@ -24,7 +26,7 @@ from airflow_provider_taskhub.errors import Conflict, InputError, InstanceNotFou
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history import rewind as rules
 from airflow_provider_taskhub.hub.history.instances import rewound_row
-from airflow_provider_taskhub.hub.history.load import Rows, decoded, load, load_rows
+from airflow_provider_taskhub.hub.history.load import Rows, decoded, load, load_rows, sentinel_of
 from airflow_provider_taskhub.hub.history.rewind import Rewinding
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
@@ -61,6 +63,8 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> None:
         # a history of another start is what failed before the id was started anew
         raise InputError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
+    pairs = zip(past, rows.committed, strict=True)
+    written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
     again: set[int] = set()
     if rewinding is not None:
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
@@ -68,7 +72,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> None:
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
     waits = await _children(hub, past, target, reason)
-    await _timers(hub, past, target)
+    await _timers(hub, past, target, written)
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason)
@@ -177,13 +181,25 @@ async def _answer_again(hub: Hub, instance_id: str) -> None:
         await hub.send(hub.mail(answer.event, answer.target, sender=started.instance))
 
 
-async def _timers(hub: Hub, past: Sequence[HistoryEvent], target: OrchestrationInstance) -> None:
-    """A timer that was due while nobody listened fires again; one that is not gone is known by its action."""
-    for timer in rules.open_timers(past):
+async def _timers(
+    hub: Hub, past: Sequence[HistoryEvent], target: OrchestrationInstance, written: Mapping[int, Timestamp | None]
+) -> None:
+    """A timer that was due while nobody listened fires again; one that is not gone is known by its action.
+
+    What is left of it is counted by the store, from its row to the rewind's rows: this machine's clock may be ahead of
+    the one that set it, and it would fire early (K59). One that is gone was due before those rows were written.
+
+    :param written: the store's time of a timer's row, by its number.
+    """
+    timers = rules.open_timers(past)
+    lock = await sentinel_of(hub.store, hub.names, target.instance_id) if timers else None
+    for timer in timers:
         fired = TimerFired(
             timestamp=timer.timestamp,
             timer_id=timer.event_id,
             fire_at=timer.fire_at,
             taskhub_action_id=timer.taskhub_action_id,
         )
-        await hub.send(hub.mail(fired, target, sender=target, action_id=timer.taskhub_action_id))
+        since, until = written[timer.event_id], lock.timestamp if lock else None
+        now = timer.timestamp + (until - since) if since and until else None
+        await hub.send(hub.mail(fired, target, sender=target, action_id=timer.taskhub_action_id, now=now))

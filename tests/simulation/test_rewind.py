@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, RecordState, StartPolicy
+from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
 from tests.simulation.world import World, simulate
@@ -180,14 +181,17 @@ class Lab:
             return await ctx.call_activity("bad", "b")
 
 
+HOUR = timedelta(hours=1)
 Drive = Callable[[World, Lab], Awaitable[Any]]
 
 
-def play(drive: Drive) -> Any:
+def play(drive: Drive, *, skew: timedelta = timedelta(0)) -> Any:
+    """:param skew: of the worker's clock."""
+
     async def main() -> Any:
         lab = Lab()
         async with World(lab.app) as world:
-            await world.join("one")
+            await world.join("one", skew=skew)
             found = await drive(world, lab)
             assert not world.defects(), world.defects()
             assert not await world.client.quarantined()
@@ -252,6 +256,21 @@ def test_a_timer_that_was_open_fires_again(wait: float) -> None:
     assert output is not None
     assert output.startswith('["b"')
     assert ran == {"b": 2}
+
+
+@pytest.mark.rows("K33", "K46", "K59")
+@pytest.mark.parametrize("skew", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_a_timer_fires_in_its_time_whatever_the_clocks_of_worker_and_client(skew: timedelta) -> None:
+    async def drive(world: World, lab: Lab) -> float:
+        await failed(world, "timed")
+        await world.clock.sleep(60.0)
+        lab.broken = False
+        hub = replace(world.client.hub, clock=JumpingClock(skew=skew))
+        await Client(hub, world.settings.lease_times).rewind("one")
+        assert (await world.wait("one")).status is Status.COMPLETED
+        return world.clock.monotonic()
+
+    assert 300.0 <= round(play(drive, skew=-skew / 2), 6) < 302.0
 
 
 @pytest.mark.rows("K46")
