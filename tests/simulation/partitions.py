@@ -380,10 +380,10 @@ class World:
         self._scan = times.scan.total_seconds()
         # what a host does with a full second of requests in its way, and a coarse look of ours
         self.within = times.take.total_seconds() * 1.001 + self._scan * 1.15 + COARSE
-        if self.shape.lease_store == BLOB:
-            # who dies between two requests of a write leaves a blob leased under an id that nobody knows
-            self.within += min(max(times.take.total_seconds(), 15.0), 60.0)
-        self.fair_within = 2 * self.within + DRAIN.total_seconds() + 3 * self._scan
+        self._apart = self.within
+        if self.shape.lease_store == BLOB:  # things happen further apart where a blob stays leased behind its owner
+            self._apart += min(max(times.take.total_seconds(), 15.0), 60.0)
+        self.fair_within = 2 * self._apart + DRAIN.total_seconds() + 3 * self._scan
 
     # time, weather, requests under way
 
@@ -553,9 +553,9 @@ class World:
         )
         # a network that is bad for some of them is worse than one that is bad for all
         self._spared = {f"w{number}" for number in range(self.shape.hosts) if dice.random() < 0.5}
-        until, pace = self.now() + dice.uniform(1, 15) * self.within, dice.choice([1, 2, 4, 8])
+        until, pace = self.now() + dice.uniform(1, 15) * self._apart, dice.choice([1, 2, 4, 8])
         while self.now() < until:
-            await asyncio.sleep(dice.expovariate(pace / self.within))
+            await asyncio.sleep(dice.expovariate(pace / self._apart))
             await self.act()
 
     async def ambush(self) -> None:
@@ -577,7 +577,7 @@ class World:
             self.events["clock"] += 1
         self.events["ambush"] += 1
         self.trace.append(f"{self.now():.3f} -- ambush {host.me}")
-        await asyncio.sleep(self.within)
+        await asyncio.sleep(self._apart)
 
     async def clear(self) -> None:
         """The storm ends: every machine runs, every request has arrived."""
@@ -605,7 +605,7 @@ class World:
             while any(host.leaving for host in self.hosts):
                 self.disturbed()
                 await asyncio.sleep(0.5)
-            await asyncio.sleep(self.within)
+            await asyncio.sleep(self._apart)
             if self.dice.random() < 0.5:
                 await self._settle()
         for host in self.hosts:
@@ -614,7 +614,7 @@ class World:
                 self.disturbed()
         await self._settle()
         before = self._moves
-        await asyncio.sleep(self.dice.uniform(0, self.dice.choice([2, 2, 6, 20])) * self.within)
+        await asyncio.sleep(self.dice.uniform(0, self.dice.choice([2, 2, 6, 20])) * self._apart)
         if self._moves != before and not any(not host.clock.running.is_set() for host in self.hosts):
             self.violated(f"{self._moves - before} partitions moved in a stable cluster (E48)")
 
