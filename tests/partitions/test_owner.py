@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Service, Tenure
 from airflow_provider_taskhub.hub.partitions.admin import partition_states
-from airflow_provider_taskhub.hub.partitions.applease import lease_id
+from airflow_provider_taskhub.hub.partitions.applease import RENEW as APP_RENEW
+from airflow_provider_taskhub.hub.partitions.applease import SECONDS, lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
@@ -814,6 +815,27 @@ async def test_another_app_is_refused_at_start_and_ends_service_when_it_comes() 
         assert {reason for *_, reason in node.events if reason} == {"another app holds the hub"}
         await asyncio.sleep(39)  # its lease of 60 s ends: ours go on
         await cluster.settle(60)
+
+
+@participant
+async def test_after_an_outage_longer_than_the_app_lease_it_is_asked_for_before_anything_is_taken() -> None:
+    """Another app has the hub by then. The next scan is sooner than the next renewal of the app lease."""
+    async with Cluster() as cluster:
+        faults = Faults(cluster.store)
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+
+        async def cut(_: str, __: tuple[object, ...]) -> None:
+            raise Unavailable("cut off")
+
+        faults.before = cut
+        await asyncio.sleep(SECONDS + APP_RENEW)
+        await cluster.store.acquire_lease(NAMES.app_lease, None, lease_id=lease_id("other"), seconds=60)
+        faults.before = Faults(cluster.store).before
+        await asyncio.sleep(2 * APP_RENEW)
+        assert len(node.when("taken")) == len(node.when("lost")) == 4
+        await asyncio.sleep(SECONDS)
+        await cluster.settle()
 
 
 @pytest.mark.rows("T86", "T87", "T88", "K10", "E46", "E53")

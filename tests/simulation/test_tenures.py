@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import Settings
-from airflow_provider_taskhub.storage.faults import late, unsent
+from airflow_provider_taskhub.storage.faults import Call, Fault, late, unsent
 from airflow_provider_taskhub.storage.primitives import Message, Transact
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Effects, Machine, Place, World, simulate
@@ -450,6 +450,46 @@ def test_a_checkpoint_of_who_has_lost_the_lease_is_refused_as_lost(place: Place)
     assert "no longer served here: no renewal was confirmed" in aborted[0]["reason"]
     assert written == 0
     assert output == "2"
+
+
+@pytest.mark.rows("T21", "K41")
+def test_the_row_of_an_instance_is_not_ended_by_who_has_lost_the_lease(place: Place) -> None:
+    """A terminate before the start writes a row without a checkpoint: it looks at the lease's age, too."""
+
+    async def play() -> tuple[Any, Any, int]:
+        async with world(place) as hub:
+            names, reading = hub.client.hub.names, asyncio.Event()
+            one = await hub.join("one", roles=("orchestrator",))
+            witness = Witness(one)
+            await served_by(hub, one)
+            await hub.client.start("chain", 1, instance_id="one", start_at=datetime(2026, 1, 1, 0, 10, tzinfo=UTC))
+            await hub.clock.sleep(5.0)
+
+            def slow(call: Call) -> Fault | None:
+                if reading.is_set() or call.kind != "table.get" or call.what[0] != names.instances:  # type: ignore[index]
+                    return None
+                reading.set()
+                one.leases = lambda call: unsent()
+                return late(seconds(hub, "give_up") + 1.0)  # read, and it is the row's owner no more
+
+            one.plan = slow
+            await hub.client.terminate("one", "no")
+            await reading.wait()
+            assert not witness.reasons
+            await hub.clock.sleep(seconds(hub, "give_up") + 2.0)
+            assert witness.reasons
+            before = await hub.client.get("one")
+            await hub.join("two")
+            after = await hub.wait("one")
+            written = {
+                done.machine
+                for done in hub.tape
+                if isinstance(done.operation, Transact) and done.operation.table == names.instances
+            }
+            await hub.ended()
+            return before and before.status, after.status, written
+
+    assert simulate(play) == (Status.PENDING, Status.TERMINATED, {"two"})
 
 
 @pytest.mark.rows("E73", "E56", "K10", "T89")
