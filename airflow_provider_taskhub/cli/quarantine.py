@@ -130,10 +130,11 @@ def _each(
         as_json({"done": count, "missing": missing, "failed": failed})
     else:
         console.print(f"{count} {what}", soft_wrap=True)
-    if failed:
-        fail("; ".join(failed.values()), Exit.FAILED)
+    wrong = list(failed.values())
     if missing and not every:
-        fail(f"not in quarantine: {', '.join(missing)}", Exit.NOT_FOUND)
+        wrong.append(f"not in quarantine: {', '.join(missing)}")
+    if wrong:
+        fail("; ".join(wrong), Exit.FAILED if failed else Exit.NOT_FOUND)
 
 
 def _alone(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]:

@@ -113,15 +113,13 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        made = os.fstat(descriptor)
         note = {
             "name": identity.name,
             "host": identity.host,
             "incarnation": identity.incarnation,
             "pid": os.getpid(),
             "boot": _boot(),
-            "device": made.st_dev,
-            "inode": made.st_ino,
+            "inode": os.fstat(descriptor).st_ino,
         }
         os.write(descriptor, json.dumps(note).encode())
         os.set_inheritable(descriptor, True)
@@ -137,16 +135,13 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
 def _dead(path: Path) -> WorkerIdentity | None:
     """Whose file it is, if that incarnation is proven dead."""
     if path.suffix == DEAD:
-        if time.time() - path.stat().st_mtime > KEEP.total_seconds():
-            with suppress(OSError):
-                path.unlink()
-            return None
-        note = _read(path)
+        note = None if _is_forgotten(path) else _read(path)
         return note.identity if note else None
     if path.suffix != LIVE or not _lockable(path):
         return None
     note = _read(path)
     if note is None or not note.itself:  # nobody locks a copy, be its worker as alive as ever
+        _is_forgotten(path)
         return None
     # a folder shared with another machine may not share its locks: only what ran on this one is judged
     if note.boot != _boot() and note.identity.host != socket.gethostname():
@@ -156,6 +151,15 @@ def _dead(path: Path) -> WorkerIdentity | None:
         path.rename(path.with_suffix(DEAD))
     log.info("worker_dead", worker=str(note.identity))
     return note.identity
+
+
+def _is_forgotten(path: Path) -> bool:
+    """Whether it was kept for long enough; then it is removed."""
+    if time.time() - path.stat().st_mtime <= KEEP.total_seconds():
+        return False
+    with suppress(OSError):
+        path.unlink()
+    return True
 
 
 def _lockable(path: Path) -> bool:
@@ -178,8 +182,7 @@ def _read(path: Path) -> _Note | None:
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
-        found = path.stat()
-        itself = (note.get("device"), note.get("inode")) == (found.st_dev, found.st_ino)
+        itself = note.get("inode") == path.stat().st_ino  # not the device: its number may change with each mount
         return _Note(identity=identity, boot=str(note.get("boot", "")), itself=itself)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -27,7 +27,6 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.load import Loaded, load
-from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
@@ -39,11 +38,9 @@ _FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed)
 
 def _outlives(event: HistoryEvent) -> bool:
     """Whether a repetition of the message would be taken once more, by a later generation or as another start."""
-    match event:
-        case ExecutionStarted():
-            return event.parent is not None  # of any other the row tells
-        case _:
-            return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
+    if isinstance(event, ExecutionStarted):
+        return event.parent is not None  # of any other the row tells
+    return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,8 +99,8 @@ class Live:
         self.seen.update(dict.fromkeys(stored.consumed, True))
 
     def consumed(self) -> tuple[str, ...]:
-        """Identities of messages that would be taken again when the rows that name them are gone."""
-        return tuple(message_id for message_id, kept in self.seen.items() if kept)
+        """Identities of messages that would be taken again when the rows that name them are gone, the oldest first."""
+        return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
 
     def facts(self) -> Facts:
         final = self.ended is not None
@@ -153,7 +150,7 @@ class Loader:
             custom_status=row.custom_status if row else None,
         )
         # a row that lags behind a generation switch still has what the next generation inherits
-        inherits = row is not None and same_start(row.execution_id or "", sentinel.execution_id)
+        inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
         status = row.custom_status if row is not None and inherits else None
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
@@ -169,7 +166,7 @@ class Loader:
         What that history has taken is known further on, for the rows that name it go, and any of it may come again.
         Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
         """
-        consumed = old.consumed()[-MAX_CONSUMED:]
+        consumed = old.consumed()
         stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=consumed, blobs=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 

@@ -163,6 +163,8 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
     assert (done.returncode, done.stdout) == (FAILED, "1 put back\n")
     assert "the text of message a is gone" in done.stderr
     assert [item["message_id"] for item in house.json("quarantine", "list")] == ["a"]
+    both = house.command("quarantine", "put-back", "a", "nobody")
+    assert (both.returncode, "not in quarantine: nobody" in both.stderr) == (FAILED, True)
     assert house.json("quarantine", "drop", "--all", "--yes") == {"done": 1, "missing": [], "failed": {}}
 
 

@@ -96,13 +96,17 @@ def app_of(effects: Effects) -> App:
         return sum(await ctx.when_all(calls))
 
     @app.orchestrator
-    async def listener(ctx: OrchestrationContext) -> int:
+    async def listener(ctx: OrchestrationContext, first: bool) -> int:
+        """Continues as new in its first episode."""
+        if first:
+            ctx.continue_as_new(False)
+            return 0
         return await ctx.wait_for_external_event("go", int)
 
     @app.orchestrator
     async def again(ctx: OrchestrationContext, generation: int) -> int:
         """Each generation's child has the same id, and is told something as it is started."""
-        child = ctx.call_sub_orchestrator("listener", instance_id=f"{ctx.instance_id}-child")
+        child = ctx.call_sub_orchestrator("listener", True, instance_id=f"{ctx.instance_id}-child")
         ctx.send_event(f"{ctx.instance_id}-child", "go", generation)
         heard: int = await child
         if generation < 2:
@@ -259,7 +263,9 @@ async def _cancel(world: World) -> list[InstanceState]:
     await world.client.start("busy", instance_id="one")
     while not any(record.state is RecordState.RUNNING for record in await world.client.activities("one")):
         await world.clock.sleep(0.25)
-    await world.clock.sleep(3.0)  # it has looked whether its instance has ended
+    await world.clock.sleep(
+        3 * world.settings.lease_times.renew.total_seconds()
+    )  # it has looked whether its instance has ended
     await world.client.terminate("one", "enough")
     return [await world.wait("one")]
 

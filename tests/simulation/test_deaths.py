@@ -77,6 +77,7 @@ def test_the_scenarios_end_as_they_should() -> None:
         "chain": ("Completed", "3"),
         "fan": ("Completed", "210"),
         "parent": ("Completed", "12"),
+        "again": ("Completed", "2"),
         "timers": ("Completed", "23"),
         "events": ("Completed", "[0,1,2,3,4]"),
         "counter": ("Completed", "[0,1,2,3]"),

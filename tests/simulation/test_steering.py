@@ -450,7 +450,7 @@ def test_only_what_has_ended_is_purged() -> None:
 
 async def heard(world: World) -> None:
     """An ended run of ``listener``."""
-    await world.client.start("listener", instance_id="one")
+    await world.client.start("listener", False, instance_id="one")
     await world.client.raise_event("one", "go", 1)
     await world.wait("one")
 
@@ -461,7 +461,9 @@ def test_what_is_sent_to_a_start_that_is_not_due_yet_is_not_taken_for_the_run_be
     async def drive(world: World) -> Any:
         await heard(world)
         due = START + timedelta(hours=1)
-        await world.client.start("listener", instance_id="one", policy=StartPolicy.REPLACE_FINISHED, start_at=due)
+        await world.client.start(
+            "listener", False, instance_id="one", policy=StartPolicy.REPLACE_FINISHED, start_at=due
+        )
         await world.clock.sleep(10.0)
         if what == "event":
             await world.client.raise_event("one", "go", 2)
@@ -497,7 +499,7 @@ def test_an_event_between_the_row_and_the_message_of_a_start_waits_for_it() -> N
         starter = Client(replace(world.client.hub, store=slow), world.settings.lease_times)
         await heard(world)
         starting = asyncio.ensure_future(
-            starter.start("listener", instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+            starter.start("listener", False, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
         )
         await world.clock.sleep(0.5)
         assert await status(world) is Status.PENDING

@@ -218,7 +218,7 @@ def _is_started_again(facts: Facts) -> bool:
 def delay(verdict: Verdict, failures: int) -> timedelta:
     """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; late ones 0.1, 0.4 … 102 s; others 2, 4 … 600 s (K35)."""
     if verdict is Verdict.LATE:
-        return timedelta(seconds=0.1 * 4 ** min(failures, LATE_TURNS))
+        return timedelta(seconds=0.1 * 4**failures)
     if verdict is Verdict.RACE:
         return timedelta(seconds=min(RACE_CEILING, 0.1 * 2 ** min(failures, 10)))
     return timedelta(seconds=min(LONG_CEILING, 2.0 ** min(failures + 1, 10)))

@@ -133,8 +133,8 @@ async def ensure_hub(
 async def delete_hub(store: Store, names: HubNames) -> None:
     """Remove everything of a hub, its row last; interrupted, it can be run again. A missing hub is no error.
 
-    From the first moment the hub counts as not ready, so workers and clients refuse it. Before that goes the container
-    of the app lease: while a worker serves the hub it is leased, and where it is gone none can start.
+    First goes the container of the app lease: while a worker serves the hub it is leased, and without it none can
+    start. Then the hub counts as not ready, and clients refuse it too.
 
     :raises HubError: a worker serves the hub, or was killed a moment ago; nothing was removed.
     """

@@ -75,6 +75,11 @@ class Looks:
         """By partition, as last read."""
         return {number: watched.lease for number, watched in self._watched.items()}
 
+    @property
+    def paces(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds between renewals, and of the take time, of each worker listed, as last read."""
+        return self._pace
+
     async def look(self) -> None:
         """Read everything once."""
         async with self._one:

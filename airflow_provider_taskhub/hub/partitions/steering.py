@@ -260,7 +260,7 @@ class Steering:
         looks = await self._looks()
         members = Members(self._store, self._names, clock=self._clock)
         _, listed, controls = await asyncio.gather(looks.prove(), members.prove(), self.controls())
-        paces = await members.pace()
+        paces = looks.paces
         times: dict[tuple[float, float], list[str]] = {}
         for member in listed:
             if member.alive and member.worker in paces:
