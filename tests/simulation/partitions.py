@@ -23,6 +23,7 @@ import gc
 import hashlib
 import logging
 import multiprocessing
+import os
 import random
 import sys
 import time
@@ -781,6 +782,7 @@ def main() -> int:
     each = options.hours / (options.seeds or 1)
     seeds = _seeds(options.seed, options.seeds, options.hours)
     done, requests, events, began = 0.0, 0, Counter[str](), time.monotonic()
+    os.environ["PYTHONHASHSEED"] = "0"  # of the processes: in what order sets are gone through is part of a seed
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for play in as_completed([pool.submit(_played, seed, each) for seed in seeds]):
             played = play.result()
