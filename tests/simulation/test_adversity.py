@@ -772,18 +772,23 @@ def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> Non
     assert simulate(play) == (Status.RUNNING, "[1,2]")
 
 
+def waiting() -> App:
+    """With an orchestrator that ends after two events."""
+    app = app_of(Effects())
+
+    @app.orchestrator
+    async def waits(ctx: OrchestrationContext) -> list[Any]:
+        return [await ctx.wait_for_external_event("add") for _ in range(2)]
+
+    return app
+
+
 @pytest.mark.rows("K10", "K29")
 def test_what_an_old_owner_has_loaded_turns_no_row_back() -> None:
     """A redelivery has it complete the row of the history that it knows, which has gone on meanwhile."""
 
     async def play() -> Any:
-        app = app_of(Effects())
-
-        @app.orchestrator
-        async def waits(ctx: OrchestrationContext) -> list[Any]:
-            return [await ctx.wait_for_external_event("add") for _ in range(2)]
-
-        async with World(app, partitions=1) as hub:
+        async with World(waiting(), partitions=1) as hub:
             await hub.client.start("waits", instance_id="one")
             queue = hub.client.hub.names.control(0)
             (start,) = await hub.store.peek(queue)
@@ -823,13 +828,7 @@ def test_what_an_old_owner_finishes_late_turns_no_row_back() -> None:
     """Its merge of the row has no answer; while it reads the row, another takes the instance to its end."""
 
     async def play() -> Any:
-        app = app_of(Effects())
-
-        @app.orchestrator
-        async def waits(ctx: OrchestrationContext) -> list[Any]:
-            return [await ctx.wait_for_external_event("add") for _ in range(2)]
-
-        async with World(app, partitions=1) as hub:
+        async with World(waiting(), partitions=1) as hub:
             names = hub.client.hub.names
             new = await hub.join("new")
             await hub.clock.sleep(5.0)

@@ -256,8 +256,8 @@ def repair_row(
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
     """What to merge into a row that lags behind its committed history (K29); None when it does not.
 
-    No history holds the custom status: unless it is known from a replay, it is left as it is. A row of a
-    newer start is left alone. A rewound instance stays Pending until it ends, as .NET leaves it.
+    No history holds the custom status: unless it is known from a replay, it is left as it is. A row of a newer
+    start is left alone. A rewound instance stays Pending until it ends, as .NET leaves it.
 
     :param events: all of the current generation. :param row: as read; None when there is none.
     :param custom_status: as a replay of the events sets it; only if ``replayed``.
