@@ -351,6 +351,25 @@ def test_an_hour_of_skew_changes_nothing(name: str, skew: timedelta) -> None:
     assert (ended.states, ended.histories) == (undisturbed.states, undisturbed.histories)
 
 
+@pytest.mark.rows("K33", "K59")
+@pytest.mark.parametrize("skew", [HOUR, -HOUR], ids=["behind", "ahead"])
+def test_a_timer_set_after_a_move_to_another_clock_takes_its_time(skew: timedelta) -> None:
+    """An instance's time never goes back: on a clock that is behind it stands still, and so does not count."""
+
+    async def play() -> float:
+        async with world() as hub:
+            first = await hub.join("first", skew=skew)
+            began = hub.clock.monotonic()
+            await hub.client.start("timers", instance_id="one")
+            await hub.clock.sleep(1.0)
+            await first.bury()
+            await hub.join("second", skew=-skew)
+            await hub.wait("one", 3 * HOUR)
+            return hub.clock.monotonic() - began
+
+    assert 23 <= simulate(play) < 40
+
+
 @pytest.mark.rows("K59")
 def test_a_timer_never_fires_early() -> None:
     async def play() -> None:

@@ -73,8 +73,8 @@ class Routing:
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
-    if isinstance(event, TimerFired):
-        due = event.fire_at
+    if isinstance(event, TimerFired):  # its times are the instance's: this clock may be behind them (K33)
+        due, now = event.fire_at, max(now, event.timestamp)
     elif isinstance(event, ExecutionStarted) and event.scheduled_start_time is not None:
         due = event.scheduled_start_time
     else:
