@@ -10,6 +10,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
@@ -22,6 +23,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps would make an encoder each time
+
+MAX_NESTED = 500
+"""Lists and objects inside each other in what is written. Python reads nearly 1,000, but how many depends on what has
+called it: what one reader takes, the replay of the same history would not."""
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,30 +116,43 @@ def dumps(value: Any, *, what: str = "value") -> str:
     Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them.
 
     :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
-    :raises InputError: when JSON cannot express the value; NaN and infinities are refused.
+    :raises InputError: when JSON cannot express the value; NaN and infinities are refused, and :data:`MAX_NESTED`.
     """
     try:
-        return _encode(value)
-    except (TypeError, ValueError):
-        pass
-    try:
-        plain = to_jsonable_python(value, inf_nan_mode="constants")
-        return _encode(plain)
+        text = _text(value)
     except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{what} of type {type(value).__name__} cannot be written as JSON: {error}. "
             "Pass plain values, dataclasses, pydantic models or dates."
         ) from error
+    if _is_deep(text):
+        raise InputError(f"{what} is nested more than {MAX_NESTED} deep, which not every reader of it could follow")
+    return text
+
+
+def _text(value: Any) -> str:
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return _encode(to_jsonable_python(value, inf_nan_mode="constants"))
+
+
+def _is_deep(text: str) -> bool:
+    if len(text) < 2 * MAX_NESTED or text.count("[") + text.count("{") <= MAX_NESTED:
+        return False
+    unescaped = text.encode().replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(unescaped.split(b'"')[::2]).translate(None, _NO_BRACKETS)  # none of those inside strings
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_NESTED
 
 
 def loads(text: str, *, what: str = "value") -> Any:
     """The plain value of a JSON text.
 
-    :raises InputError: when the text is not JSON.
+    :raises InputError: when the text is not JSON, or nested deeper than Python reads.
     """
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{what} is not JSON: {error}: {text[:100]!r}") from error
 
 

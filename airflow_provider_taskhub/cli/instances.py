@@ -446,7 +446,7 @@ def _value(text: str | None, option: str) -> Any:
         return None
     try:
         return jsonlib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{option} is not JSON: {error}. Quote texts twice, as in '\"World\"'") from None
 
 

@@ -93,7 +93,7 @@ def _of_serialised(details: str | None, reason: str | None) -> FailureDetails:
     """The failure of a .NET worker that serialises exceptions: ``Details`` is one, or missing."""
     try:
         found = json.loads(details) if details else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     if not isinstance(found, dict):
         found = {}

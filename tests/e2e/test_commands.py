@@ -177,6 +177,8 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
         (["instances", "purge", "--status", "Running", "--yes"], "Running: only instances that have ended"),
         (["instances", "list", "--created-from", "yesterday"], "is not a time"),
         (["instances", "start", "hello", "--input", "{"], "--input is not JSON"),
+        (["instances", "start", "hello", "--input", "[" * 3000 + "]" * 3000], "--input is not JSON"),
+        (["instances", "start", "hello", "--input", "[" * 501 + "]" * 501], "nested more than 500 deep"),
         (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
         (["instances", "start", "hello", "--id", "x" * 300], "256"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,6 +41,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceFailed,
     TaskCompleted,
+    TaskFailed,
     TaskScheduled,
     TimerCreated,
     TimerFired,
@@ -182,6 +184,27 @@ class Test_activities:
         play.start("odd")
         assert play.last.status is Status.FAILED
         assert "result of orchestrator 'odd' of type object cannot be written as JSON" in (play.last.output or "")
+
+    def test_an_answer_that_nobody_can_read_fails_its_task(self) -> None:
+        own, deep = App("own"), "[" * 3000 + "]" * 3000
+
+        @own.orchestrator
+        async def reads(ctx: OrchestrationContext) -> list[str]:
+            told = []
+            for name in ("first", "second"):
+                try:
+                    await ctx.call_activity(name)
+                except (InputError, TaskFailedError) as error:
+                    told.append(str(error))
+            return told
+
+        play = Play(own)
+        play.start("reads")
+        play.take(TaskCompleted(timestamp=START, task_scheduled_id=0, result=deep))
+        play.take(TaskFailed(timestamp=START, task_scheduled_id=1, reason="no", details=deep))
+        assert play.last.status is Status.COMPLETED
+        (first, second) = json.loads(play.last.output or "")
+        assert (first.startswith("result of 'first' is not JSON: maximum recursion depth"), second) == (True, "no")
 
     def test_an_input_that_does_not_fit_fails_at_once(self) -> None:
         play = Play(app)

@@ -201,6 +201,23 @@ def test_a_result_above_the_limit_names_activity_and_size() -> None:
     assert json.loads(calls.result_text(app.activities["large"], "x" * 98, 100)) == "x" * 98
 
 
+def nested(depth: int, leaf: object = None) -> object:
+    for number in range(depth):
+        leaf = {"a]}": leaf, "b": 'c"]]'} if number % 2 else [1, leaf, "\\"]
+    return leaf
+
+
+@pytest.mark.parametrize("value", [nested(500), [nested(499)] * 3, "[" * 600, [[]] * 600, nested(400, '"[{' * 600)])
+def test_what_every_reader_can_follow_is_written(value: object) -> None:
+    assert json.loads(calls.result_text(app.activities["large"], value, 100_000)) == value
+
+
+@pytest.mark.parametrize("value", [nested(501), [nested(500)] * 3, nested(500, ["]" * 600]), nested(3000)])
+def test_what_a_reader_could_not_follow_is_not_written(value: object) -> None:
+    with pytest.raises(InputError, match=r"result of activity 'large' .*(nested more than 500 deep|depth exceeded)"):
+        calls.result_text(app.activities["large"], value, 100_000)
+
+
 def test_failures_of_odd_exceptions() -> None:
     class Odd(Exception):
         def __str__(self) -> str:
