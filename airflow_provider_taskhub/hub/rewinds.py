@@ -32,6 +32,8 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 
 TRIES = 5
+CHECKPOINT = 3.0
+"""Seconds after which the checkpoint of a child that has answered is expected to stand."""
 
 
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
@@ -71,12 +73,18 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> None:
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
-    waits = await _children(hub, past, target, reason)
+    waits, going = await _children(hub, past, target, reason)
     await _timers(hub, past, target, written)
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason)
         await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+    if going:
+        await hub.clock.sleep(CHECKPOINT)
+    for created in going:
+        child = await _child(hub, created, target)
+        if child is not None and child.status.is_final:
+            await _answer_again(hub, child.instance_id)
 
 
 def _asks_again(rewinding: Rewinding) -> bool:
@@ -144,21 +152,26 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
     return child is None or child.status in (Status.TERMINATED, Status.CANCELED)
 
 
-async def _children(hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str) -> bool:
+async def _children(
+    hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str
+) -> tuple[bool, list[SubOrchestrationInstanceCreated]]:
     """Children that failed are rewound; of those that ended while nobody listened the answer is put again.
 
-    :returns: whether one was rewound: its end wakes the parent.
+    :returns: whether one was rewound: its end wakes the parent; and those that run. One of them may have put its answer
+        before the parent's history was rewritten, for nobody, and its own row says that it has ended only after that.
     """
-    waits = False
+    waits, going = False, []
     for created in rules.open_children(past):
         child = await _child(hub, created, parent)
         if child is None:
             continue
-        if child.status in (Status.FAILED, Status.PENDING):
-            waits |= await _rewound(hub, child.instance_id, reason)
-        elif child.status.is_final:
+        if child.status in (Status.FAILED, Status.PENDING) and await _rewound(hub, child.instance_id, reason):
+            waits = True
+        elif child.status is not Status.FAILED and child.status.is_final:
             await _answer_again(hub, child.instance_id)
-    return waits
+        else:
+            going.append(created)
+    return waits, going
 
 
 async def _rewound(hub: Hub, instance_id: str, reason: str) -> bool:

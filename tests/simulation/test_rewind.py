@@ -378,6 +378,37 @@ def test_a_child_that_was_rewound_by_itself_is_not_started_again(wait: float, wh
     assert play(drive) == ('["a","m-then"]', {"a": 1, "m-first": 1, "m-then": 2})
 
 
+@pytest.mark.rows("K25", "K46")
+def test_a_child_that_answers_just_before_its_parent_is_rewound_answers_again() -> None:
+    """Its checkpoint is under way: the answer was put, for a parent that has ended, and its row still says Running."""
+
+    def slow(call: Call) -> Fault | None:
+        return late(2.0) if is_end_of(call, "middle") else None
+
+    async def drive(world: World, lab: Lab) -> Any:
+        await world.join("two", plan=slow)
+        world.machines[0].plan = slow
+        await world.clock.sleep(60.0)  # a partition each: what is put for one's own is kept until the checkpoint stands
+        await failed(world, "parent")
+        lab.broken = False
+        await world.client.rewind("middle")
+        while not world.said("message_set_aside"):
+            await world.clock.sleep(0.1)
+        assert {row.instance_id: row.status for row in await listed(world)}["middle"] is not Status.COMPLETED
+        await world.client.rewind("one")
+        return (await world.wait("one")).output, dict(lab.ran)
+
+    assert play(drive) == ('["a","m-then"]', {"a": 1, "m-first": 1, "m-then": 2})
+
+
+def is_end_of(call: Call, instance_id: str) -> bool:
+    """Whether an instance's row is to say that it has ended."""
+    if not isinstance(call.what, Transact) or not call.what.table.endswith("Instances"):
+        return False
+    rows = [row.entity for row in call.what.rows if row.entity is not None]
+    return any(row.partition_key == instance_id and "CompletedTime" in row.properties for row in rows)
+
+
 @pytest.mark.rows("K46")
 @pytest.mark.parametrize("whose", ["ours", ".NET's"])
 def test_a_child_whose_id_was_started_anew_is_started_again(whose: str) -> None:
