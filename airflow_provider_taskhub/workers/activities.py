@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
@@ -23,7 +24,7 @@ from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.workers.cancelling import has_ended
+from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.recorded import Recorded
 from airflow_provider_taskhub.workers.responses import Responses
@@ -34,6 +35,22 @@ log = structlog.get_logger(__name__)
 
 QUICK = 1.0
 """Seconds: a result without a record that took longer to find is put into a message at once, whoever waits for it."""
+LONG_WAIT = timedelta(minutes=1)
+"""After this time in its queue a work item is not begun before a look at its instance."""
+FORGOTTEN = timedelta(minutes=10)
+"""So long a work item of an instance of which nothing is stored stays: its first checkpoint may be under way."""
+
+
+@dataclass(slots=True, eq=False)
+class _Plain:
+    """An activity without a record that runs.
+
+    :ivar known: something of its instance has been seen: when nothing is left, it was purged.
+    """
+
+    life: asyncio.Timeout
+    known: bool = False
+    purged: bool = False
 
 
 class Activities:
@@ -63,7 +80,7 @@ class Activities:
         offer: Callable[[Offered], bool],
     ) -> None:
         self._hub, self._registry, self._runner, self._times, self._unknown = hub, registry, runner, times, unknown
-        self._plain: dict[Held, asyncio.Timeout] = {}
+        self._plain: dict[Held, _Plain] = {}
         self._watch = asyncio.Event()
         self.slots = Slots(limit, hub.clock)
         self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.room, self.slots.put)
@@ -136,6 +153,8 @@ class Activities:
             await self._nobody(held, event)
         elif (overdue := self._overdue(held, definition)) is not None:
             await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
+        elif await self._is_settled(held, event, definition):
+            return
         elif definition.record:
             await self._recorded.process(held, event, definition)
         else:
@@ -146,13 +165,35 @@ class Activities:
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
             return None
-        waited = held.receipt.next_visible - held.inserted - self._times.visibility
+        waited = self._waited(held)
         if waited <= limit:
             return None
         return FailureDetails(
             error_type="QueueTimeout",
             error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
         )
+
+    def _waited(self, held: Held) -> timedelta:
+        return held.receipt.next_visible - held.inserted - self._times.visibility
+
+    async def _is_settled(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> bool:
+        """Whether nobody waits for what has waited long itself, or was begun before."""
+        first = held.deliveries <= 1
+        if first and self._waited(held) < LONG_WAIT:
+            return False
+        fate = await fate_of(self._hub, held)
+        if fate is Fate.ENDED and (first or not definition.record):  # else there may be a record to close
+            # not dropped: the last checkpoint may have been cut off behind its history, and a response repairs that
+            ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
+            await self._responses.respond(held, event, ActivityOutcome(failure=ended))
+            return True
+        if fate is Fate.NOTHING:
+            if self._waited(held) < FORGOTTEN:  # who makes its first checkpoint good puts another one
+                await self.reader.give_back([held], delay=LONG_WAIT, begun=False)
+            else:
+                await self._responses.drop_purged(held)
+            return True
+        return False
 
     async def _nobody(self, held: Held, event: TaskScheduled) -> None:
         gave_up = self._unknown(event.name)
@@ -164,14 +205,9 @@ class Activities:
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))
 
     async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
-        if held.deliveries > 1 and await has_ended(self._hub, held):
-            # not dropped: the last checkpoint may have been cut off behind its history, and a response repairs that
-            ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
-            await self._responses.respond(held, event, ActivityOutcome(failure=ended))
-            return
         try:
             async with asyncio.timeout(None) as life:
-                self._plain[held] = life
+                self._plain[held] = plain = _Plain(life)
                 self._watch.set()
                 begun = self._hub.clock.monotonic()
                 outcome = await self._run(held, event, definition)
@@ -179,7 +215,10 @@ class Activities:
         except TimeoutError:
             if not life.expired():
                 raise
-            await self._responses.drop(held, "its instance was ended")
+            if plain.purged:
+                await self._responses.drop_purged(held)
+            else:
+                await self._responses.drop(held, "its instance was ended")
             return
         finally:
             self._plain.pop(held, None)
@@ -191,12 +230,15 @@ class Activities:
             if not self._plain:
                 self._watch.clear()
                 await self._watch.wait()
-            before = tuple(self._plain)
+            before = tuple(self._plain.items())
             await self._hub.clock.sleep(self._times.renew.total_seconds())
-            for held in before:
+            for held, plain in before:
                 try:
-                    if held in self._plain and await has_ended(self._hub, held) and held in self._plain:
-                        self._plain[held].reschedule(asyncio.get_running_loop().time())
+                    fate = await fate_of(self._hub, held) if held in self._plain else Fate.OPEN
+                    plain.purged = fate is Fate.NOTHING and plain.known
+                    plain.known |= fate is not Fate.NOTHING
+                    if held in self._plain and (fate is Fate.ENDED or plain.purged):
+                        plain.life.reschedule(asyncio.get_running_loop().time())
                 except StorageError as error:
                     log.info("instance_unreadable", message_id=held.message_id, error=str(error))
 

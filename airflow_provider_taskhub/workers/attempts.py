@@ -14,7 +14,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Transact
-from airflow_provider_taskhub.workers.cancelling import has_ended
+from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.runner import Runner
 
@@ -103,7 +103,7 @@ class Attempt:
             try:
                 await self._write()
                 renewed = sent
-                if not looked and await has_ended(hub, self._held):
+                if not looked and await fate_of(hub, self._held) is Fate.ENDED:
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
                     raise Superseded("its instance has ended")

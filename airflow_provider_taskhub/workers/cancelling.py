@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityReaction, ActivityState, react_activity
@@ -25,7 +26,7 @@ class Cancelling:
     """Asks the holders of running attempts of an instance that has ended to end them.
 
     Before the messages that ended it are deleted: whoever receives one again does it again. An attempt that is claimed
-    after that looks for itself whether its instance has ended (:func:`has_ended`).
+    after that looks for itself what became of its instance (:func:`fate_of`).
     """
 
     def __init__(self, hub: Hub, registry: Registry) -> None:
@@ -59,20 +60,30 @@ class Cancelling:
         raise Conflict("the record of an attempt that is to be cancelled keeps changing")
 
 
-async def has_ended(hub: Hub, held: Held) -> bool:
-    """Whether it is certain that nobody waits for an activity any more.
+class Fate(StrEnum):
+    """What became of the instance that an activity is of."""
 
-    A row that is missing, or is of another start, says nothing: a checkpoint writes it last, and of one that was cut
-    off there are only work items, or they and the history. Another start's history says so if it was committed after
-    the work item had been put, by the storage service's times, of which a queue tells the second.
+    OPEN = "open"
+    ENDED = "ended"
+    NOTHING = "nothing"  # is stored of this start of it: it was purged, or its first checkpoint was cut off
+
+
+async def fate_of(hub: Hub, held: Held) -> Fate:
+    """What is certain of the instance that an activity is of.
+
+    A row that is missing, or is of another start, says little: a checkpoint writes it last, and of one that was cut
+    off there are only work items, or they and the history. Another start's history says that this one has ended if it
+    was committed after the work item had been put, by the storage service's times, of which a queue tells the second.
 
     :param held: its work item.
     """
     instance = held.message.instance
     row = await hub.instance(instance.instance_id)
     if row is not None and same_start(row.execution_id, instance.execution_id):
-        return row.status.is_final
+        return Fate.ENDED if row.status.is_final else Fate.OPEN
     sentinel = await sentinel_of(hub.store, hub.names, instance.instance_id)
-    if sentinel is None or sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
-        return False
-    return held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND
+    if sentinel is None:
+        return Fate.NOTHING
+    if sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
+        return Fate.OPEN
+    return Fate.ENDED if held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND else Fate.OPEN

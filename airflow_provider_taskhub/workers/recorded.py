@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.lifecycle import (
     react_activity,
 )
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
-from airflow_provider_taskhub.errors import Conflict, InputError, PayloadTooLarge, Throttled, Unavailable
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
@@ -181,9 +181,11 @@ class Recorded:
     async def _cancelled(self, held: Held, attempt: Attempt) -> None:
         """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
-        state = ActivityState(found[0].state) if found is not None else ActivityState.QUEUED
-        reaction = react_activity(state, ActivityHappening.CONFIRMED).reaction
-        if found is not None and reaction is ActivityReaction.CLOSE:
+        if found is None:
+            await self._responses.drop_purged(held)
+            return
+        reaction = react_activity(ActivityState(found[0].state), ActivityHappening.CONFIRMED).reaction
+        if reaction is ActivityReaction.CLOSE:
             await self._close(held, *found)
         elif held.gone:
             self._reader.release([held])
@@ -210,7 +212,7 @@ class Recorded:
         )
         try:
             await self._insist(held, event, attempt, ended, outcome)
-        except Conflict:
+        except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
                 await self._again(held, event, *found)  # written by a try whose answer was lost
@@ -228,6 +230,7 @@ class Recorded:
         """Settle, again while the store does not answer and nobody may take the attempt over: the activity has run.
 
         :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
+        :raises NotFound: when it was purged.
         """
         until = self._hub.clock.monotonic() + (self._times.give_up - self._times.renew).total_seconds()
         while True:

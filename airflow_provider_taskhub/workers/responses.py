@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
+from airflow_provider_taskhub.hub.history.purge import purge_activities
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
@@ -132,6 +133,14 @@ class Responses:
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
         self._reader.release([held])
+
+    async def drop_purged(self, held: Held) -> None:
+        """Its instance was purged while it ran: what it has written since goes too (K30)."""
+        await purge_activities(self._hub.store, self._hub.names, held.message.instance)
+        if held.gone:
+            self._reader.release([held])
+        else:
+            await self.drop(held, "its instance was purged")
 
 
 def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:

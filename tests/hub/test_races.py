@@ -162,6 +162,8 @@ def row(named: str | None, **fields: Any) -> Facts:
         (row(GEN0), Verdict.STALE, Verdict.STALE),
         (row(OTHER, row_pending=True), Verdict.WAIT, Verdict.CANCEL_START),  # started again
         (row(OTHER, row_pending=True, row_due=later(60)), Verdict.EARLY, Verdict.CANCEL_START),
+        (row(OTHER, row_pending=True, row_due=later(-5)), Verdict.RACE, Verdict.CANCEL_START),  # about to start
+        (row(OTHER, row_pending=True, row_due=later(-60)), Verdict.WAIT, Verdict.CANCEL_START),
         (row(GEN0, row_pending=True), Verdict.STALE, Verdict.STALE),  # the row lags
         (row(OTHER), Verdict.STALE, Verdict.STALE),
     ],

@@ -1,4 +1,4 @@
-"""A recorded activity's own heartbeats never cost it its result (DESIGN §9)."""
+"""A recorded activity's own heartbeats never cost it its result; what nobody waits for is ended (DESIGN §9)."""
 
 from __future__ import annotations
 
@@ -136,3 +136,81 @@ def test_an_attempt_that_is_claimed_after_the_end_of_its_instance_ends_too() -> 
             return [record.state for record in await hub.client.activities("one")], await hub.queued()
 
     assert simulate(play) == ([RecordState.CANCELLED], 0)
+
+
+class Lab:
+    """Activities, with a record and without, that say when they begin and end; their results are over the threshold."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.app = made = App("lab")
+
+        @made.activity(record=True)
+        async def recorded(seconds: float) -> str:
+            return await self.work(seconds)
+
+        @made.activity
+        async def plain(seconds: float) -> str:
+            return await self.work(seconds)
+
+        @made.orchestrator
+        async def once(ctx: OrchestrationContext, what: tuple[str, float]) -> str:
+            name, seconds = what
+            return await ctx.call_activity(name, seconds)
+
+    async def work(self, seconds: float) -> str:
+        self.did.append("begun")
+        await asyncio.sleep(seconds)
+        self.did.append("ended")
+        return "x" * 70_000
+
+
+async def left(world: World) -> tuple[int, int, list[str]]:
+    """Records, messages and blobs."""
+    names = world.client.hub.names
+    blobs = [blob.name for blob in await world.store.list_blobs(names.large_messages, "")]
+    return len(await world.client.activities("one")), await world.queued(), blobs
+
+
+@pytest.mark.rows("K27", "K30", "K46")
+@pytest.mark.parametrize("seconds", [10.4, 600.0], ids=["ends before its holder looks", "is ended"])
+@pytest.mark.parametrize("name", ["recorded", "plain"])
+def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothing(name: str, seconds: float) -> None:
+    async def play() -> Any:
+        lab = Lab()
+        async with World(lab.app) as hub:
+            await hub.join("one")
+            await hub.client.start("once", [name, seconds], instance_id="one")
+            await hub.clock.sleep(10.0)
+            await hub.client.terminate("one", "enough")
+            await hub.wait("one")
+            assert await hub.client.purge("one")
+            await hub.clock.sleep(900.0)
+            assert not hub.defects()
+            return lab.did, await left(hub)
+
+    did, found = simulate(play)
+    assert did == ["begun", "ended"][: 1 + (seconds < 60)]
+    assert found == (0, 0, [])
+
+
+@pytest.mark.rows("D60", "K46")
+@pytest.mark.parametrize("purged", [False, True], ids=["ended", "purged"])
+@pytest.mark.parametrize("name", ["recorded", "plain"])
+def test_what_has_waited_for_a_slot_since_its_instance_ended_is_not_begun(name: str, purged: bool) -> None:
+    async def play() -> Any:
+        lab = Lab()
+        async with World(lab.app) as hub:
+            await hub.join("one", roles=("orchestrator",))
+            await hub.client.start("once", [name, 600.0], instance_id="one")
+            await hub.clock.sleep(100.0)
+            await hub.client.terminate("one", "enough")
+            await hub.wait("one")
+            if purged:
+                await hub.client.purge("one")
+            await hub.join("two", roles=("activity",))
+            await hub.clock.sleep(900.0)
+            assert not hub.defects()
+            return lab.did, await left(hub)
+
+    assert simulate(play) == ([], (0, 0, []))

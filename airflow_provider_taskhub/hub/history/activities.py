@@ -34,10 +34,13 @@ def row_key(execution_id: str, task_id: int, attempt: int) -> str:
     return f"{escape(execution_id)}:{task_id:010d}:{attempt:06d}"
 
 
+def results_of(instance: OrchestrationInstance) -> str:
+    """What the names of all large results of one generation begin with."""
+    return f"{history_folder(instance.instance_id)}/activity-{escape(instance.execution_id or '')}-"
+
+
 def _blob_name(record: ActivityRecord) -> str:
-    instance = record.instance
-    key = row_key(instance.execution_id or "", record.task_id, record.attempt).replace(":", "-")
-    return f"{history_folder(instance.instance_id)}/activity-{key}-Result.json.gz"
+    return f"{results_of(record.instance)}{record.task_id:010d}-{record.attempt:06d}-Result.json.gz"
 
 
 def result_blob(names: HubNames, record: ActivityRecord) -> PutBlob | None:

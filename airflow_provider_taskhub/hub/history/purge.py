@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
+from airflow_provider_taskhub.hub.history.activities import results_of
 from airflow_provider_taskhub.hub.history.records import SENTINEL
 from airflow_provider_taskhub.hub.keys import blob_prefixes, escape, history_folder, owns
 from airflow_provider_taskhub.storage.primitives import (
@@ -55,6 +57,15 @@ async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
     if await _etag(store, names, row.instance_id) != row.etag:
         raise Conflict(f"instance {row.instance_id!r} was changed while it was to be purged")
     await _delete(store, names, found)
+
+
+async def purge_activities(store: Store, names: HubNames, instance: OrchestrationInstance) -> None:
+    """Delete what activities of an instance have written after it was purged: logs, and large results."""
+    folder = history_folder(instance.instance_id)
+    logs = await store.list_blobs(names.logs, f"{folder}/{instance.execution_id or ''}/")
+    results = await store.list_blobs(names.large_messages, results_of(instance))
+    await _remove(store, names.logs, (blob.name for blob in logs))
+    await _remove(store, names.large_messages, (blob.name for blob in results))
 
 
 async def _etag(store: Store, names: HubNames, instance_id: str) -> str | None:

@@ -28,6 +28,8 @@ from airflow_provider_taskhub.values import dataclass
 SECOND = 10_000_000
 RACE_CEILING = 4.0
 LONG_CEILING = 600.0
+DUE = timedelta(seconds=30)
+"""After this time a scheduled start that has not run waits for something else than its turn."""
 LATE_TURNS = 6
 """Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that what has come after an end waits for another start: twice as
 long as a start may be hidden by an owner that died."""
@@ -204,6 +206,8 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
             return Judged(verdict=Verdict.CANCEL_START)
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
+        if facts.row_due is not None and now - facts.row_due < DUE:
+            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
     if isinstance(event, EventRaised) and _is_newer(inserted, facts):  # a child's start has no row that tells of it
         return Judged(verdict=Verdict.LATE, reason="its instance has ended")
