@@ -29,7 +29,7 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id
-from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text
+from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text, check_time
 from airflow_provider_taskhub.errors import (
     Conflict,
     InputError,
@@ -200,7 +200,7 @@ class Client:
         :param policy: what to do when the id is taken (K44).
         :returns: the instance's row: the new one, or with ATTACH the one that is there.
         :raises InstanceExists: by the policy.
-        :raises InputError: for an input, id, name, version or tags that cannot be stored.
+        :raises InputError: for an input, id, name, version, tags or time that cannot be stored.
         """
         instance_id = uuid4().hex if instance_id is None else check_new_instance_id(instance_id)
         if not orchestrator:
@@ -208,6 +208,8 @@ class Client:
         check_column(orchestrator, f"orchestrator {orchestrator[:40]!r}…")
         check_column(version, f"version of orchestrator {orchestrator!r}")
         check_tags(tags or {}, f"orchestrator {orchestrator!r}")
+        if start_at is not None:
+            check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")
         text = codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
         return await self._begin(orchestrator, text, instance_id, version, tags, start_at, policy)
 

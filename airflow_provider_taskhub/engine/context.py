@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.attempts import Attempts, Timer
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where, child_tags
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
-from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags
+from airflow_provider_taskhub.engine.limits import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.errors import InputError
@@ -244,7 +244,10 @@ class OrchestrationContext:
         return done
 
     def create_timer(self, fire_at: timedelta | datetime) -> CancellableTask[None]:
-        """A timer, after a duration or at a time (UTC where it has no zone). It never fires early."""
+        """A timer, after a duration or at a time (UTC where it has no zone). It never fires early.
+
+        :raises InputError: for a time before 1601, which no row can hold.
+        """
         generation = self._generation
         if isinstance(fire_at, timedelta):
             at = generation.time + fire_at
@@ -252,6 +255,7 @@ class OrchestrationContext:
             at = Timestamp.from_datetime(fire_at)
         else:
             raise TypeError(f"create_timer takes a timedelta or a datetime, not {type(fire_at).__name__} {fire_at!r}")
+        check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")  # the stretches to a later one never come so far
         return Timer(generation, at, Where.of(sys._getframe(1)))
 
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:

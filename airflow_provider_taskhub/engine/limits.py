@@ -1,4 +1,4 @@
-"""Names, versions and tags that no row could hold, refused where they are given.
+"""Names, versions, tags and times that no row could hold, refused where they are given.
 
 A store refuses them too, but only when the decision that they belong to is to be committed: then nothing is left but
 to fail the whole instance. Large payloads are nobody's concern: they are spilled to blobs.
@@ -10,10 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import InputError
 
 MAX_COLUMN = 32_768
 """UTF-16 units that a column of a table holds: 64 KiB (Azure: "Understanding the Table service data model")."""
+FIRST_TIME, LAST_TIME = Timestamp.parse("1601-01-01T00:00:00Z"), Timestamp.parse("9999-12-31T23:59:59.9999999Z")
+"""What a column of a table holds (Azure: "Understanding the Table service data model")."""
 _WAY_OUT = "Put what is large into the input."
 
 
@@ -37,6 +40,12 @@ def check_event(name: Any, where: str) -> None:
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: name is {name!r}; give a text")
     check_column(name, f"{where}: the name {name[:40]!r}…")
+
+
+def check_time(time: Timestamp, what: str) -> None:
+    """A time. :raises InputError: before or after what a column holds."""
+    if not FIRST_TIME <= time <= LAST_TIME:
+        raise InputError(f"{what} is out of range: give a time in the years 1601 to 9999 (UTC)")
 
 
 def _units(text: Any, what: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -328,6 +328,35 @@ class Test_time:
         created = play.last.history[2]
         assert isinstance(created, TimerCreated)
         assert str(created.fire_at) == "2026-11-21T09:00:00Z"
+
+    @pytest.mark.parametrize("fire_at", [timedelta.min, timedelta(days=-365_000), datetime.min])
+    def test_a_timer_that_no_row_can_hold_is_refused_where_it_is_made(self, fire_at: timedelta | datetime) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def early(ctx: OrchestrationContext) -> str:
+            try:
+                await ctx.create_timer(fire_at)
+            except InputError as error:
+                return str(error)
+            return "fired"
+
+        play = Play(own)
+        play.start("early")
+        assert (play.last.output or "").startswith(f'"create_timer: {fire_at} is out of range: give a time')
+
+    @pytest.mark.parametrize("fire_at", [timedelta.max, datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))])
+    def test_a_timer_may_be_never_to_fire(self, fire_at: timedelta | datetime) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def late(ctx: OrchestrationContext) -> None:
+            await ctx.create_timer(fire_at)
+
+        play = Play(own)
+        play.start("late")
+        assert isinstance(fired := play.outbound[-1].event, TimerFired)
+        assert fired.fire_at == START + timedelta(days=6)
 
     def test_a_cancelled_timer_fires_for_nobody(self) -> None:
         own = App("own")
