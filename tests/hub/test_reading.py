@@ -23,7 +23,7 @@ from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back,
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, throttled
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.hub.make import NAMES, Stay, held, raised
@@ -241,6 +241,27 @@ def test_a_renewal_that_fails_once_is_tried_again_before_anybody_can_receive_the
         assert await desk.store.count(QUEUE) == 0
 
     play(work, lambda call: refused() if deaf and call.kind == "queue.receive" else renewals(call))
+
+
+@pytest.mark.rows("K39")
+@pytest.mark.parametrize("fault", [late(20.0), Fault(pause=2.5)], ids=["not done", "not answered"])
+def test_a_slow_renewal_is_asked_for_again_and_holds_up_no_other(fault: Fault) -> None:
+    slow, deaf = at(3, fault, kind="queue.update"), False
+
+    async def work(desk: Desk) -> None:
+        nonlocal deaf
+        for _ in range(24):
+            await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        deaf = True  # what becomes visible stays so
+        for _ in range(60):
+            await asyncio.sleep(0.5)
+            assert await desk.store.peek(QUEUE) == []
+        for message in desk.got:
+            await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
+        assert (len(desk.got), await desk.store.count(QUEUE)) == (24, 0)
+
+    play(work, lambda call: refused() if deaf and call.kind == "queue.receive" else slow(call))
 
 
 @pytest.mark.rows("K37", "K39")

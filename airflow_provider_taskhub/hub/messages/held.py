@@ -112,23 +112,41 @@ class Offered(Held):
 async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -> bool:
     """Keep a message invisible for ``visibility`` from now.
 
+    Without an answer it is asked for once more, while there is time: a connection may be dead. The first request is not
+    cut off, since it may be done yet, and nobody else has its receipt. Only one of the two can be done.
+
     :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
     """
     async with held.changing:
         if held.gone:
             return False
-        sent = clock.monotonic()
+        update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility)
+
+        async def ask() -> tuple[float, object]:
+            sent = clock.monotonic()
+            try:
+                return sent, await store.execute(update)
+            except StorageError as error:
+                return sent, error
+
+        tries, errors = [asyncio.ensure_future(ask())], []
         try:
-            receipt = await store.execute(UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility))
-        except (Conflict, NotFound):
-            held.gone = True
-            return False
-        except StorageError as error:
-            log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(error))
-            return True
-        assert isinstance(receipt, Receipt)
-        held.receipt, held.claimed = receipt, sent
-        return True
+            answered, _ = await asyncio.wait(tries, timeout=visibility.total_seconds() / 4)
+            if not answered:
+                tries.append(asyncio.ensure_future(ask()))
+            for answer in asyncio.as_completed(tries):
+                sent, outcome = await answer
+                if isinstance(outcome, Receipt):
+                    held.receipt, held.claimed = outcome, sent
+                    return True
+                errors.append(outcome)
+        finally:
+            for one in tries:
+                one.cancel()
+        held.gone = any(isinstance(error, Conflict | NotFound) for error in errors)
+        if not held.gone:
+            log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(errors[0]))
+        return not held.gone
 
 
 async def give_back(
@@ -164,11 +182,12 @@ async def give_back(
 
 
 class Renewer:
-    """Renews what a reader holds. One loop per reader; work in parallel, bounded."""
+    """Renews what a reader holds. One loop per reader; work in parallel, bounded: none waits for one that is slow."""
 
     def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
         self._store, self._clock, self._visibility = store, clock, visibility
         self._held: dict[str, Held] = {}
+        self._gate, self._busy = asyncio.Semaphore(GIVE_BACK_PARALLEL), set[Held]()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -188,10 +207,16 @@ class Renewer:
     async def run(self) -> None:
         """Renew for ever; cancelled by its owner."""
         interval = self._visibility.total_seconds() / 4
-        while True:
-            await self._clock.sleep(interval)
-            due = self._clock.monotonic() - interval
-            old = [held for held in self._held.values() if held.claimed <= due and not held.gone]
-            for start in range(0, len(old), GIVE_BACK_PARALLEL):
-                part = old[start : start + GIVE_BACK_PARALLEL]
-                await asyncio.gather(*(renew(self._store, held, self._visibility, self._clock) for held in part))
+        async with asyncio.TaskGroup() as renewals:
+            while True:
+                await self._clock.sleep(interval)
+                due = self._clock.monotonic() - interval
+                for held in self._held.values():
+                    if held.claimed <= due and not held.gone and held not in self._busy:
+                        self._busy.add(held)
+                        renewals.create_task(self._renew(held))
+
+    async def _renew(self, held: Held) -> None:
+        async with self._gate:
+            await renew(self._store, held, self._visibility, self._clock)
+        self._busy.discard(held)
