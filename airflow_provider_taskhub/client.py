@@ -388,8 +388,14 @@ class Client:
     async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
         """Let a failed instance go on from before its failure: what failed, or was cut off by it, is done again.
 
-        Activities and children that completed are not; children that failed are rewound themselves. A failure that the
-        orchestrator has handled stays handled. Cut off anywhere, it can be done again.
+        Activities and children that completed before are not; children that failed are rewound themselves. Where the
+        orchestrator passed a failure on after doing something about it, such as cleaning up, all that it decided since
+        is taken back too: it goes on from where it waited for what failed. The instance's failure tells which one it
+        was, by its causes: raise an error of your own ``from`` the failure.
+
+        A failure that the orchestrator has handled stays handled if it decided something between that and the failure
+        that it ended with. If it did not, what failed is done again: the history does not tell whether that was handled
+        or still to be awaited. Cut off anywhere, a rewind can be done again.
 
         :returns: the row: Pending until the instance ends, as in DurableTask.
         :param reason: kept in the history.

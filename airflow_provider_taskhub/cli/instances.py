@@ -256,7 +256,10 @@ def rewind(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Let a failed instance go on from before its failure; what has completed is not done again.
+    """Let a failed instance go on from before its failure; what had completed by then is not done again.
+
+    What it did after the failure, such as cleaning up, is taken back. A failure that it handled stays handled if it
+    decided something after that and before the one that it ended with; else what failed is done again too.
 
     Example: taskhub instances rewind flights-2013 --reason "the table is there now" --wait
     """

@@ -339,6 +339,7 @@ class Execution:
             time=self._time,
             timers={event.event_id: event for event in self._history if isinstance(event, TimerCreated)},
             past_rewinds=self._rewinds,
+            rewound=sum(isinstance(event, GenericEvent) and event.is_rewind for event in self._history),
             custom_status=self._custom_status,
             log=self._log,
         )

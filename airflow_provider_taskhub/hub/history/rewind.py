@@ -102,29 +102,36 @@ class _Plan:
     def made(self) -> Rewinding | None:
         if self._completed is None:
             return None
-        retried, extras, neutral = self._retries()
+        owners, retried, neutral = self._retries()
         failures = [
             at
             for number, at in self._answered.items()
             if isinstance(self._past[at], _Failure) and number in self._asked and number not in retried
         ]
-        decisions = [at for at in self._asked.values() if at not in neutral]
-        causes = [at for at in failures if not any(decision > at for decision in decisions)]
+        end = self._end(failures)
+        decisions = [at for at in self._asked.values() if at not in neutral and at < end]
+        # One before the end that nothing was decided after may be handled, or still to be awaited: the history does not
+        # tell. Left standing, the second kind fails the instance again at once; so either is done again.
+        causes = {at for at in failures if not any(decision > at for decision in decisions)}
+        lasts = [at for at, number in owners.items() if self._answered.get(number) in causes]
         taken: set[int] = set()
-        if not causes:
-            # what was done about a failure before it was passed on, such as cleaning up, is taken back with it
-            causes = self._passed_on(failures)
-            for cause in causes:
-                taken.update(*(self._with_answer(at) for at in decisions if at > cause))
+        # What was done about a failure before it was passed on, such as cleaning up, is taken back with it; and as
+        # numbers are given one after the other, so is whatever was decided since, retries of others too.
+        first = min([*lasts, *(at for at in self._asked.values() if at > end)], default=len(self._past))
+        for at in self._asked.values():
+            if at >= first:
+                taken.update(self._with_answer(at))
+                failed = owners.get(at, -1)
+                if failed in self._asked and failed in self._answered:
+                    causes.add(self._answered[failed])
         children: list[int] = []
         for at in causes:
-            number = _number(self._past[at])
             taken.add(at)
-            taken.update(*(self._with_answer(extra) for extra in extras.get(number, ())))
-            if isinstance(self._past[self._asked[number]], SubOrchestrationInstanceCreated):
-                children.append(self._asked[number])
+            asked = self._asked[_number(self._past[at])]
+            if isinstance(self._past[asked], SubOrchestrationInstanceCreated):
+                children.append(asked)
             else:
-                taken.add(self._asked[number])
+                taken.add(asked)
         # an orchestration of ours ends with its first failure, and cancels what it had not waited for
         taken.update(
             at
@@ -141,28 +148,38 @@ class _Plan:
         if answer is not None:
             yield answer
 
-    def _passed_on(self, failures: Sequence[int]) -> list[int]:
-        """The last failure that the orchestration failed with."""
+    def _end(self, failures: Sequence[int]) -> int:
+        """The failure that the orchestration failed with; behind the history when its completion names none of these.
+
+        Of several with the same text it is the last, if that came when the orchestration ended. Else one was passed on
+        later: the first of those that were open together.
+        """
         assert self._completed is not None
         completed = self._past[self._completed]
         assert isinstance(completed, ExecutionCompleted)
         known = {(failure.error_type, failure.error_message) for failure in _chain(completed.failure)}
+        end = len(self._past)
         for at in sorted(failures, reverse=True):
             event = self._past[at]
             assert isinstance(event, _Failure)
             failure = event.failure
-            if failure is not None and (failure.error_type, failure.error_message) in known:
-                return [at]
-        return []
+            if failure is None or (failure.error_type, failure.error_message) not in known:
+                continue
+            if end == len(self._past) or self._asked[_number(self._past[end])] < at:
+                end = at
+            if not any(isinstance(event, OrchestratorStarted) for event in self._past[end : self._completed]):
+                break
+        return end
 
-    def _retries(self) -> tuple[set[int], dict[int, list[int]], set[int]]:
+    def _retries(self) -> tuple[dict[int, int], set[int], set[int]]:
         """What retry policies have decided.
 
-        :returns: numbers of failed actions that were tried again; the dummy timers behind last attempts, by the
-            number of their action; indexes of all timers and further attempts, which are no decisions of the user's.
+        :returns: timers behind failed attempts, those before another attempt and the dummies behind last ones: the
+            number of the action by the timer's index; numbers of failed actions that were tried again; indexes of all
+            timers and further attempts, which are no decisions of the user's.
         """
+        owners: dict[int, int] = {}
         retried: set[int] = set()
-        extras: dict[int, list[int]] = {}
         neutral: set[int] = set()
         failed: list[int] = []  # of the episode
         again: dict[int, str] = {}
@@ -183,17 +200,16 @@ class _Plan:
                         continue
                     verdict, number = owner
                     neutral.add(at)
+                    owners[at] = number
                     if verdict is Verdict.AGAIN:
                         retried.add(number)
                         again[event.event_id] = self._name(number)
-                    else:
-                        extras.setdefault(number, []).append(at)
                 case TimerFired() if event.timer_id in again:
                     due.append(again[event.timer_id])
                 case TaskScheduled() | SubOrchestrationInstanceCreated() if event.name in due:
                     due.remove(event.name)
                     neutral.add(at)
-        return retried, extras, neutral
+        return owners, retried, neutral
 
     def _owner(
         self, timer: TimerCreated, failed: Sequence[int], rewinds: int, time: Timestamp
