@@ -16,7 +16,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
 from airflow_provider_taskhub.client import Client, PurgeResult
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InputError, InstanceNotFound
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
@@ -388,18 +388,30 @@ def _steered(state: InstanceState, what: str, *, json: bool) -> None:
 
 
 def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> None:
-    async def work(client: Client) -> dict[str, bool]:
-        return {instance_id: await client.purge(instance_id) for instance_id in instance_ids}
+    async def work(client: Client) -> tuple[dict[str, bool], dict[str, TaskHubError]]:
+        done: dict[str, bool] = {}
+        failed: dict[str, TaskHubError] = {}
+        for instance_id in instance_ids:
+            try:
+                done[instance_id] = done.get(instance_id) or await client.purge(instance_id)
+            except (InputError, StorageError) as error:  # one of many that cannot be: the others nevertheless
+                failed[instance_id] = error
+        return done, failed
 
-    done = _with_client(hub, work)
+    done, failed = _with_client(hub, work)
     if json:
-        as_json({"purged": sum(done.values()), "complete": all(done.values())})
-    missing = [instance_id for instance_id, purged in done.items() if not purged]
+        shown = {instance_id: str(error) for instance_id, error in failed.items()}
+        as_json({"purged": sum(done.values()), "complete": all(done.values()) and not failed, "failed": shown})
     for instance_id in () if json else done:
         if done[instance_id]:
             console.print(f"{instance_id}: purged", soft_wrap=True)
-    if missing:
-        fail(f"no instance {', '.join(map(repr, missing))} in hub {settings_of(hub=hub).hub}", Exit.NOT_FOUND)
+    wrong = [f"{instance_id!r} cannot be purged: {error}" for instance_id, error in failed.items()]
+    if missing := [instance_id for instance_id, purged in done.items() if not purged]:
+        wrong.append(f"no instance {', '.join(map(repr, missing))} in hub {settings_of(hub=hub).hub}")
+    if wrong:
+        unavailable = any(isinstance(error, StorageError) for error in failed.values())
+        code = Exit.UNAVAILABLE if unavailable else Exit.USAGE if failed else Exit.NOT_FOUND
+        fail("\n".join(wrong), code)
 
 
 @contextmanager

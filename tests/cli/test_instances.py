@@ -82,3 +82,31 @@ def test_a_purge_that_fails_in_part_names_what_is_left(
     else:
         assert "2 purged, more are left" in result.stdout
     assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b"]
+
+
+@pytest.mark.rows("K46")
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    for instance_id in ("a", "b", "c", "d"):
+        as_json("start", "flights", "--id", instance_id)
+    asyncio.run(ended(path, "a", "c", "d"))
+    result = taskhub("purge", "a", "b", "nobody", "c", "a", *form)
+    assert result.exit_code == Exit.USAGE, result.output
+    assert "'b' cannot be purged: instance 'b' is Pending: terminate it" in result.stderr
+    assert "no instance 'nobody' in hub TaskHub" in result.stderr
+    if form:
+        found = json.loads(result.stdout)
+        assert (found["purged"], found["complete"], list(found["failed"])) == (2, False, ["b"])
+    else:
+        assert result.stdout == "a: purged\nc: purged\n"
+
+    async def purge(client: Client, instance_id: str) -> bool:
+        raise Unavailable("the store said nothing")
+
+    monkeypatch.setattr(Client, "purge", purge)
+    result = taskhub("purge", "b", "d", *form)
+    assert result.exit_code == Exit.UNAVAILABLE, result.output
+    assert "'d' cannot be purged: the store said nothing" in result.stderr
+    assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b", "d"]

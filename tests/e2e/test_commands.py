@@ -100,7 +100,7 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     tagged = house.json("instances", "list", "--tag", "team=a", "--created-to", "2099-01-01")["instances"]
     assert [row["instance_id"] for row in tagged] == ["held"]
     assert house.json("instances", "list", "--created-from", "2099-01-01")["instances"] == []
-    assert house.json("instances", "purge", "held") == {"purged": 1, "complete": True}
+    assert house.json("instances", "purge", "held") == {"purged": 1, "complete": True, "failed": {}}
     assert house.command("instances", "purge", "held").returncode == NOT_FOUND
     assert house.json("instances", "purge", "--all", "--limit", "1", "--yes") == {
         "purged": 1,
