@@ -131,7 +131,7 @@ class Orchestrations:
         except UnknownOrchestrator as error:
             await self._wait_for_code(session, batch, error)
             return
-        found = await self._sorter.sort(session, batch, facts, live.stored.sentinel_etag)
+        found = await self._sorter.sort(session, live, batch, facts)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
             live = self._loader.restarted(session.instance_id, live)
         self._take_in(session, live)

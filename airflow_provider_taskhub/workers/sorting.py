@@ -5,25 +5,28 @@ What is decided stands in ``races``, which is pure; this reads what it asks for,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
-from airflow_provider_taskhub.engine.events import ExecutionStarted, HistoryEvent, Status
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, judge
+from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted
-from airflow_provider_taskhub.workers.live import Live
+from airflow_provider_taskhub.workers.live import Live, Waiting
 
 LOOK_TIMES = 10
 LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
+BEHIND = timedelta(milliseconds=100)
+"""By so much an event comes back after the start that it waits for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,13 +60,14 @@ class Sorter:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    async def sort(self, session: Session[Live], batch: Sequence[Held], facts: Facts, etag: str | None) -> Sorted:
-        """:param facts: what is known of the instance. :param etag: of its sentinel, as the session has it.
+    async def sort(self, session: Session[Live], live: Live, batch: Sequence[Held], facts: Facts) -> Sorted:
+        """:param facts: what is known of the instance.
 
         :raises Aborted: when the partition's former owner has committed since.
         """
         hidden = ticks_of(session.reader.visibility)
         found = Sorted(facts=facts)
+        etag, waiting = live.stored.sentinel_etag, live.next_starts
         taken: set[str] = set()
         for held in batch:
             if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
@@ -74,19 +78,43 @@ class Sorter:
                 found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
                 judged = _judged(held, found.facts, hidden)
             match judged.verdict:
+                case Verdict.PROCESS if (wait := self._behind_start(held, waiting)) is not None:
+                    found.later.append((held, wait))
                 case Verdict.PROCESS:
                     found.process.append(held)
                     taken.add(held.identity)
                     if isinstance(held.message.event, ExecutionStarted):
                         started = held.message.event.instance.execution_id
                         found.facts = Facts(execution_id=started, seen=found.facts.seen)
+                        waiting = {}
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
                 case Verdict.CANCEL_START:
                     found.cancel.append(held)
                 case _:
+                    if judged.verdict is Verdict.WAIT and (parent := _parent(held.message.event)) is not None:
+                        self._note(held, parent, waiting)
                     found.later.append((held, judged))
         return found
+
+    def _note(self, start: Held, parent: str, waiting: dict[str, Waiting]) -> None:
+        """A start waits for the end of what runs."""
+        if parent not in waiting or start.order <= waiting[parent].order:
+            pause = delay(Verdict.WAIT, start.envelope.failures).total_seconds()
+            waiting[parent] = Waiting(order=start.order, back=self._hub.clock.monotonic() + pause)
+
+    def _behind_start(self, held: Held, waiting: Mapping[str, Waiting]) -> Judged | None:
+        """An event that its sender has put behind a start, still waiting, is for that, and comes right after it (K27).
+
+        Anybody else's goes to the run that is there (K36): that may have to be told something before it ends at all.
+        """
+        sender = held.envelope.sender
+        start = waiting.get(sender.instance_id) if sender and isinstance(held.message.event, EventRaised) else None
+        if start is None or held.order < start.order:
+            return None
+        left = timedelta(seconds=start.back - self._hub.clock.monotonic())
+        pause = left + BEHIND if left > timedelta(0) else delay(Verdict.WAIT, 0)
+        return Judged(verdict=Verdict.EARLY, reason="its instance is to be started again", pause=pause)
 
     async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
         """Read what a live session does not keep: the instance row, and when the last checkpoint was.
@@ -120,6 +148,11 @@ class Sorter:
             if turn + 1 < LOOK_TIMES:
                 await self._hub.clock.sleep(LOOK_PAUSE)
         return row
+
+
+def _parent(event: HistoryEvent) -> str | None:
+    """Whose child a start is of; None for everything else."""
+    return event.parent.instance.instance_id if isinstance(event, ExecutionStarted) and event.parent else None
 
 
 def _judged(held: Held, facts: Facts, hidden: int) -> Judged:

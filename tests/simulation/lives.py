@@ -7,12 +7,14 @@ them; ``test_deaths`` through a sample.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from airflow_provider_taskhub.hub.contract import RecordState
@@ -61,6 +63,7 @@ class Kind(StrEnum):
     MOVED = "moved"  # its partition is served by the other from now on, while its episode goes on
     SILENT = "silent"  # its lease is renewed no more for ten seconds
     TWINS = "twins"  # both serve the partition, and this call is late
+    LEFT = "left"  # whoever makes the call dies after it, and its neighbour, at work as well, goes on
 
 
 DEATHS = (Kind.BEFORE, Kind.AFTER)
@@ -70,7 +73,9 @@ CREWS = {
     Kind.MOVED: Crew.PAIR,
     Kind.SILENT: Crew.PAIR,
     Kind.TWINS: Crew.TWINS,
+    Kind.LEFT: Crew.NEIGHBOURS,
 }
+COUNTED_TOGETHER = (Crew.TWINS, Crew.NEIGHBOURS)
 STRAGGLES = 0.5
 """Seconds: behind the first repetition, 0.1 s later, and what follows it."""
 LATE = 0.7
@@ -165,14 +170,12 @@ def _options(wrong: Trouble | None) -> dict[str, Any]:
     return {wrong.kind.value: number} if wrong.kind in (Kind.TWICE, Kind.UNHEARD) else {}
 
 
-def nth(number: int, happens: Callable[[], Fault | None]) -> Plan:
-    """A plan with one fault, at the n-th call that is no poll."""
-    count = 0
+def nth(number: int, happens: Callable[[], Fault | None], calls: Iterator[int] | None = None) -> Plan:
+    """A plan with one fault, at the n-th call that is no poll. :param calls: counts them, those of others too."""
+    calls = calls or itertools.count(1)
 
     def plan(call: Call) -> Fault | None:
-        nonlocal count
-        count += call.kind not in POLLS
-        return happens() if count == number and call.kind not in POLLS else None
+        return happens() if call.kind not in POLLS and next(calls) == number else None
 
     return plan
 
@@ -194,6 +197,10 @@ async def _crew(world: World, first: Machine, crew: Crew, wrong: Trouble | None)
         world.backwards = wrong.point
     elif wrong.kind is Kind.TWINS:
         first.plan = second.plan = nth(wrong.point, lambda: late(LATE))
+    elif wrong.kind is Kind.LEFT:
+        calls = itertools.count(1)
+        for one in (first, second):
+            one.plan = nth(wrong.point, partial(leave, one), calls)
     elif wrong.kind is Kind.MOVED:
         first.plan = nth(wrong.point, lambda: move(first, second))
     elif wrong.kind is Kind.SILENT:
@@ -208,6 +215,11 @@ def share(first: Machine, second: Machine) -> None:
         first.backend.taken(tenure)
 
 
+def leave(machine: Machine) -> Fault:
+    machine.die()
+    return Fault(after=asyncio.CancelledError())
+
+
 def move(first: Machine, second: Machine) -> None:
     """Without a drain, and without the loser's episodes being told."""
     for tenure in first.owner.tenures:
@@ -219,7 +231,7 @@ async def _seen(world: World, crew: Crew, ended: Ended, effects: Effects) -> Run
     first = world.machines[0]
     run = Run(
         ended=ended,
-        calls=sum(machine.calls for machine in world.machines) if crew is Crew.TWINS else first.calls,
+        calls=sum(machine.calls for machine in world.machines) if crew in COUNTED_TOGETHER else first.calls,
         receives=first.store.receives,
         deliveries=first.store.deliveries,
         steps=world.steps,
@@ -282,7 +294,7 @@ def compare(scenario: Scenario, undisturbed: Run, run: Run, wrong: Trouble) -> I
         yield from (_doubled(f"{name}: {text}") for text in (after - before).elements())
     yield from (_lost(f"hint of {name}") for name in set(undisturbed.hints) - set(run.hints))
     yield from (_doubled(f"hint of {name}") for name in set(run.hints) - set(undisturbed.hints))
-    yield from _attempts(undisturbed, run, deaths=1 if wrong.kind in DEATHS else 0)
+    yield from _attempts(undisturbed, run, deaths=1 if wrong.kind in (*DEATHS, Kind.LEFT) else 0)
     for name, count in run.executions.items():
         if count != undisturbed.executions.get(name):
             yield _doubled(f"{count} generations of {name} were begun, not {undisturbed.executions.get(name)}")

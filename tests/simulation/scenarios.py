@@ -97,11 +97,11 @@ def app_of(effects: Effects) -> App:
 
     @app.orchestrator
     async def listener(ctx: OrchestrationContext, first: bool) -> int:
-        """Continues as new in its first episode."""
+        """Continues as new in its first episode, and has another after it was told."""
         if first:
             ctx.continue_as_new(False)
             return 0
-        return await ctx.wait_for_external_event("go", int)
+        return await ctx.call_activity("hop", await ctx.wait_for_external_event("go", int)) - 1
 
     @app.orchestrator
     async def again(ctx: OrchestrationContext, generation: int) -> int:

@@ -103,6 +103,16 @@ def app() -> App:
     async def parent(ctx: OrchestrationContext, child: str) -> Any:
         return await ctx.call_sub_orchestrator(child, 0 if child == "generations" else None, instance_id="child")
 
+    @made.orchestrator
+    async def early(ctx: OrchestrationContext, pause: float) -> list[Any]:
+        """Starts its child again before that has ended, and tells the second run something."""
+        runs = []
+        for number in range(2):
+            runs.append(ctx.call_sub_orchestrator("waits", instance_id="child"))
+            await ctx.create_timer(timedelta(seconds=pause if number else 0.5))
+        ctx.send_event("child", "go", "second")
+        return await ctx.when_all(runs)
+
     return made
 
 
@@ -278,6 +288,21 @@ def test_an_event_to_a_child_that_its_parent_is_just_starting_is_delivered(point
         return output
 
     assert played(play) == "5"
+
+
+@pytest.mark.rows("K27", "K36")
+@pytest.mark.parametrize("pause", [0.0, 1.0], ids=["together", "one after the other"])
+def test_an_event_of_a_parent_waits_with_its_next_start_and_a_clients_goes_to_the_current_run(pause: float) -> None:
+    async def play(hub: World) -> Any:
+        await hub.join("only")
+        await hub.client.start("early", pause, instance_id="one")
+        await hub.clock.sleep(3.0)
+        await hub.client.raise_event("child", "go", "first")
+        output = (await hub.wait("one", timedelta(minutes=1))).output
+        await hub.ended()
+        return json.loads(output or "")
+
+    assert played(play) == ["first", "second"]
 
 
 @pytest.mark.rows("K36", "K57")

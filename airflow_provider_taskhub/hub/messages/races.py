@@ -42,7 +42,7 @@ class Verdict(StrEnum):
     LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
-    EARLY = "early"  # its instance is scheduled to start later: kept until then, which is no failure (K41)
+    EARLY = "early"  # its instance starts later (K41), or is started again: kept until then, which is no failure
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
 
@@ -75,7 +75,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """:param pause: of an early message, until it may be processed."""
+    """:param pause: of an early message, until it may be processed or has to be judged again."""
 
     verdict: Verdict
     reason: str = ""
