@@ -199,7 +199,7 @@ class Activities:
         gave_up = self._unknown(event.name)
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
-            await self.reader.give_back([held], delay=unknown_delay(held.deliveries))
+            await self.reader.give_back([held], delay=unknown_delay(held.dequeue_count), begun=False)
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))

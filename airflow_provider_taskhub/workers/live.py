@@ -196,4 +196,4 @@ def generation_of(execution_id: str | None, batch: Sequence[Held]) -> str | None
 
 def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
     """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
-    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.deliveries == 1
+    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1

@@ -223,7 +223,7 @@ class Orchestrations:
 
     async def _wait_for_code(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> None:
         log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-        await session.reader.give_back(batch, delay=unknown_delay(batch[0].deliveries))
+        await session.reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count), begun=False)
         self._sessions.keep(session, None)
 
     async def _refused(

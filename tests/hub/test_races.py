@@ -235,7 +235,6 @@ def test_back_offs() -> None:
     assert races == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
 
 
-@pytest.mark.rows("K43")
-def test_waiting_for_a_worker_that_knows_ends_before_the_limit_of_deliveries() -> None:
-    waited = sum(unknown_delay(deliveries).total_seconds() for deliveries in range(1, 60))
-    assert waited > 600
+def test_a_worker_that_knows_is_looked_for_every_quarter_of_a_minute() -> None:
+    waits = [unknown_delay(count).total_seconds() for count in range(10)]  # from 0: claimed with its put
+    assert waits == [2, 2, 4, 6, 8, 10, 12, 14, 15, 15]

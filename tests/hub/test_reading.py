@@ -455,6 +455,23 @@ def test_failures_are_limited(failures: int, kept: int) -> None:
     play(work)
 
 
+@pytest.mark.parametrize(("begun", "kept"), [(True, 1), (False, 0)])
+def test_deliveries_are_limited_but_for_those_that_began_nothing(begun: bool, kept: int) -> None:
+    """What kills its process each time comes to an end; what only waits for somebody does not."""
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        for _ in range(quarantine.MAX_DELIVERIES):
+            await asyncio.sleep(1.0)
+            message = desk.got.pop()
+            desk.reader.taken([message])
+            await desk.reader.give_back([message], begun=begun)
+        await asyncio.sleep(1.0)
+        assert (len(desk.got), len(await quarantine.listing(desk.store, NAMES))) == (1 - kept, kept)
+
+    play(work)
+
+
 @pytest.mark.rows("K15")
 def test_a_reader_outlives_a_store_that_does_not_answer() -> None:
     async def work(desk: Desk) -> None:

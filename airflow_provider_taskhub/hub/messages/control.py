@@ -303,8 +303,8 @@ class Reader:
         except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
             log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
             return None
-        if held.dequeue_count > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
-            cause = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
+        if held.deliveries > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
+            cause = f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
             item = quarantine.of_message(self.queue, message, cause)
             await self._quarantine(replace(item, instance_id=held.message.instance.instance_id), held.deletion())
             return None

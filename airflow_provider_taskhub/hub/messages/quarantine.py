@@ -52,7 +52,8 @@ _SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount", "Stuck")
 MAX_FAILURES = 20
 """Failed processings of one message before it is quarantined."""
 MAX_DELIVERIES = 100
-"""Deliveries of one message before it is quarantined, whatever they ended in (DESIGN §6)."""
+"""Deliveries of one message before it is quarantined, whatever they ended in (DESIGN §6). One that was given back
+before anything was begun is none: waiting is no failure, however long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +127,12 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
 
 def is_spent(held: Held, *, failed: bool) -> bool:
     """Whether this was the last try with a message. :param failed: it counts as one; else the store did not answer."""
-    return held.dequeue_count >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
+    return held.deliveries >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
 
 
 def spent(held: Held, error: Exception) -> Quarantined:
     """A message at its limit, with the error that its last try ended in."""
-    counts = f"{held.envelope.failures} failed processings, {held.dequeue_count} deliveries"
+    counts = f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
     return of_held(held, f"{counts}, at last {error!r}")
 
 

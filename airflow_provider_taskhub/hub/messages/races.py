@@ -228,9 +228,6 @@ def delay(verdict: Verdict, failures: int) -> timedelta:
     return timedelta(seconds=min(LONG_CEILING, 2.0 ** min(failures + 1, 10)))
 
 
-def unknown_delay(deliveries: int) -> timedelta:
-    """Back-off of a message whose orchestrator or activity this worker has not: 2, 4 … 15 s.
-
-    Slow enough that ten minutes of waiting (K43) stay far below the limit of deliveries.
-    """
-    return timedelta(seconds=min(15.0, 2.0 * max(1, deliveries)))
+def unknown_delay(dequeue_count: int) -> timedelta:
+    """Back-off of a message whose orchestrator or activity this worker has not: 2, 4 … 15 s."""
+    return timedelta(seconds=min(15.0, 2.0 * max(1, dequeue_count)))
