@@ -460,8 +460,10 @@ class Client:
         :param rate: instances a second, so that workers and their store keep their breath; None: as fast as a few at
             a time go. :param progress: told the count so far.
         :returns: also what could not be purged: no instance stands in the way of the others.
-        :raises InputError: for a status that is not final.
+        :raises InputError: for a status that is not final, or a rate that is not above 0.
         """
+        if rate is not None and not rate > 0:
+            raise InputError(f"rate is {rate}: give more than 0 instances a second, or None")
         failed: dict[str, str] = {}
         wanted = tuple(statuses) or tuple(status for status in Status if status.is_final)
         if open_ones := [str(status) for status in wanted if not status.is_final]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -69,7 +70,7 @@ def list_(
         [(i.instance_id, i.name, i.status, i.created, i.completed, i.custom_status) for i in page.instances],
     )
     if page.continuation:
-        console.print(f"more: --continuation '{page.continuation}'", soft_wrap=True)
+        console.print(f"more: --continuation {shlex.quote(page.continuation)}", soft_wrap=True)
 
 
 @app.command()

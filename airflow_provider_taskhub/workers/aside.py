@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import completion
 from airflow_provider_taskhub.hub.history.instances import changed, repair_row, terminate_row
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.races import LATE_TURNS, Facts, Judged, Verdict, delay, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
@@ -181,7 +181,7 @@ class Aside:
             "AbandoningMessage",
             instance_id=session.instance_id,
             event_type=held.message.event.event_type.name,
-            enqueued=str(held.inserted),
+            enqueued=None if isinstance(held, Offered) else str(held.inserted),  # it was in no queue yet
             checkpoint=str(facts.checkpointed) if facts.checkpointed else None,
             reason=judged.reason,
             retry_in=pause.total_seconds(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,11 @@ def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
     assert result.exit_code == Exit.UNAVAILABLE, result.output
     assert "'d' cannot be purged: the store said nothing" in result.stderr
     assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b", "d"]
+
+
+def test_the_next_page_of_a_list_can_be_asked_for_as_it_is_printed() -> None:
+    for instance_id in ("c'1", "c'2"):
+        as_json("start", "flights", "--id", instance_id)
+    (line,) = [line for line in taskhub("list", "--limit", "1").stdout.splitlines() if line.startswith("more: ")]
+    (row,) = as_json("list", *shlex.split(line)[1:])["instances"]
+    assert row["instance_id"] == "c'2"

@@ -109,6 +109,30 @@ def test_a_response_that_comes_to_the_next_owner_while_a_checkpoint_is_at_a_poin
         assert entry["enqueued"].startswith("2026-01-01T00:00:0")
 
 
+def test_a_response_of_the_next_owner_s_own_activity_is_abandoned_without_a_time_of_its_own() -> None:
+    """It is offered in memory: no store has said when it came."""
+
+    async def play(hub: World) -> Any:
+        owner = await hub.join("owner", roles=("orchestrator",))
+        await hub.clock.sleep(1.0)
+        other = await hub.join("other")
+
+        async def moved() -> None:
+            for tenure in owner.owner.tenures:
+                owner.backend.lost(tenure, "moved on purpose, without a drain")
+                other.backend.taken(tenure)
+            await hub.clock.sleep(2.0)
+
+        at_point(owner, "history", 2, moved)
+        await hub.client.start("chain", 3, instance_id="one")
+        return await _ended(hub), [entry["enqueued"] for entry in hub.said("AbandoningMessage")]
+
+    found, enqueued = _played(play)
+    assert found == ("3", [0, 1, 2])
+    assert enqueued[0] is None, "offered"
+    assert all(time.startswith("2026-01-01T00:00:0") for time in enqueued[1:]), "then put, as a message like others"
+
+
 @pytest.mark.rows("K34", "K58")
 @SKEWS
 @pytest.mark.parametrize("point", POINTS)

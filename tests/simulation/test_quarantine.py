@@ -193,10 +193,11 @@ def test_what_cannot_be_kept_aside_comes_again_soon(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.rows("K35", "K42")
-def test_what_is_still_wrong_comes_back_with_its_bytes() -> None:
+@pytest.mark.parametrize("text", ["nonsense \u00ff", ""])
+def test_what_is_still_wrong_comes_back_with_its_bytes(text: str) -> None:
     async def drive(world: World) -> Any:
         queue = world.client.hub.names.control(0)
-        await world.store.execute(PutMessage(queue=queue, text="nonsense \u00ff"))
+        await world.store.execute(PutMessage(queue=queue, text=text))
         found = []
         for _ in range(2):
             while not (kept := await world.client.quarantined()):
@@ -205,7 +206,7 @@ def test_what_is_still_wrong_comes_back_with_its_bytes() -> None:
             await world.client.put_back(kept[0].message_id)
         return found
 
-    assert play(drive) == [("nonsense \u00ff", True)] * 2
+    assert play(drive) == [(text, True)] * 2
 
 
 @pytest.mark.rows("K35")

@@ -689,6 +689,9 @@ def test_many_are_purged_by_what_they_are_in_pages_with_a_limit_a_rate_and_a_tim
         assert (some.purged, some.complete) == (50, False)
         assert seen[-1] == 50
         assert (await client.purge_many(tags={"kind": "even"}, prefix="a-")).purged == 105
+        for rate in (0.0, -1.0, float("nan")):
+            with pytest.raises(InputError, match="give more than 0 instances a second"):
+                await client.purge_many(prefix="a-", rate=rate)
         before = world.clock.monotonic()
         slow = await client.purge_many(prefix="a-", rate=10.0, timeout=timedelta(seconds=5))
         assert not slow.complete

@@ -209,7 +209,7 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
             if other.stuck is not None and other.queue == item.queue and other.message_id != item.message_id:
                 together.append(other)
     for one in (item, *together):
-        if not one.text:
+        if one.blobs[0] and not one.text:
             raise InputError(f"the text of message {one.message_id} is gone, blob {one.blobs[0]!r}: drop that message")
         if one.blobs[1] and await store.get_blob(names.large_messages, one.blobs[1]) is None:
             raise InputError(
