@@ -164,7 +164,7 @@ class Aside:
 
     async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:
         if judged.verdict is Verdict.EARLY:
-            await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY))
+            await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY), begun=False)
             return
         if judged.verdict is Verdict.LATE and held.envelope.failures >= LATE_TURNS:
             await self._set_aside_late(session, held, judged.reason)

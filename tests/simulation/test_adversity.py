@@ -27,11 +27,12 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InstanceExists
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
-from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages import outbound, quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
 from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
+from airflow_provider_taskhub.workers import aside
 from tests.simulation.lives import live, share
 from tests.simulation.scenarios import SCENARIOS, app_of
 from tests.simulation.world import Death, Effects, Place, World, simulate
@@ -414,6 +415,27 @@ def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
     assert (status, after, output) == (Status.TERMINATED, Status.TERMINATED, "changed my mind")
     assert 300.0 <= round(began, 6) < 302.0
     assert history == ()
+
+
+@pytest.mark.rows("K41")
+def test_a_start_may_be_scheduled_any_number_of_hops_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a queue hid a message for 20 seconds at most: with its seven days it is a start in more than two years."""
+    for module in (aside, outbound):
+        monkeypatch.setattr(module, "MAX_VISIBILITY", timedelta(seconds=20))
+
+    async def play() -> Any:
+        async with world() as hub:
+            await hub.join("only")
+            due = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=2300)
+            await hub.client.start("events", 1, instance_id="one", start_at=due)
+            await hub.client.raise_event("one", "go", 7)
+            await hub.clock.sleep(2290.0)
+            before = await _status(hub, "one")
+            state = await hub.wait("one", timedelta(minutes=1))
+            await hub.ended()
+            return before, state.output
+
+    assert simulate(play) == (Status.PENDING, "[7]")
 
 
 @pytest.mark.rows("K41", "K46")
