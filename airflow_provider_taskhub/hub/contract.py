@@ -216,6 +216,7 @@ class InstanceState:
 
     :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
+    :param held: why it is to be held as soon as it begins, of a scheduled one that was suspended (K41); else None.
     :param etag: of the row.
     """
 
@@ -234,6 +235,7 @@ class InstanceState:
     generation: int | None = None
     tags: Mapping[str, str] | None = None
     failure: FailureDetails | None = None
+    held: str | None = None
     etag: str = ""
 
 

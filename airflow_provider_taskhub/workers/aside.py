@@ -13,10 +13,10 @@ from datetime import timedelta
 
 import structlog
 
-from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.errors import UnknownOrchestrator
 from airflow_provider_taskhub.hub.history.checkpoint import completion
-from airflow_provider_taskhub.hub.history.instances import changed, repair_row, terminate_row
+from airflow_provider_taskhub.hub.history.instances import changed, held_row, repair_row, terminate_row
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
@@ -61,6 +61,11 @@ class Aside:
                 found.stale.append((held, judged.reason))
             else:
                 found.later.append((held, judged))
+        for held in found.hold:
+            if await self._hold(session, held):
+                found.stale.append((held, "its row says it until it starts"))
+            else:
+                found.later.append((held, Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")))
         await self.delete(session, [held for held, _ in found.stale])
         for held, judged in found.later:
             await self._abandon(session, found.facts, held, judged)
@@ -152,6 +157,19 @@ class Aside:
         )
         await self._merge(session, entity, blobs, etag=row.etag)
         return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
+
+    async def _hold(self, session: Session[Live], held: Held) -> bool:
+        """Suspend or resume an instance before its scheduled start: its row says it, for whichever comes first would be
+        a matter of luck when the time comes (K41, K46)."""
+        hub, event = self._hub, held.message.event
+        row = await hub.instance(session.instance_id)
+        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
+        if row is None or row.status is not Status.PENDING:
+            return False
+        entity = held_row(event, instance_id=session.instance_id, now=hub.clock.utc_now())
+        if entity is not None:
+            await self._merge(session, entity, (), etag=row.etag)
+        return entity is not None
 
     async def _merge(
         self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None

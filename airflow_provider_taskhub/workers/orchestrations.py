@@ -20,6 +20,7 @@ from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
+    ExecutionSuspended,
     ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
@@ -145,7 +146,7 @@ class Orchestrations:
             else:
                 self._sessions.keep(session, None)
             return
-        await self._run(session, live, found.process)
+        await self._run(session, live, found.process, held=found.held)
 
     async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
         """What a batch is judged by, once a switch that was cut off is whole.
@@ -179,9 +180,12 @@ class Orchestrations:
                 await self._refused(session, batch, error, judged=False)
                 raise Aborted("no store takes what its generation switch came to") from error
 
-    async def _run(self, session: Session[Live], live: Live, batch: list[Held]) -> None:
+    async def _run(self, session: Session[Live], live: Live, batch: list[Held], *, held: str | None) -> None:
+        """:param held: why an instance that begins is held at once."""
         hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
+        if held is not None:
+            events.insert(1, ExecutionSuspended(timestamp=now, reason=held))
         past: tuple[HistoryEvent, ...] = ()
         traced = tracing.on()
         if traced:

@@ -34,6 +34,7 @@ class Sorted:
     """A batch, judged.
 
     :param facts: what the last of it was judged by.
+    :param held: why the instance that starts with it is held at once; None: it is not.
     """
 
     facts: Facts
@@ -41,6 +42,8 @@ class Sorted:
     stale: list[tuple[Held, str]] = field(default_factory=list)
     later: list[tuple[Held, Judged]] = field(default_factory=list)
     cancel: list[Held] = field(default_factory=list)
+    hold: list[Held] = field(default_factory=list)
+    held: str | None = None
 
 
 async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | None:
@@ -85,12 +88,18 @@ class Sorter:
                     taken.add(held.identity)
                     if isinstance(held.message.event, ExecutionStarted):
                         started = held.message.event.instance.execution_id
+                        found.held = found.facts.row_held
+                        found.process += found.hold
+                        found.hold = []
                         found.facts = Facts(execution_id=started, seen=found.facts.seen)
                         waiting = {}
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
                 case Verdict.CANCEL_START:
                     found.cancel.append(held)
+                case Verdict.HOLD:
+                    found.hold.append(held)
+                    taken.add(held.identity)
                 case _:
                     if judged.verdict is Verdict.WAIT and (parent := _parent(held.message.event)) is not None:
                         self._note(held, parent, waiting)
@@ -136,6 +145,7 @@ class Sorter:
             row_pending=pending,
             row_terminated=row is not None and row.status is Status.TERMINATED,
             row_due=row.scheduled_start if row is not None and pending else None,
+            row_held=row.held if row is not None and pending else None,
         )
 
     async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:

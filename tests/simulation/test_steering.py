@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, Status, TaskCompleted
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    OrchestrationInstance,
+    Status,
+    TaskCompleted,
+    TaskScheduled,
+)
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
@@ -284,6 +290,34 @@ def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
     assert held is Status.SUSPENDED
     assert states["one"][:2] == ("Completed", "[0,1,2,3]")
     assert states["two"][:2] == ("Completed", "1")
+
+
+@pytest.mark.rows("K41", "K46")
+@pytest.mark.parametrize("ahead", [0.2, 0.9, 3.0, 20.0])
+@pytest.mark.parametrize("before", [False, True], ids=["first", "started again"])
+def test_a_scheduled_instance_that_is_suspended_decides_nothing(ahead: float, before: bool) -> None:
+    """However short before its start; a resume before it takes that back."""
+
+    async def drive(world: World) -> Any:
+        for instance_id in ("one", "two") if before else ():
+            await world.client.start("chain", 1, instance_id=instance_id)
+            await world.wait(instance_id)
+        due = world.clock.utc_now().datetime() + timedelta(seconds=ahead)
+        again = StartPolicy.REPLACE_FINISHED
+        for instance_id in ("one", "two"):
+            await world.client.start("chain", 2, instance_id=instance_id, start_at=due, policy=again)
+            await world.client.suspend(instance_id, "hold")
+        await world.client.resume("two")
+        two = await world.wait("two")
+        await world.clock.sleep(60.0)
+        one, history = await world.client.get("one"), await world.client.history("one")
+        await world.client.resume("one")
+        return one, history, two.output, (await world.wait("one")).output, (await world.ended()).states
+
+    one, history, *outputs, _ = play(drive)
+    assert (one.status, one.output) == (Status.SUSPENDED, "hold")
+    assert not any(isinstance(event, TaskScheduled) for event in history)
+    assert outputs == ["2", "2"]
 
 
 # --- restart ------------------------------------------------------------------------------------------------------

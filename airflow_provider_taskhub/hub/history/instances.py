@@ -47,6 +47,8 @@ FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
+HELD = "TaskHubHeld"
+"""Our own column: "=" and the reason of a suspension that came before its scheduled start; "" after a resume."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 
@@ -315,6 +317,17 @@ def terminate_row(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
+def held_row(event: ExecutionSuspended | ExecutionResumed, *, instance_id: str, now: Timestamp) -> Entity | None:
+    """What to merge into the row of an instance that is suspended or resumed before its scheduled start (K41, K46).
+
+    :returns: None for a reason that is too large for the column.
+    """
+    text = f"={event.reason or ''}" if isinstance(event, ExecutionSuspended) else ""
+    if utf16_bytes(text) > MAX_PROPERTY_BYTES:
+        return None
+    return _row(instance_id, {"LastUpdatedTime": now, HELD: text})
+
+
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:
     """What a rewind merges into the row: nothing else, so output and end of the failed run stay till the next."""
     return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now})
@@ -345,6 +358,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         scheduled_start=columns.time("ScheduledStartTime"),
         generation=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
+        held=held[1:] if (held := columns.text(HELD)) else None,
         etag=entity.etag,
     )
     failure = columns.object(FAILURE, Kind.FAILURE) if state.status is Status.FAILED else None

@@ -13,7 +13,9 @@ from enum import StrEnum
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
+    ExecutionResumed,
     ExecutionStarted,
+    ExecutionSuspended,
     ExecutionTerminated,
     HistoryEvent,
     SubOrchestrationInstanceCompleted,
@@ -28,8 +30,6 @@ from airflow_provider_taskhub.values import dataclass
 SECOND = 10_000_000
 RACE_CEILING = 4.0
 LONG_CEILING = 600.0
-DUE = timedelta(seconds=30)
-"""After this time a scheduled start that has not run waits for something else than its turn."""
 LATE_TURNS = 6
 """Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that what has come after an end waits for another start: twice as
 long as a start may be hidden by an owner that died."""
@@ -42,6 +42,7 @@ class Verdict(StrEnum):
     LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
+    HOLD = "hold"  # suspend or resume before a scheduled start ran: the row says it (K41)
     EARLY = "early"  # its instance starts later (K41), or is started again: kept until then, which is no failure
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
@@ -58,6 +59,7 @@ class Facts:
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
     :param row_due: when an instance that is Pending is scheduled to start; None: at once, or it is not Pending.
+    :param row_held: why it is to be held as soon as it begins (``InstanceState.held``).
     """
 
     execution_id: str | None = None
@@ -71,6 +73,7 @@ class Facts:
     row_pending: bool = False
     row_terminated: bool = False
     row_due: Timestamp | None = None
+    row_held: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +207,10 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
     if facts.execution_id is None or _is_started_again(facts):
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
+        if isinstance(event, ExecutionSuspended | ExecutionResumed) and facts.row_due is not None:
+            return Judged(verdict=Verdict.HOLD, reason="its instance is to start later")
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
-        if facts.row_due is not None and now - facts.row_due < DUE:
-            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
     if isinstance(event, EventRaised) and _is_newer(inserted, facts):  # a child's start has no row that tells of it
         return Judged(verdict=Verdict.LATE, reason="its instance has ended")
