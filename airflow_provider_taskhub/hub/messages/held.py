@@ -122,12 +122,15 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
             return False
         update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility)
 
-        async def ask() -> tuple[float, object]:
+        async def ask() -> StorageError | None:
             sent = clock.monotonic()
             try:
-                return sent, await store.execute(update)
+                receipt = await store.execute(update)
             except StorageError as error:
-                return sent, error
+                return error
+            assert isinstance(receipt, Receipt)
+            held.receipt, held.claimed = receipt, sent  # at once: what is deleted meanwhile is deleted by its receipt
+            return None
 
         tries, errors = [asyncio.ensure_future(ask())], []
         try:
@@ -135,11 +138,10 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
             if not answered:
                 tries.append(asyncio.ensure_future(ask()))
             for answer in asyncio.as_completed(tries):
-                sent, outcome = await answer
-                if isinstance(outcome, Receipt):
-                    held.receipt, held.claimed = outcome, sent
+                error = await answer
+                if error is None:
                     return True
-                errors.append(outcome)
+                errors.append(error)
         finally:
             for one in tries:
                 one.cancel()
