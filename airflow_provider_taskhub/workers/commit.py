@@ -9,7 +9,8 @@ from secrets import token_hex
 import structlog
 
 from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import ExecutionStarted, Status
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import (
     Conflict,
     InputError,
@@ -27,7 +28,7 @@ from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
-from airflow_provider_taskhub.storage.primitives import Results
+from airflow_provider_taskhub.storage.primitives import Results, Unit
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,17 @@ def was_ended(row: InstanceState | None, stored: Stored) -> bool:
     :param stored: as the episode found it; a child has no row before its first checkpoint.
     """
     return stored.row_etag is not None and (row is None or row.status is Status.TERMINATED)
+
+
+def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
+    """Whether the row is of a newer start, whose client saw the instance end: here, or before its first checkpoint.
+
+    Of a child that goes on it saw no end: only of the run before, of which the row tells still.
+    """
+    if row is None or row.status is not Status.PENDING or same_start(row.execution_id, episode.current.execution_id):
+        return False
+    child = any(isinstance(event, ExecutionStarted) and event.parent is not None for event in episode.history)
+    return episode.completed is not None or not child
 
 
 def _certainly(error: Exception) -> bool:
@@ -196,6 +208,10 @@ class Committer:
                 await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
                 for deletion in taken.deletes:
                     await hub.store.execute(deletion)
+                return Done(stored=self._after(stored, episode, sentinel, row_etag))
+            if was_replaced(row, episode):
+                steps = checkpoint.tail(hub.names, episode, taken, tags)
+                await hub.store.commit(Unit(steps=steps, check=tenure.check))
                 return Done(stored=self._after(stored, episode, sentinel, row_etag))
             unit = checkpoint.rest(
                 episode,

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerFired,
 )
-from airflow_provider_taskhub.errors import InstanceExists
+from airflow_provider_taskhub.errors import InstanceExists, Unavailable
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import outbound, quarantine
@@ -904,3 +904,96 @@ def test_what_an_old_owner_finishes_late_turns_no_row_back() -> None:
             return merges, (await hub.client.get("one")).status
 
     assert simulate(play) == (1, Status.COMPLETED)
+
+
+@pytest.mark.rows("K29", "K44")
+@pytest.mark.parametrize("point", ["instance", "delete"])
+def test_a_new_start_behind_an_end_whose_last_answers_are_lost_is_not_lost_too(point: str) -> None:
+    """Its client sees the end, while the worker hears nothing of what it has written."""
+
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            silent = [Fault(pause=1.0, after=Unavailable("answer lost (fault)", maybe_done=True))]
+
+            def plan(call: Call) -> Fault | None:
+                what, names = call.what, hub.client.hub.names
+                if point == "delete":
+                    meant = isinstance(what, DeleteMessage)
+                else:
+                    meant = isinstance(what, Transact) and what.table == names.instances
+                return silent.pop() if meant and silent else None
+
+            await hub.join("only", plan=plan)
+            await hub.client.start("chain", 0, instance_id="one", tags={"taskhub.watch": "1"})
+            assert (await hub.wait("one")).output == "0"
+            await hub.client.start("chain", 2, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+            states = (await hub.ended()).states
+            announced = [done for done in hub.tape if _announces(done.operation, hub)]
+            return states["one"][:2], len(announced), silent
+
+    assert simulate(play) == (("Completed", "2"), {"instance": 1, "delete": 2}[point], [])
+
+
+def _announces(operation: object, hub: World) -> bool:
+    return isinstance(operation, Transact) and operation.table == hub.client.hub.names.completions
+
+
+@pytest.mark.rows("K41", "K44")
+def test_a_checkpoint_that_came_after_its_instance_was_ended_takes_nothing_from_the_next_start() -> None:
+    async def play() -> Any:
+        async with world(partitions=1) as hub:
+            slow = [late(3.0)]
+
+            def plan(call: Call) -> Fault | None:
+                merges = isinstance(call.what, Transact) and call.what.table == hub.client.hub.names.instances
+                return slow.pop() if merges and slow else None
+
+            await hub.join("only", plan=plan)
+            await hub.client.start("counter", [], instance_id="one")
+            while slow:
+                await hub.clock.sleep(0.1)
+            await _reported_as_ended(hub)
+            await hub.client.start("chain", 2, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+            return (await hub.ended()).states["one"][:2]
+
+    assert simulate(play) == ("Completed", "2")
+
+
+@pytest.mark.rows("K29", "K44")
+def test_a_start_over_the_run_before_of_a_child_that_runs_again_takes_nothing_from_it() -> None:
+    """The row did not tell yet of what the history has: the start is refused later, and kept for people."""
+    app = waiting()
+
+    @app.orchestrator
+    async def twice(ctx: OrchestrationContext) -> int:
+        runs = [await ctx.call_sub_orchestrator("waits", instance_id="child") for _ in range(2)]
+        return len(runs)
+
+    async def play() -> Any:
+        async with World(app, partitions=1) as hub:
+            slow: list[Fault] = []
+
+            def plan(call: Call) -> Fault | None:
+                row = call.what.rows[0].entity if isinstance(call.what, Transact) else None
+                begins = row is not None and row.properties.get("RuntimeStatus") == "Running"
+                return slow.pop() if slow and begins else None
+
+            async def told() -> None:
+                for number in range(2):
+                    await hub.client.raise_event("child", "add", number)
+
+            await hub.join("only", plan=plan)
+            await hub.client.start("twice", instance_id="one")
+            await hub.clock.sleep(1.0)
+            slow.append(late(3.0))
+            await told()
+            await hub.clock.sleep(2.0)
+            assert not slow
+            await hub.client.start("chain", 0, instance_id="child", policy=StartPolicy.REPLACE_FINISHED)
+            await hub.clock.sleep(2.0)
+            await told()
+            output = (await hub.wait("one")).output
+            await hub.settle()
+            return output, len(await hub.client.quarantined())
+
+    assert simulate(play) == ("2", 1)
