@@ -33,7 +33,7 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
 from airflow_provider_taskhub.values import dataclass
 
-_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed)
+_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
 """Messages for the current generation; responses name theirs, and are nothing to another."""
 
 

@@ -22,18 +22,20 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
-from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.workers.runner import log_name
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import Effects, World, simulate
+from tests.simulation.world import Death, Effects, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
 LARGE = "x" * 70_000
 """Over both thresholds of a spill."""
 FINAL = ("Completed", "Failed", "Terminated")
+LONG = EMBEDDED_LEASE.model_copy(update={"visibility": timedelta(seconds=15)})
+"""What a dead worker held comes back long after its partition was taken."""
 
 
 def play(drive: Callable[[World], Awaitable[Any]], **settings: Any) -> Any:
@@ -389,6 +391,29 @@ def test_ten_restarts_with_ten_events_each() -> None:
         return found
 
     assert play(drive) == [list(range(10))] * 10
+
+
+@pytest.mark.rows("K27", "K46")
+def test_a_terminate_that_comes_again_does_not_end_the_start_after_it() -> None:
+    """Whoever took it died before it was deleted, and it comes back once the instance is started again."""
+
+    async def drive() -> Any:
+        async with World(app_of(Effects()), lease=LONG) as world:
+            first = await world.join("first")
+            await world.client.start("listener", False, instance_id="one")
+            await world.clock.sleep(2.0)
+            first.death = Death(point="delete", count=first.points["before-delete"] + 1)
+            await world.client.terminate("one", "enough")
+            await first.died.wait()
+            ended = await status(world)
+            await world.join("second")
+            await world.client.restart("one")
+            await world.settle()
+            await world.client.raise_event("one", "go", 1)
+            await world.wait("one")
+            return ended, (await world.ended()).states["one"][:2]
+
+    assert simulate(drive) == (Status.TERMINATED, ("Completed", "1"))
 
 
 # --- purge --------------------------------------------------------------------------------------------------------
