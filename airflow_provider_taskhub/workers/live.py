@@ -144,10 +144,13 @@ class Loader:
             stored = Stored(
                 sentinel_etag=sentinel.etag if sentinel else None,
                 surplus=loaded.surplus,
+                consumed=sentinel.consumed if sentinel else (),
                 row_etag=row.etag if row else None,
                 status=row.status if row else None,
             )
-            return Live(self._execution(instance_id, (), None, None), stored, None), loaded
+            live = Live(self._execution(instance_id, (), None, None), stored, None)
+            live.remember(stored)
+            return live, loaded
         stored = Stored(
             sentinel_etag=sentinel.etag,
             rows=len(loaded.past),

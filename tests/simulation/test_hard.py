@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of
-from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, throttled, unsent
@@ -74,6 +74,15 @@ def app() -> App:
             ctx.continue_as_new(1)
             return 0
         return len(await ctx.when_all([ctx.call_activity("work", str(number)) for number in range(4)]))
+
+    @made.orchestrator
+    async def gathers(ctx: OrchestrationContext, width: int) -> list[int]:
+        """Hears events until one is negative, after so many activities."""
+        await ctx.when_all([ctx.call_activity("work", str(number)) for number in range(width)])
+        heard = []
+        while (number := await ctx.wait_for_external_event("go", int)) >= 0:
+            heard.append(number)
+        return heard
 
     runs = itertools.count(1)
 
@@ -194,6 +203,33 @@ def test_a_half_commit_of_150_rows_is_cut_off_and_removed(right: int) -> None:
     assert tasks == ['["late right"]'] * right
     assert removed is (right == 1), "overwritten, where there are as many"
     assert surplus == 0, "nothing of the half commit is left in the table"
+
+
+@pytest.mark.rows("K27", "K28")
+def test_what_the_run_before_has_taken_is_known_though_the_first_history_of_the_next_was_cut_off() -> None:
+    """An event of the run before comes again, and finds the rest of a checkpoint of more than one transaction."""
+
+    async def play(hub: World) -> Any:
+        first = await hub.join("first")
+        await hub.client.start("gathers", 0, instance_id="one")
+        await hub.clock.sleep(1.0)
+        first.death = Death(point="delete", count=first.points["before-delete"] + 1)
+        await hub.client.raise_event("one", "go", 5)
+        await first.died.wait()
+        second = await hub.join("second")
+        await hub.client.raise_event("one", "go", -1)
+        before = (await hub.wait("one")).output
+        second.death = Death(point="history", side=AFTER, count=second.points["after-history"] + 1)
+        await hub.client.start("gathers", 150, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
+        await second.died.wait()
+        await hub.join("third")
+        await hub.settle()
+        await hub.client.raise_event("one", "go", -1)
+        output = (await hub.wait("one")).output
+        await hub.ended()
+        return before, output
+
+    assert played(play, activities=200, lease=LONG) == ("[5]", "[]")
 
 
 def _removes(operation: object) -> bool:
