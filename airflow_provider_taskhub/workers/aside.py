@@ -132,7 +132,7 @@ class Aside:
             for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
                 await hub.store.execute(hint)
             if self._cancelling.concerns(live):
-                await self._cancelling.cancel(session.instance_id)
+                await self._cancelling.cancel(session.instance_id, live.execution_id)
 
     async def _cancel_start(self, session: Session[Live], held: Held) -> Judged:
         """Terminate an instance without a history (K41): its row says it, once its start cannot be under way.

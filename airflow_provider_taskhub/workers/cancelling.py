@@ -37,10 +37,14 @@ class Cancelling:
         found = (self._activities.get(name) for name in live.open_tasks.values())
         return any(definition is None or definition.record for definition in found)
 
-    async def cancel(self, instance_id: str) -> None:
-        """Ask it of every attempt that still runs. :raises StorageError: when some may not have been asked."""
-        for found in await records.of_instance(self._hub.store, self._hub.names, instance_id):
-            await self._ask(found)
+    async def cancel(self, instance_id: str, execution_id: str | None) -> None:
+        """Ask it of every attempt of this start that still runs: the next one's are not to end.
+
+        :param execution_id: of any of its generations. :raises StorageError: when some may not have been asked.
+        """
+        for record, entity in await records.of_instance(self._hub.store, self._hub.names, instance_id):
+            if same_start(record.instance.execution_id, execution_id):
+                await self._ask((record, entity))
 
     async def _ask(self, found: tuple[ActivityRecord, Entity] | None) -> None:
         hub = self._hub

@@ -134,6 +134,8 @@ class Orchestrations:
             return
         found = await self._sorter.sort(session, live, batch, facts)
         if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
+            if self._cancelling.concerns(live):  # its end may not have come to that, and the history that tells it goes
+                await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
         self._take_in(session, live)
         if live.ending is not None:  # what is stale is all that tells of it: the checkpoint of its end deletes it
@@ -294,7 +296,7 @@ class Orchestrations:
         )
         self._sessions.keep(session, None)
         if cancels:
-            await self._cancelling.cancel(session.instance_id)
+            await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._aside.delete(session, batch)
 
     def _take_in(self, session: Session[Live], live: Live) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, unsent
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
-from tests.simulation.world import World, simulate
+from tests.simulation.lives import move
+from tests.simulation.world import AFTER, Death, World, simulate
 
 
 def app() -> App:
@@ -118,6 +122,68 @@ def test_a_cancellation_that_is_cut_off_is_made_good(fault: str) -> None:
             return len(cut), [record.state for record in await hub.client.activities("one")], await hub.queued()
 
     assert simulate(play) == (1, [RecordState.CANCELLED], 0)
+
+
+@pytest.mark.rows("D60", "D63")
+@pytest.mark.parametrize("hidden", [4.0, 30.0], ids=["with the new start", "after it"])
+def test_a_cancellation_that_is_cut_off_is_made_good_though_the_instance_is_started_again(hidden: float) -> None:
+    """The attempt of the new start goes on.
+
+    :param hidden: seconds until the terminate, whose taker died, comes again.
+    """
+
+    async def play() -> Any:
+        lease = EMBEDDED_LEASE.model_copy(update={"visibility": timedelta(seconds=hidden)})
+        async with World(app(), lease=lease, partitions=1) as hub:
+            first = await hub.join("first", roles=("orchestrator",))
+            await hub.join("works", roles=("activity",))
+            await hub.client.start("once", 600.0, instance_id="one")
+            await hub.clock.sleep(10.0)
+            first.death = Death(point="instance", side=AFTER, count=first.points["after-instance"] + 1)
+            await hub.client.terminate("one", "enough")
+            await first.died.wait()
+            again = await hub.client.restart("one")
+            await hub.join("second", roles=("orchestrator",))
+            await hub.clock.sleep(60.0)
+            states = {}
+            for record in await hub.client.activities("one"):
+                states[same_start(record.instance.execution_id, again.execution_id)] = record.state
+            await hub.client.terminate("one", "enough", wait=True)
+            await hub.ended()
+            return states
+
+    assert simulate(play) == {False: RecordState.CANCELLED, True: RecordState.RUNNING}
+
+
+@pytest.mark.rows("D60", "D63")
+def test_a_cancellation_that_comes_late_does_not_end_attempts_of_the_next_start() -> None:
+    """The partition has another owner by then, and the instance was started again there."""
+
+    async def play() -> Any:
+        async with World(app(), partitions=1) as hub:
+            first = await hub.join("first", roles=("orchestrator",))
+            await hub.clock.sleep(1.0)
+            second = await hub.join("second", roles=("orchestrator",))
+            await hub.join("works", roles=("activity",))
+            await hub.client.start("once", 600.0, instance_id="one")
+            await hub.clock.sleep(10.0)
+            slow = [late(60.0)]
+
+            def plan(call: Call) -> Fault | None:
+                asks = call.kind == "table.query" and hub.client.hub.names.activities in str(call.what)
+                return slow.pop() if asks and slow else None
+
+            first.plan = plan
+            await hub.client.terminate("one", "enough")
+            await hub.wait("one")
+            await hub.clock.sleep(1.0)
+            assert not slow
+            move(first, second)
+            await hub.client.restart("one")
+            await hub.clock.sleep(120.0)
+            return [record.state for record in await hub.client.activities("one")]
+
+    assert sorted(simulate(play)) == [RecordState.CANCELLED, RecordState.RUNNING]
 
 
 @pytest.mark.rows("D60", "D63")
