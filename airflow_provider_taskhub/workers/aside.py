@@ -54,7 +54,7 @@ class Aside:
                 reason=reason,
             )
         if found.stale and live.past:
-            await self._repair(session, live, [held for held, _ in found.stale])
+            await self.repair(session, live, [held for held, _ in found.stale])
         for held in found.cancel:
             judged = await self._cancel_start(session, held)
             if judged.verdict is Verdict.STALE:
@@ -105,7 +105,7 @@ class Aside:
                 await session.reader.keep_aside(held, item)
         return ends
 
-    async def _repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
+    async def repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29).
 
         :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
@@ -126,7 +126,7 @@ class Aside:
         )
         if repaired is not None:
             etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
-            live.stored = replace(live.stored, row_etag=etag)
+            live.stored = replace(live.stored, row_etag=etag, behind=())
             log.info("instance_row_repaired", instance_id=session.instance_id)
         if live.ended is not None:
             for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.history.instances import lags
 from airflow_provider_taskhub.hub.history.load import Loaded, load
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
@@ -159,6 +160,7 @@ class Loader:
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
             blobs=loaded.blobs,
+            behind=loaded.past if lags(row, loaded.past) else (),
             row_etag=row.etag if row else None,
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
@@ -181,7 +183,7 @@ class Loader:
         Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
         """
         consumed = old.consumed()
-        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=consumed, blobs=(), status=None)
+        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=consumed, blobs=(), behind=(), status=None)
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     def _execution(

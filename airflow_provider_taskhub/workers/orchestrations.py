@@ -263,11 +263,14 @@ class Orchestrations:
             await session.reader.keep_aside(held, quarantine.of_held(held, text))
 
     async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
-        live.past = ()
-        if not episode.history:
-            await self._aside.delete(session, batch)  # every event of it was set aside
+        if not episode.history:  # every event of it was set aside, but may tell of a checkpoint that was cut off
+            if live.past:
+                await self._aside.repair(session, live, batch)
+                live.past = ()
+            await self._aside.delete(session, batch)
             self._keep(session, live)
             return
+        live.past = ()
         if episode.switched:  # the rows that name these messages go, and any of them may come again
             live.stored = replace(live.stored, consumed=live.consumed())
         live.absorb(episode.history, switched=episode.switched)

@@ -467,6 +467,8 @@ def test_a_row_that_agrees_or_waits_for_something_new_is_left_alone() -> None:
     assert repair(state(Status.PENDING, "f" * 32), START, done()) is None  # started again by a client
     assert repair(state(Status.PENDING), START, rewound) is None  # rewound: Pending until it ends
     assert repair(state(Status.PENDING), START, rewound, done()) is not None
+    assert repair(state(Status.FAILED), START, rewound) is None  # its client has not come to the row
+    assert repair(state(Status.TERMINATED), START) is None  # before the first checkpoint came
     assert repair(state(Status.RUNNING), OrchestratorStarted(timestamp=NOW)) is None
 
 

@@ -60,6 +60,16 @@ def app() -> App:
         return await ctx.wait_for_external_event("go")
 
     @made.orchestrator
+    async def total(ctx: OrchestrationContext, numbers: list[int]) -> None:
+        ctx.continue_as_new([*numbers, await ctx.wait_for_external_event("add", int)])
+
+    @made.orchestrator
+    async def asks(ctx: OrchestrationContext) -> Any:
+        await ctx.call_activity("work", "at once")
+        ctx.set_custom_status("asks")
+        return await ctx.wait_for_external_event("go")
+
+    @made.orchestrator
     async def generations(ctx: OrchestrationContext, number: int) -> Any:
         if number < 2:
             await ctx.call_activity("work", f"generation {number}")
@@ -278,6 +288,43 @@ def _merges(operation: object, hub: World) -> bool:
         and operation.table == hub.client.hub.names.instances
         and operation.rows[0].verb in (RowVerb.MERGE, RowVerb.UPSERT_MERGE)
     )
+
+
+@pytest.mark.rows("K29")
+@pytest.mark.parametrize(
+    ("orchestrator", "told", "lags", "expected"),
+    [
+        ("waits", "suspend", Status.RUNNING, Status.SUSPENDED),
+        ("total", "event", "[]", "[1]"),
+        ("asks", None, None, '"asks"'),
+    ],
+)
+def test_a_row_that_lags_is_made_good_by_whatever_comes_first(
+    orchestrator: str, told: str | None, lags: Any, expected: Any
+) -> None:
+    """A message that is new, or the answer of an activity that was run again: not the one whose checkpoint was cut."""
+
+    async def seen(hub: World) -> Any:
+        row = await _row(hub, "one")
+        return {"waits": row.status, "total": row.input, "asks": row.custom_status}[orchestrator]
+
+    async def play(hub: World) -> Any:
+        first = await hub.join("first", death=Death(point="instance", count=2))
+        await hub.client.start(orchestrator, [] if orchestrator == "total" else None, instance_id="one")
+        await hub.clock.sleep(2.0)
+        if told == "suspend":
+            await hub.client.suspend("one", "wait")
+        elif told == "event":
+            await hub.client.raise_event("one", "add", 1)
+        await first.died.wait()
+        before = await seen(hub)
+        if told is not None:
+            await hub.client.raise_event("one", "other", 1)
+        await hub.join("second")
+        await hub.clock.sleep(12.0)
+        return before, await seen(hub)
+
+    assert played(play, lease=LONG if told else EMBEDDED_LEASE) == (lags, expected)
 
 
 @pytest.mark.rows("K27", "K36", "K48")

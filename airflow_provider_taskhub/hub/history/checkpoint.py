@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.instances import changed, merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
@@ -53,6 +53,7 @@ class Stored:
     :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
         long after, and no row of this generation tells that their events were taken.
     :param blobs: to which the generation's rows were spilled, as far as the session knows: they go with it.
+    :param behind: events of the history, as loaded, that the instance row does not tell: the first merge does.
     :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
     """
 
@@ -63,6 +64,7 @@ class Stored:
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
+    behind: tuple[HistoryEvent, ...] = ()
     row_etag: str | None = None
     status: Status | None = None
     custom_status: str | None = None
@@ -122,7 +124,12 @@ def build(
     instance: list[Step] = []
     if write_instance:
         merge, merge_blobs = merge_row(
-            episode, names=names, now=now, container_url=container_url, history_blobs=tuple(payloads)
+            episode,
+            names=names,
+            now=now,
+            container_url=container_url,
+            history_blobs=tuple(payloads),
+            behind=stored.behind,
         )
         payloads.extend(merge_blobs)
         instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
@@ -161,7 +168,9 @@ def rest(
 
     :param stored: as before the checkpoint, but for the instance row's ETag.
     """
-    merge, merge_blobs = merge_row(episode, names=names, now=now, container_url=container_url, history_blobs=())
+    merge, merge_blobs = merge_row(
+        episode, names=names, now=now, container_url=container_url, history_blobs=(), behind=stored.behind
+    )
     steps = (
         Step(name="payloads", operations=tuple(merge_blobs)),
         Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),

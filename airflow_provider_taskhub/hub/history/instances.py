@@ -123,10 +123,14 @@ def merge_row(
     now: Timestamp,
     container_url: str,
     history_blobs: Sequence[PutBlob],
+    behind: Sequence[HistoryEvent] = (),
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """What a checkpoint merges into the row: :func:`merged` of the events that it stores."""
+    """What a checkpoint merges into the row: :func:`merged` of the events that it stores.
+
+    :param behind: events of the history that the row does not tell; nothing to a generation after them.
+    """
     return merged(
-        episode.history,
+        episode.history if episode.switched else (*behind, *episode.history),
         instance_id=episode.current.instance_id,
         execution_id=episode.current.execution_id,
         custom_status=episode.custom_status,
@@ -166,14 +170,34 @@ def merged(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
+def _told(event: HistoryEvent) -> Status | None:
+    """The status that an event gives its instance; None: it stays as it is."""
+    match event:
+        case ExecutionStarted() | ExecutionResumed():
+            return Status.RUNNING
+        case ExecutionSuspended():
+            return Status.SUSPENDED
+        case ExecutionTerminated():
+            return Status.TERMINATED
+        case ExecutionCompleted():
+            return event.status
+    return None
+
+
 def _changes(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
+    status = _told(event)
+    if status is None:
+        return {}
+    return {"RuntimeStatus": status.value, **_columns(event, texts, now)}
+
+
+def _columns(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
     match event:
         case ExecutionStarted():
             return {
                 "Name": event.name,
                 "Version": event.version,
                 "CreatedTime": event.timestamp,
-                "RuntimeStatus": Status.RUNNING.value,
                 "Tags": _tags(event.tags),
                 "Generation": event.generation,
                 "ScheduledStartTime": event.scheduled_start_time,
@@ -182,21 +206,9 @@ def _changes(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Pro
         case ExecutionCompleted():
             return _completion(event, texts, now)
         case ExecutionTerminated():
-            return {
-                "RuntimeStatus": Status.TERMINATED.value,
-                "CompletedTime": now,
-                "Output": texts.place(event.input, "Output", _NEVER),
-            }
-        case ExecutionSuspended():
-            return {
-                "RuntimeStatus": Status.SUSPENDED.value,
-                "Output": texts.place(event.reason, "Output", _NEVER),
-            }
-        case ExecutionResumed():
-            return {
-                "RuntimeStatus": Status.RUNNING.value,
-                "Output": texts.place(event.reason, "Output", _NEVER),
-            }
+            return {"CompletedTime": now, "Output": texts.place(event.input, "Output", _NEVER)}
+        case ExecutionSuspended() | ExecutionResumed():
+            return {"Output": texts.place(event.reason, "Output", _NEVER)}
     return {}
 
 
@@ -204,7 +216,6 @@ def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict
     failed = event.failure is not None
     output = event.result if event.failure is None else failure_text(event.failure)
     changes: dict[str, Property | None] = {
-        "RuntimeStatus": event.status.value,
         "CompletedTime": now,
         # "" for none: a merge would keep what a suspension or an earlier failure left there
         "Output": texts.place(output or "", "Output", _NEVER if failed else _COMPLETED_RESULT),
@@ -265,7 +276,7 @@ def repair_row(
     :param custom_status: as a replay of the events sets it; only if ``replayed``.
     :returns: the row, and blobs to write before it.
     """
-    started = next((event for event in events if isinstance(event, ExecutionStarted)), None)
+    started = _started(events)
     if started is None or (row is not None and _is_newer(row, started)):
         return None
     entity, blobs = merged(
@@ -277,8 +288,7 @@ def repair_row(
         now=now,
         container_url=container_url,
     )
-    status = _status(str(entity.properties["RuntimeStatus"]))
-    if row is not None and not _lags(row, started.instance.execution_id, status, events):
+    if row is not None and not lags(row, events):
         same = row.execution_id == started.instance.execution_id and row.custom_status == custom_status
         if not replayed or same or row.status is Status.PENDING:
             return None
@@ -286,6 +296,29 @@ def repair_row(
         return entity, blobs
     kept = {name: value for name, value in entity.properties.items() if name != "CustomStatus"}
     return replace(entity, properties=kept), blobs
+
+
+def _started(events: Sequence[HistoryEvent]) -> ExecutionStarted | None:
+    return next((event for event in events if isinstance(event, ExecutionStarted)), None)
+
+
+def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
+    """Whether a row tells less than its committed history, but for the custom status, which no history holds (K29).
+
+    :param row: as read; None when there is none. :param events: all of the current generation.
+    """
+    started = _started(events)
+    if started is None or row is None:
+        return started is not None
+    if _is_newer(row, started):
+        return False
+    status = [told for event in events if (told := _told(event)) is not None][-1]
+    if row.status is Status.PENDING:
+        rewound = any(isinstance(event, GenericEvent) for event in events)
+        return status.is_final or not rewound
+    if row.status.is_final and not status.is_final and same_start(row.execution_id, started.instance.execution_id):
+        return False  # a rewind is under way, or it was terminated before its first checkpoint came (K41)
+    return row.execution_id != started.instance.execution_id or row.status is not status
 
 
 def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
@@ -296,13 +329,6 @@ def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
     if same_start(row.execution_id, started.instance.execution_id):
         return False
     return row.status is Status.PENDING or (row.status.is_final and started.parent is None)
-
-
-def _lags(row: InstanceState, execution_id: str | None, status: Status, events: Sequence[HistoryEvent]) -> bool:
-    if row.status is Status.PENDING:
-        rewound = any(isinstance(event, GenericEvent) for event in events)
-        return status.is_final or not rewound
-    return row.execution_id != execution_id or row.status is not status
 
 
 def terminate_row(
