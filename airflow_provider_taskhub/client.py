@@ -346,7 +346,9 @@ class Client:
         check_text(reason, "the reason")
         row = await self._existing(instance_id)
         if not row.status.is_final:
-            event = ExecutionTerminated(timestamp=self.hub.clock.utc_now(), input=reason)
+            event = ExecutionTerminated(
+                timestamp=self.hub.clock.utc_now(), input=reason, taskhub_execution_id=row.execution_id
+            )
             await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
         if not wait:
             return row

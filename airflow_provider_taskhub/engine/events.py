@@ -162,9 +162,12 @@ class ExecutionCompleted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
+    """:param taskhub_execution_id: our client says so which start it saw: no later one is to end."""
+
     event_type = EventType.ExecutionTerminated
 
     input: str | None = None
+    taskhub_execution_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,9 @@ class Hub:
 
     async def end(self, instance: OrchestrationInstance, reason: str | None) -> None:
         """Have an instance ended whose row says already that it is, or is gone."""
-        event = ExecutionTerminated(timestamp=self.clock.utc_now(), input=reason)
+        event = ExecutionTerminated(
+            timestamp=self.clock.utc_now(), input=reason, taskhub_execution_id=instance.execution_id
+        )
         await self.send(self.mail(event, instance))
 
     # checkpoints

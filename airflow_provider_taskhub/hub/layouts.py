@@ -95,6 +95,7 @@ BASE = (
 _ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
 _MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
 _ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
+_EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
 
 _NAME = _text("Name", "name", required=True)
 _VERSION = _text("Version", "version")
@@ -138,7 +139,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
     for layout in (
         _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG,)),
         _layout(ev.ExecutionCompleted, *_COMPLETION),
-        _layout(ev.ExecutionTerminated, _INPUT),
+        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID,)),
         _layout(ev.TaskScheduled, _NAME, _VERSION, _INPUT, _TRACE, _TAGS, own=_IDENTIFIED),
         _layout(ev.TaskCompleted, _TASK, _RESULT, own=_IDENTIFIED),
         _layout(ev.TaskFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),

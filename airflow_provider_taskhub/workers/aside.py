@@ -20,7 +20,15 @@ from airflow_provider_taskhub.hub.history.instances import changed, held_row, re
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
-from airflow_provider_taskhub.hub.messages.races import LATE_TURNS, Facts, Judged, Verdict, delay, scheduling_id
+from airflow_provider_taskhub.hub.messages.races import (
+    LATE_TURNS,
+    Facts,
+    Judged,
+    Verdict,
+    delay,
+    is_meant,
+    scheduling_id,
+)
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.cancelling import Cancelling
@@ -146,6 +154,8 @@ class Aside:
             return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
         if row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.STALE, reason=f"the instance is {row.status} and has no history")
+        if not is_meant(event, row.execution_id):
+            return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
         if row.scheduled_start is None and held.envelope.failures < CANCEL_AFTER:
             return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
         entity, blobs = terminate_row(

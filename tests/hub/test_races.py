@@ -155,6 +155,22 @@ def row(named: str | None, **fields: Any) -> Facts:
     return Facts(row_read=True, row_execution_id=named, **fields)
 
 
+@pytest.mark.rows("K36")
+def test_a_terminate_that_says_which_start_it_saw_ends_no_other() -> None:
+    """The row may tell of a start of which the history does not tell yet."""
+    meant = ExecutionTerminated(timestamp=NOW, taskhub_execution_id=GEN0)
+    later_generation = replace(RUNNING, execution_id=next_execution_id(GEN0))
+    for facts in (RUNNING, later_generation):
+        assert verdict(meant, facts) is Verdict.PROCESS
+    other = replace(RUNNING, execution_id=OTHER)
+    assert verdict(meant, other) is Verdict.LOOK
+    assert verdict(meant, replace(other, row_read=True, row_execution_id=OTHER)) is Verdict.STALE
+    assert verdict(meant, replace(other, row_read=True, row_execution_id=GEN0)) is Verdict.PROCESS
+    ended = replace(other, row_read=True, final=True)
+    assert verdict(meant, replace(ended, row_execution_id=OTHER)) is Verdict.STALE
+    assert verdict(meant, replace(ended, row_execution_id=GEN0, row_pending=True)) is Verdict.CANCEL_START
+
+
 @pytest.mark.rows("K36", "K41", "K57")
 @pytest.mark.parametrize(
     ("ended", "expected", "terminated"),

@@ -27,7 +27,7 @@ from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.workers.runner import log_name
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import Death, Effects, World, simulate
+from tests.simulation.world import AFTER, Death, Effects, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
@@ -409,6 +409,33 @@ def test_a_terminate_that_comes_again_does_not_end_the_start_after_it() -> None:
             await world.join("second")
             await world.client.restart("one")
             await world.settle()
+            await world.client.raise_event("one", "go", 1)
+            await world.wait("one")
+            return ended, (await world.ended()).states["one"][:2]
+
+    assert simulate(drive) == (Status.TERMINATED, ("Completed", "1"))
+
+
+@pytest.mark.rows("K36", "K41", "K46")
+@pytest.mark.parametrize("seconds", [0, 60], ids=["it runs", "it is scheduled too"])
+def test_a_terminate_of_a_scheduled_start_that_comes_again_does_not_end_the_next(seconds: int) -> None:
+    """There was no history to remember it in. :param seconds: until the next start."""
+
+    async def drive() -> Any:
+        async with World(app_of(Effects()), lease=LONG) as world:
+            first = await world.join("first")
+            await world.client.start("chain", 1, instance_id="one", start_at=START + timedelta(hours=1))
+            await world.clock.sleep(2.0)
+            first.death = Death(point="instance", side=AFTER, count=first.points["after-instance"] + 1)
+            await world.client.terminate("one", "enough")
+            await first.died.wait()
+            ended = await status(world)
+            due = START + timedelta(seconds=seconds) if seconds else None
+            await world.client.start(
+                "listener", False, instance_id="one", policy=StartPolicy.REPLACE_FINISHED, start_at=due
+            )
+            await world.join("second")
+            await world.clock.sleep(90.0)
             await world.client.raise_event("one", "go", 1)
             await world.wait("one")
             return ended, (await world.ended()).states["one"][:2]

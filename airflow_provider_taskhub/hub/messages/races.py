@@ -200,6 +200,11 @@ def _early(due: Timestamp | None, now: Timestamp) -> Judged | None:
 
 
 def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timestamp) -> Judged:
+    if isinstance(event, ExecutionTerminated) and facts.execution_id is not None:
+        if not is_meant(event, facts.execution_id) and not facts.row_read:
+            return Judged(verdict=Verdict.LOOK)
+        if not is_meant(event, facts.execution_id) and not is_meant(event, facts.row_execution_id):
+            return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
     if facts.execution_id is not None and not facts.final:
         return PROCESS
     if not facts.row_read and not (facts.execution_id is None and isinstance(event, ExecutionTerminated)):
@@ -215,6 +220,12 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
     if isinstance(event, EventRaised) and _is_newer(inserted, facts):  # a child's start has no row that tells of it
         return Judged(verdict=Verdict.LATE, reason="its instance has ended")
     return Judged(verdict=Verdict.STALE, reason="its instance has ended")
+
+
+def is_meant(terminate: ExecutionTerminated, execution_id: str | None) -> bool:
+    """Whether a terminate is to end this start: of another client it ends whichever it meets."""
+    meant = terminate.taskhub_execution_id
+    return meant is None or same_start(meant, execution_id)
 
 
 def _is_started_again(facts: Facts) -> bool:
