@@ -125,8 +125,7 @@ class AzureStore(Paged):
             case UpdateMessage():
                 return await self._update(operation)
             case DeleteMessage():
-                await self._messages.delete(operation)
-                return None
+                return await self._messages.delete(operation)
             case Transact():
                 etags = await self._rows.transact(operation)
                 if operation.news:

@@ -207,7 +207,7 @@ class UpdateMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteMessage:
-    """Delete a claimed message. Result: None.
+    """Delete a claimed message. Result: its id; None, when there was nothing to delete (``quiet``).
 
     :raises Conflict: when the receipt is stale (redelivered to somebody). :raises NotFound: when it is gone.
     :param quiet: a stale receipt or a missing message is no error: whoever has it now will find it processed.

@@ -333,7 +333,7 @@ def perform(change: Change, operation: Operation, earlier: Results) -> Result:
         case PutMessage():
             return queues.put(change, named(operation, earlier))
         case DeleteMessage():
-            queues.delete(change, operation)
+            return queues.delete(change, operation)
         case UpdateMessage():
             return queues.update(change, operation)
         case PutBlob():

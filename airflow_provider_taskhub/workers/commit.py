@@ -42,10 +42,13 @@ class Aborted(StorageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """:param claimed: messages that the commit put and claimed, to be handed over."""
+    """:param claimed: messages that the commit put and claimed, to be handed over.
+    :param deleted: those of the batch that are known to be deleted.
+    """
 
     stored: Stored
     claimed: tuple[Held, ...] = ()
+    deleted: tuple[Held, ...] = ()
 
 
 def was_ended(row: InstanceState | None, stored: Stored) -> bool:
@@ -117,7 +120,7 @@ class Committer:
             try:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
-                return whole(self._done(plan, episode, stored, mail, results, sent))
+                return whole(self._done(plan, episode, stored, mail, batch, results, sent))
             except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
                 done = error.results if isinstance(error, StorageError) else ()
                 if len(done) > plan.outbound:
@@ -162,7 +165,14 @@ class Committer:
                 log.info("claimed_put_left", queue=held.queue, message_id=held.message_id, error=str(error))
 
     def _done(
-        self, plan: Plan, episode: Episode, stored: Stored, mail: Sequence[Letter], results: Results, sent: float
+        self,
+        plan: Plan,
+        episode: Episode,
+        stored: Stored,
+        mail: Sequence[Letter],
+        batch: Sequence[Held],
+        results: Results,
+        sent: float,
     ) -> Done:
         etags = results[plan.history][0]
         assert isinstance(etags, tuple)
@@ -180,7 +190,11 @@ class Committer:
             row_etag=row_etag,
             now=self._hub.clock.monotonic(),
         )
-        return Done(stored=after, claimed=tuple(claimed(mail, results[plan.outbound], sent=sent)))
+        return Done(
+            stored=after,
+            claimed=tuple(claimed(mail, results[plan.outbound], sent=sent)),
+            deleted=tuple(held for held, done in zip(batch, results[-1], strict=False) if done is not None),
+        )
 
     async def _finish(
         self,

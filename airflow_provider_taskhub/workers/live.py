@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -61,6 +61,7 @@ class Live:
     :ivar open_tasks: names of the activities that are not answered, by their action's number.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar next_starts: by their parents, the first starts that wait for this one's end.
+    :ivar forgetful: more was taken across generations than is remembered.
     :ivar stuck: it is in quarantine: none of its code may run.
     :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
     """
@@ -76,6 +77,7 @@ class Live:
     next_starts: dict[str, Waiting] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
+    forgetful: bool = False
     stuck: bool = False
     ending: ExecutionTerminated | None = None
 
@@ -113,6 +115,16 @@ class Live:
     def consumed(self) -> tuple[str, ...]:
         """Identities of messages that would be taken again when the rows that name them are gone, the oldest first."""
         return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
+
+    def forget(self, deleted: Iterable[Held]) -> None:
+        """Of messages that are deleted later generations need not know, but for actions: those may be sent twice."""
+        gone = {
+            held.identity for held in deleted if held.identity == held.message_id or not _outlives(held.message.event)
+        }
+        self.seen.update((known, False) for known in gone if known in self.seen)
+        if self.stored.consumed:
+            kept = tuple(known for known in self.stored.consumed if known not in gone)
+            self.stored = replace(self.stored, consumed=kept)
 
     def facts(self) -> Facts:
         final = self.ended is not None

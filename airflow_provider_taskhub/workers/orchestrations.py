@@ -32,6 +32,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.history.load import Loaded
+from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
@@ -273,6 +274,9 @@ class Orchestrations:
         live.past = ()
         if episode.switched:  # the rows that name these messages go, and any of them may come again
             live.stored = replace(live.stored, consumed=live.consumed())
+            if len(live.stored.consumed) + len(batch) > MAX_CONSUMED and not live.forgetful:
+                live.forgetful = True
+                log.info("oldest_events_forgotten", instance_id=session.instance_id, remembered=MAX_CONSUMED)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live)
@@ -282,6 +286,7 @@ class Orchestrations:
                 episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
             )
         live.remember(done.stored)
+        live.forget(done.deleted)
         if not cancels:
             session.reader.release(batch)
         self._adopt(done.claimed)

@@ -37,8 +37,10 @@ async def update(store: Store, queue: str, receipt: Receipt, visibility: timedel
     return renewed
 
 
-async def delete(store: Store, queue: str, receipt: Receipt, *, quiet: bool = False) -> None:
-    assert await store.execute(DeleteMessage(queue=queue, message=receipt, quiet=quiet)) is None
+async def delete(store: Store, queue: str, receipt: Receipt, *, quiet: bool = False) -> bool:
+    deleted = await store.execute(DeleteMessage(queue=queue, message=receipt, quiet=quiet))
+    assert deleted in (receipt.message_id, None)
+    return deleted is not None
 
 
 async def receive_one(store: Store, queue: str, visibility: timedelta = LONG) -> Message:
@@ -171,19 +173,20 @@ async def test_update_without_text_keeps_it(store: Store, queue: str) -> None:
 
 async def test_delete_of_a_missing_message(store: Store, queue: str) -> None:
     receipt = await put(store, queue)
-    await delete(store, queue, receipt)
+    assert await delete(store, queue, receipt) is True
     with pytest.raises(NotFound):
         await delete(store, queue, receipt)
     with pytest.raises(NotFound):
         await update(store, queue, receipt, LONG)
-    await delete(store, queue, receipt, quiet=True)
+    assert await delete(store, queue, receipt, quiet=True) is False
 
 
 async def test_a_quiet_delete_with_a_stale_receipt_leaves_the_message(store: Store, queue: str) -> None:
     receipt = await put(store, queue)
-    await receive_one(store, queue)
-    await delete(store, queue, receipt, quiet=True)
+    message = await receive_one(store, queue)
+    assert await delete(store, queue, receipt, quiet=True) is False
     assert await store.count(queue) == 1
+    assert await delete(store, queue, message.receipt, quiet=True) is True
 
 
 async def test_a_holder_is_asked_when_the_operation_is_carried_out(store: Store, queue: str) -> None:

@@ -92,7 +92,7 @@ async def test_all_steps_are_carried_out(store: Store, place: Place) -> None:
     assert isinstance(results[1][1], Receipt)
     assert results[4] == ((entity.etag,),)
     assert results[3] != results[4]
-    assert results[5] == (None,)
+    assert results[5] == (claimed.message_id,)
     assert await place.texts() == ["a", "b"]
     assert await store.count(name) == 2
 

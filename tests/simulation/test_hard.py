@@ -23,10 +23,13 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import generation_of
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.history import checkpoint, records
 from airflow_provider_taskhub.hub.history.load import load
+from airflow_provider_taskhub.hub.messages import sessions
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowVerb, Transact
+from airflow_provider_taskhub.workers import orchestrations
 from tests.simulation.lives import move
 from tests.simulation.world import AFTER, Death, Machine, World, simulate
 
@@ -76,6 +79,14 @@ def app() -> App:
             ctx.continue_as_new(number + 1)
             return None
         return await ctx.wait_for_external_event("go")
+
+    @made.orchestrator
+    async def collects(ctx: OrchestrationContext, found: list[int]) -> list[int]:
+        """Goes on with each event, until a negative one."""
+        number = await ctx.wait_for_external_event("add", int)
+        if number >= 0:
+            ctx.continue_as_new([*found, number])
+        return found
 
     @made.orchestrator
     async def widens(ctx: OrchestrationContext, number: int) -> int:
@@ -405,6 +416,52 @@ def test_an_event_sent_by_the_id_of_the_generation_before_goes_to_the_current_on
 
 async def _row(hub: World, instance_id: str) -> Any:
     return await hub.client.get(instance_id)
+
+
+@pytest.mark.rows("K26", "K27")
+def test_an_event_is_known_again_however_many_came_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a sentinel remembered 20 messages: what is deleted need not be remembered."""
+    for module in (checkpoint, records, orchestrations):
+        monkeypatch.setattr(module, "MAX_CONSUMED", 20)
+    monkeypatch.setattr(sessions, "MAX_BATCH", 10)
+
+    async def play(hub: World) -> Any:
+        first = await hub.join("first", death=Death(point="delete", count=2))
+        await hub.client.start("collects", [], instance_id="one")
+        await hub.clock.sleep(2.0)
+        for number in range(15):
+            await hub.client.raise_event("one", "add", number)
+        await first.died.wait()
+        await hub.join("second")
+        for number in range(15, 90):
+            await hub.client.raise_event("one", "add", number)
+        await hub.settle()
+        await hub.client.raise_event("one", "add", -1)
+        output = (await hub.wait("one")).output
+        await hub.ended()
+        assert not hub.said("oldest_events_forgotten")
+        return json.loads(output or "")
+
+    assert sorted(played(play, lease=LONG)) == list(range(90))
+
+
+def test_what_actions_sent_is_known_again_up_to_a_bound_and_so_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that died sends them again, under other message ids, however long after they were deleted."""
+    for module in (checkpoint, records, orchestrations):
+        monkeypatch.setattr(module, "MAX_CONSUMED", 20)
+
+    async def play(hub: World) -> Any:
+        await hub.join("only")
+        await hub.client.start("collects", [], instance_id="one")
+        for number in (*range(25), 24, 10, 0, -1):
+            action, to = str(uuid5(NAMESPACE_OID, str(number))), OrchestrationInstance(instance_id="one")
+            await hub.client.hub.send(hub.client.hub.mail(raised(hub, "add", number), to, action_id=action))
+            await hub.settle()
+        output = (await hub.wait("one")).output
+        await hub.ended()
+        return json.loads(output or ""), len(hub.said("oldest_events_forgotten"))
+
+    assert played(play) == ([*range(25), 0], 1)
 
 
 @pytest.mark.rows("K36")

@@ -31,7 +31,8 @@ SENTINEL = "sentinel"
 INPUT_BYTES = 1024
 """UTF-8 bytes up to which a scheduling event keeps its input in the history, for the monitors (DESIGN §4)."""
 MAX_CONSUMED = 800
-"""Message ids that one commit can remember: a String property holds 32,768 characters."""
+"""Message ids that one commit can remember: a String property holds 32,768 characters. Those that are deleted need not
+be, but for actions', which may be sent twice."""
 
 _RENAMED = {"Timestamp": "_Timestamp"}
 """Columns that are not called as their member is: a row has a Timestamp of its own."""

@@ -52,20 +52,21 @@ def update(change: Change, operation: UpdateMessage) -> Receipt:
     return _receipt(change.identity, number, receipt, visible)
 
 
-def delete(change: Change, operation: DeleteMessage) -> None:
+def delete(change: Change, operation: DeleteMessage) -> str | None:
     held = operation.message if isinstance(operation.message, Receipt) else operation.message.receipt
     deleted = change.connection.execute(
         "DELETE FROM messages WHERE number = ? AND receipt = ? AND queue = (SELECT id FROM queues WHERE name = ?)",
         (_number(change.identity, held.message_id), held.pop_receipt, operation.queue),
     )
     if deleted.rowcount:
-        return
+        return held.message_id
     try:
         _claimed(change, operation.queue, operation.message)
     except (Conflict, NotFound):
         identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
         if not operation.quiet:
             raise
+    return None
 
 
 def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:

@@ -128,7 +128,7 @@ class Messages:
             next_visible=_time(answer.headers.get("x-ms-time-next-visible")),
         )
 
-    async def delete(self, operation: DeleteMessage) -> None:
+    async def delete(self, operation: DeleteMessage) -> str | None:
         receipt = receipt_of(operation.message)
         request = Request(
             kind="queue.delete",
@@ -144,9 +144,10 @@ class Messages:
         except Conflict:
             if not operation.quiet:
                 raise
-            return
+            return None
         if answer.status == 404 and answer.code != "MessageNotFound":
             raise refusal(what=request.what, status=404, code=answer.code)
+        return None if answer.status == 404 else receipt.message_id
 
 
 def _visibility(value: timedelta) -> tuple[str, str]:
