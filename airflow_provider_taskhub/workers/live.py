@@ -16,6 +16,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
+    ParentInstance,
     Status,
     SubOrchestrationInstanceCreated,
     TaskCompleted,
@@ -71,6 +72,7 @@ class Live:
     execution_id: str | None
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    parent: ParentInstance | None = None
     scheduled: set[int] = field(default_factory=set)
     open_tasks: dict[int, str] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Live:
                 case TaskCompleted() | TaskFailed():
                     self.open_tasks.pop(event.task_scheduled_id, None)
                 case ExecutionStarted():
-                    self.name, self.tags = event.name, dict(event.tags or {})
+                    self.name, self.tags, self.parent = event.name, dict(event.tags or {}), event.parent
                 case ExecutionCompleted():
                     self.ended = event.status
 
@@ -128,7 +130,13 @@ class Live:
 
     def facts(self) -> Facts:
         final = self.ended is not None
-        return Facts(execution_id=self.execution_id, scheduled=self.scheduled, final=final, seen=self.seen.keys())
+        return Facts(
+            execution_id=self.execution_id,
+            scheduled=self.scheduled,
+            final=final,
+            parent=self.parent,
+            seen=self.seen.keys(),
+        )
 
 
 class Loader:

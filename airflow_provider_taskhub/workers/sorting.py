@@ -91,7 +91,8 @@ class Sorter:
                         found.held = found.facts.row_held
                         found.process += found.hold
                         found.hold = []
-                        found.facts = Facts(execution_id=started, seen=found.facts.seen)
+                        since = held.message.event.parent
+                        found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen)
                         waiting = {}
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
@@ -175,4 +176,5 @@ def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
         inserted=held.inserted,
         facts=facts,
         now=Timestamp(held.receipt.next_visible.ticks - hidden),
+        deliveries=held.deliveries,
     )

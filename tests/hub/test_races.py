@@ -41,8 +41,17 @@ def verdict(
     execution_id: str | None = GEN0,
     message_id: str = "m",
     inserted: Timestamp = NOW,
+    deliveries: int = 1,
 ) -> Verdict:
-    judged = judge(event, execution_id=execution_id, message_id=message_id, inserted=inserted, facts=facts, now=NOW)
+    judged = judge(
+        event,
+        execution_id=execution_id,
+        message_id=message_id,
+        inserted=inserted,
+        facts=facts,
+        now=NOW,
+        deliveries=deliveries,
+    )
     if judged.verdict not in (Verdict.PROCESS, Verdict.LOOK, Verdict.CANCEL_START):
         assert judged.reason, "whatever is not processed says why"
     return judged.verdict
@@ -241,6 +250,29 @@ def test_a_child_needs_no_row_but_an_id_that_is_free() -> None:
     assert verdict(child, Facts()) is Verdict.PROCESS
     assert verdict(child, RUNNING) is Verdict.WAIT
     assert verdict(child, DONE) is Verdict.PROCESS
+
+
+@pytest.mark.rows("K27", "K36")
+def test_a_child_is_not_run_again_for_a_generation_of_its_parent_that_is_over() -> None:
+    """Unless nobody can have begun it: its parent may not have waited for it."""
+
+    def asked(execution_id: str, number: int = 0, parent: str = "p") -> ParentInstance:
+        instance = OrchestrationInstance(instance_id=parent, execution_id=execution_id)
+        return replace(PARENT, instance=instance, task_schedule_id=number)
+
+    def again(parent: ParentInstance, facts: Facts, deliveries: int = 2) -> Verdict:
+        event = start(OTHER, parent=parent)
+        return verdict(event, facts, execution_id=OTHER, deliveries=deliveries)
+
+    for facts, otherwise in ((RUNNING, Verdict.WAIT), (DONE, Verdict.PROCESS)):
+        since = replace(facts, parent=asked(GEN1, 5))
+        assert again(asked(GEN0, 9), since) is Verdict.STALE
+        assert again(asked(GEN0, 9), since, deliveries=1) is otherwise
+        assert again(asked(GEN1, 4), since) is otherwise, "a parent may wait for both"
+        assert again(asked(GEN2), since) is otherwise
+        assert again(asked(GEN0, parent="q"), since) is otherwise
+        assert again(asked("c" * 32), since) is otherwise, "of another start, or of .NET: who knows"
+        assert again(asked(GEN0), facts) is otherwise, "a client's"
 
 
 @pytest.mark.rows("K35")

@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.history import checkpoint, records
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.messages import sessions
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowVerb, Transact
@@ -132,6 +133,16 @@ def app() -> App:
     @made.orchestrator
     async def parent(ctx: OrchestrationContext, child: str) -> Any:
         return await ctx.call_sub_orchestrator(child, 0 if child == "generations" else None, instance_id="child")
+
+    @made.orchestrator
+    async def rounds(ctx: OrchestrationContext, number: int) -> Any:
+        """Each generation's child has the same id, and one episode."""
+        child = ctx.call_sub_orchestrator("waits", instance_id="child")
+        ctx.send_event("child", "go", number)
+        heard = await child
+        if number < 3:
+            ctx.continue_as_new(number + 1)
+        return heard
 
     @made.orchestrator
     async def early(ctx: OrchestrationContext, pause: float) -> list[Any]:
@@ -363,6 +374,27 @@ def test_a_duplicate_child_start_after_the_child_continued_as_new_starts_nothing
     output, aside = played(play)
     assert output == "7"
     assert [entry["reason"] for entry in aside] == ["already in the history"]
+
+
+@pytest.mark.rows("K27", "K36")
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_child_that_had_answered_is_not_run_again_over_a_later_run(run: int) -> None:
+    """Its start comes again, since its worker died in front of its history, and its parent has gone on meanwhile."""
+
+    async def play(hub: World) -> Any:
+        machines = [await hub.join("first"), await hub.join("second")]
+        await hub.clock.sleep(60.0)
+        asker = next(name for name in map(str, range(99)) if partition_of(name, 2) != partition_of("child", 2))
+        (its,) = [one for one in machines if one.owner.tenures[0].partition == partition_of("child", 2)]
+        its.death = Death(point="outbound", side=AFTER, count=run)
+        await hub.client.start("rounds", 0, instance_id=asker)
+        assert (await hub.wait(asker)).output == "3"
+        assert its.dead
+        ended = await hub.ended()
+        aside = [one for one in hub.said("message_set_aside") if one["event_type"] == "ExecutionStarted"]
+        return ended.states["child"][1], [one["reason"] for one in aside]
+
+    assert played(play, lease=LONG) == ("3", ["a later generation of its parent has started it again"])
 
 
 @pytest.mark.rows("K57")

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionSuspended,
     ExecutionTerminated,
     HistoryEvent,
+    ParentInstance,
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceFailed,
     TaskCompleted,
@@ -54,7 +55,7 @@ class Facts:
     :param execution_id: of the sentinel; None when there is no history.
     :param checkpointed: the storage service's time of the sentinel's last change; None: not read, or no sentinel.
     :param scheduled: event ids of the scheduling events in the history.
-    :param final: the history ends in a completion.
+    :param final: the history ends in a completion. :param parent: who has started what is in it.
     :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
@@ -66,6 +67,7 @@ class Facts:
     checkpointed: Timestamp | None = None
     scheduled: Set[int] = frozenset()
     final: bool = False
+    parent: ParentInstance | None = None
     seen: Set[str] = frozenset()
     row_read: bool = False
     row_execution_id: str | None = None
@@ -107,27 +109,31 @@ def judge(
     inserted: Timestamp,
     facts: Facts,
     now: Timestamp,
+    deliveries: int = 1,
 ) -> Judged:
     """What to do with a message.
 
     :param execution_id: the generation that the message is addressed to; None: whatever is current.
     :param message_id: by what a redelivery is known (``Held.identity``).
     :param now: the storage service's time, or one shortly before.
+    :param deliveries: how often somebody has begun to process it, or may have; this time included.
     """
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
     if isinstance(event, ExecutionStarted):
-        return _start(event, facts, now)
+        return _start(event, facts, now, deliveries)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, inserted, facts)
     return _control(event, inserted, facts, now)
 
 
-def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
+def _start(event: ExecutionStarted, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
     wanted = event.instance.execution_id or ""
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
     if event.parent is not None:
+        if deliveries > 1 and facts.parent is not None and _has_gone_on(event.parent, facts.parent):
+            return Judged(verdict=Verdict.STALE, reason="a later generation of its parent has started it again")
         if facts.execution_id is not None and not facts.final:
             return Judged(verdict=Verdict.WAIT, reason="another instance of this id is running")
         return PROCESS
@@ -147,6 +153,16 @@ def _start(event: ExecutionStarted, facts: Facts, now: Timestamp) -> Judged:
     if facts.row_terminated:
         return Judged(verdict=Verdict.STALE, reason="terminated before it started")
     return PROCESS
+
+
+def _has_gone_on(parent: ParentInstance, since: ParentInstance) -> bool:
+    """Whether an earlier generation of the same parent asked: its child has answered it, or nobody waits for that.
+
+    Within one generation a parent may wait for both.
+    """
+    one, other = parent.instance, since.instance
+    same = one.instance_id == other.instance_id and same_start(one.execution_id, other.execution_id)
+    return same and generation_of(one.execution_id or "") < generation_of(other.execution_id or "")
 
 
 def _response(event: HistoryEvent, execution_id: str | None, inserted: Timestamp, facts: Facts) -> Judged:
