@@ -359,7 +359,7 @@ class Client:
     async def suspend(self, instance_id: str, reason: str = "") -> InstanceState:
         """Hold an instance: what it has asked for goes on, but it decides nothing before :meth:`resume` (K46).
 
-        One that has not begun yet is held as soon as it has; one with a scheduled start decides nothing at all.
+        One that has not begun yet is held in its first turn: what it decides there waits too, unless that is its end.
 
         :param reason: becomes the instance's output until it ends, as in DurableTask.
         :raises InstanceNotFound: when there is no such instance.

@@ -210,13 +210,24 @@ class ActivityRecord:
     failure: FailureDetails | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """The newest suspension or resume that came before a scheduled start.
+
+    :param order: of its message, as ``Held.order``. :param suspended: the reason of a suspension; None: a resume.
+    """
+
+    order: tuple[Timestamp, int]
+    suspended: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
     """An instance as its row says it (spec §2.5); large values already fetched when asked for.
 
     :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
-    :param held: why it is to be held as soon as it begins, of a scheduled one that was suspended (K41); else None.
+    :param steered: what a scheduled one was told before its start (K41); None: nothing.
     :param etag: of the row.
     """
 
@@ -235,7 +246,7 @@ class InstanceState:
     generation: int | None = None
     tags: Mapping[str, str] | None = None
     failure: FailureDetails | None = None
-    held: str | None = None
+    steered: Steered | None = None
     etag: str = ""
 
 

@@ -7,6 +7,7 @@ its rows is rewritten, and from then on the row says Failed, or Pending with not
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.endings import response
@@ -34,6 +35,8 @@ from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, T
 TRIES = 5
 CHECKPOINT = 3.0
 """Seconds after which the checkpoint of a child that has answered is expected to stand."""
+Going = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
+"""A parent, and what created a child of it."""
 
 
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
@@ -42,18 +45,32 @@ async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
     :raises InstanceNotFound: when there is none. :raises InputError: when it has not failed, or was started anew since.
     :raises Conflict: when others keep changing it.
     """
+    going = await _rewind(hub, instance_id, reason)
+    if going:
+        await hub.clock.sleep(CHECKPOINT)
+    for parent, created in going:
+        child = await _child(hub, created, parent)
+        if child is not None and child.status.is_final:
+            await _answer_again(hub, child.instance_id)
+
+
+async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[Going]:
+    """:returns: children, of it and of those that are rewound with it, that run.
+
+    One of them may have put its answer before its parent's history was rewritten, for nobody, and its own row says that
+    it has ended only after that.
+    """
     last: Conflict | None = None
     for _ in range(TRIES):
         try:
-            await _once(hub, instance_id, reason)
-            return
+            return await _once(hub, instance_id, reason)
         except Conflict as error:  # a purge, a restart or another rewind came between: look again
             last = error
     assert last is not None
     raise last
 
 
-async def _once(hub: Hub, instance_id: str, reason: str) -> None:
+async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
     row = await hub.instance(instance_id)
     if row is None:
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
@@ -79,12 +96,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> None:
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason)
         await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
-    if going:
-        await hub.clock.sleep(CHECKPOINT)
-    for created in going:
-        child = await _child(hub, created, target)
-        if child is not None and child.status.is_final:
-            await _answer_again(hub, child.instance_id)
+    return going
 
 
 def _asks_again(rewinding: Rewinding) -> bool:
@@ -154,33 +166,27 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
 
 async def _children(
     hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str
-) -> tuple[bool, list[SubOrchestrationInstanceCreated]]:
+) -> tuple[bool, list[Going]]:
     """Children that failed are rewound; of those that ended while nobody listened the answer is put again.
 
-    :returns: whether one was rewound: its end wakes the parent; and those that run. One of them may have put its answer
-        before the parent's history was rewritten, for nobody, and its own row says that it has ended only after that.
+    :returns: whether one was rewound: its end wakes the parent; and those that run.
     """
-    waits, going = False, []
+    waits = False
+    going: list[Going] = []
     for created in rules.open_children(past):
         child = await _child(hub, created, parent)
         if child is None:
             continue
-        if child.status in (Status.FAILED, Status.PENDING) and await _rewound(hub, child.instance_id, reason):
-            waits = True
-        elif child.status is not Status.FAILED and child.status.is_final:
+        if child.status in (Status.FAILED, Status.PENDING):
+            with suppress(InputError):  # it has only just been started, or goes on by itself
+                going += await _rewind(hub, child.instance_id, reason)
+                waits = True
+                continue
+        elif child.status.is_final:
             await _answer_again(hub, child.instance_id)
-        else:
-            going.append(created)
+            continue
+        going.append((parent, created))
     return waits, going
-
-
-async def _rewound(hub: Hub, instance_id: str, reason: str) -> bool:
-    """Rewind a child, also one whose rewind was cut off between its row and its message."""
-    try:
-        await rewind(hub, instance_id, reason)
-    except InputError:  # it has only just been started, or goes on by itself
-        return False
-    return True
 
 
 async def _answer_again(hub: Hub, instance_id: str) -> None:

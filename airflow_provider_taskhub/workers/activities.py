@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 QUICK = 1.0
 """Seconds: a result without a record that took longer to find is put into a message at once, whoever waits for it."""
+SOON = timedelta(seconds=1)
 LONG_WAIT = timedelta(minutes=1)
 """After this time in its queue a work item is not begun before a look at its instance."""
 FORGOTTEN = timedelta(minutes=10)
@@ -189,7 +190,9 @@ class Activities:
             return True
         if fate is Fate.NOTHING:
             if self._waited(held) < FORGOTTEN:  # who makes its first checkpoint good puts another one
-                await self.reader.give_back([held], delay=LONG_WAIT, begun=False)
+                await self.reader.give_back(
+                    [held], delay=min(LONG_WAIT, max(SOON, self._waited(held) / 4)), begun=False
+                )
             else:
                 await self._responses.drop_purged(held)
             return True

@@ -16,7 +16,7 @@ import structlog
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.errors import UnknownOrchestrator
 from airflow_provider_taskhub.hub.history.checkpoint import completion
-from airflow_provider_taskhub.hub.history.instances import changed, held_row, repair_row, terminate_row
+from airflow_provider_taskhub.hub.history.instances import changed, repair_row, steered_row, terminate_row
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
@@ -69,8 +69,8 @@ class Aside:
                 found.stale.append((held, judged.reason))
             else:
                 found.later.append((held, judged))
-        for held in found.hold:
-            if await self._hold(session, held):
+        for held in found.steer:
+            if await self._steer(session, held):
                 found.stale.append((held, "its row says it until it starts"))
             else:
                 found.later.append((held, Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")))
@@ -136,6 +136,7 @@ class Aside:
             etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
             live.stored = replace(live.stored, row_etag=etag, behind=())
             log.info("instance_row_repaired", instance_id=session.instance_id)
+        live.past = ()
         if live.ended is not None:
             for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
                 await hub.store.execute(hint)
@@ -168,7 +169,7 @@ class Aside:
         await self._merge(session, entity, blobs, etag=row.etag)
         return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
 
-    async def _hold(self, session: Session[Live], held: Held) -> bool:
+    async def _steer(self, session: Session[Live], held: Held) -> bool:
         """Suspend or resume an instance before its scheduled start: its row says it, for whichever comes first would be
         a matter of luck when the time comes (K41, K46)."""
         hub, event = self._hub, held.message.event
@@ -176,7 +177,9 @@ class Aside:
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         if row is None or row.status is not Status.PENDING:
             return False
-        entity = held_row(event, instance_id=session.instance_id, now=hub.clock.utc_now())
+        if row.steered is not None and held.order <= row.steered.order:
+            return True  # it comes again, or was overtaken
+        entity = steered_row(event, instance_id=session.instance_id, order=held.order, now=hub.clock.utc_now())
         if entity is not None:
             await self._merge(session, entity, (), etag=row.etag)
         return entity is not None

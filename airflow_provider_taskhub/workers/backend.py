@@ -272,7 +272,7 @@ class Backend:
         reader.stopping = True
         left = self.sessions.close(reader)
         self._end(tenure.queue)
-        task = asyncio.create_task(reader.give_back(left))  # safe without the lease: receipts decide
+        task = asyncio.create_task(reader.give_back(left, begun=False))  # safe without the lease: receipts decide
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -280,7 +280,7 @@ class Backend:
         """Finish the episodes under way, make everything else visible at once, then let the lease go (K58)."""
         await reader.stop()
         left = self.sessions.close(reader)
-        await reader.give_back(left)
+        await reader.give_back(left, begun=False)
         try:
             async with asyncio.timeout(PARTITION_DRAIN):
                 await self.sessions.settled(reader)

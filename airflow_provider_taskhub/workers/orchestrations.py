@@ -149,7 +149,7 @@ class Orchestrations:
             else:
                 self._sessions.keep(session, None)
             return
-        await self._run(session, live, found.process, held=found.held)
+        await self._run(session, live, found.process, suspended=found.suspended)
 
     async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
         """What a batch is judged by, once a switch that was cut off is whole.
@@ -183,12 +183,12 @@ class Orchestrations:
                 await self._refused(session, batch, error, judged=False)
                 raise Aborted("no store takes what its generation switch came to") from error
 
-    async def _run(self, session: Session[Live], live: Live, batch: list[Held], *, held: str | None) -> None:
-        """:param held: why an instance that begins is held at once."""
+    async def _run(self, session: Session[Live], live: Live, batch: list[Held], *, suspended: str | None) -> None:
+        """:param suspended: why an instance that begins is suspended at once."""
         hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
-        if held is not None:
-            events.insert(1, ExecutionSuspended(timestamp=now, reason=held))
+        if suspended is not None:
+            events.insert(1, ExecutionSuspended(timestamp=now, reason=suspended))
         past: tuple[HistoryEvent, ...] = ()
         traced = tracing.on()
         if traced:

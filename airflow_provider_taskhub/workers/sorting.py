@@ -10,13 +10,14 @@ from dataclasses import field, replace
 from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
+from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, Judged, Verdict, delay, judge
+from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Verdict, judge
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted
@@ -27,6 +28,8 @@ LOOK_PAUSE = 0.1
 """A start whose row is not there is looked for again for a second (DESIGN §6)."""
 BEHIND = timedelta(milliseconds=100)
 """By so much an event comes back after the start that it waits for."""
+BEHIND_AT_MOST = timedelta(minutes=2)
+"""What has waited so long for a start goes to the run that is there: that may wait for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Sorted:
     """A batch, judged.
 
     :param facts: what the last of it was judged by.
-    :param held: why the instance that starts with it is held at once; None: it is not.
+    :param suspended: why the instance that starts with it is suspended at once; None: it is not.
     """
 
     facts: Facts
@@ -42,8 +45,8 @@ class Sorted:
     stale: list[tuple[Held, str]] = field(default_factory=list)
     later: list[tuple[Held, Judged]] = field(default_factory=list)
     cancel: list[Held] = field(default_factory=list)
-    hold: list[Held] = field(default_factory=list)
-    held: str | None = None
+    steer: list[Held] = field(default_factory=list)
+    suspended: str | None = None
 
 
 async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | None:
@@ -81,16 +84,14 @@ class Sorter:
                 found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
                 judged = _judged(held, found.facts, hidden)
             match judged.verdict:
-                case Verdict.PROCESS if (wait := self._behind_start(held, waiting)) is not None:
+                case Verdict.PROCESS if (wait := self._behind_start(held, waiting, hidden)) is not None:
                     found.later.append((held, wait))
                 case Verdict.PROCESS:
                     found.process.append(held)
                     taken.add(held.identity)
                     if isinstance(held.message.event, ExecutionStarted):
                         started = held.message.event.instance.execution_id
-                        found.held = found.facts.row_held
-                        found.process += found.hold
-                        found.hold = []
+                        found.suspended = found.facts.row_suspended
                         since = held.message.event.parent
                         found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen)
                         waiting = {}
@@ -98,32 +99,29 @@ class Sorter:
                     found.stale.append((held, judged.reason))
                 case Verdict.CANCEL_START:
                     found.cancel.append(held)
-                case Verdict.HOLD:
-                    found.hold.append(held)
+                case Verdict.STEER:
+                    found.steer.append(held)
                     taken.add(held.identity)
                 case _:
-                    if judged.verdict is Verdict.WAIT and (parent := _parent(held.message.event)) is not None:
-                        self._note(held, parent, waiting)
+                    if judged.verdict is Verdict.EARLY and (parent := _parent(held.message.event)) is not None:
+                        back = self._hub.clock.monotonic() + judged.pause.total_seconds()
+                        if parent not in waiting or held.order <= waiting[parent].order:
+                            waiting[parent] = Waiting(order=held.order, back=back)
                     found.later.append((held, judged))
         return found
 
-    def _note(self, start: Held, parent: str, waiting: dict[str, Waiting]) -> None:
-        """A start waits for the end of what runs."""
-        if parent not in waiting or start.order <= waiting[parent].order:
-            pause = delay(Verdict.WAIT, start.envelope.failures).total_seconds()
-            waiting[parent] = Waiting(order=start.order, back=self._hub.clock.monotonic() + pause)
-
-    def _behind_start(self, held: Held, waiting: Mapping[str, Waiting]) -> Judged | None:
+    def _behind_start(self, held: Held, waiting: Mapping[str, Waiting], hidden: int) -> Judged | None:
         """An event that its sender has put behind a start, still waiting, is for that, and comes right after it (K27).
 
-        Anybody else's goes to the run that is there (K36): that may have to be told something before it ends at all.
+        Anybody else's goes to the run that is there (K36): that may have to be told something before it ends at all. So
+        may it by this event, after all: for ever it does not wait.
         """
         sender = held.envelope.sender
         start = waiting.get(sender.instance_id) if sender and isinstance(held.message.event, EventRaised) else None
-        if start is None or held.order < start.order:
+        if start is None or held.order < start.order or _now(held, hidden) - held.inserted > BEHIND_AT_MOST:
             return None
         left = timedelta(seconds=start.back - self._hub.clock.monotonic())
-        pause = left + BEHIND if left > timedelta(0) else delay(Verdict.WAIT, 0)
+        pause = left + BEHIND if left > timedelta(0) else SOON
         return Judged(verdict=Verdict.EARLY, reason="its instance is to be started again", pause=pause)
 
     async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
@@ -146,7 +144,7 @@ class Sorter:
             row_pending=pending,
             row_terminated=row is not None and row.status is Status.TERMINATED,
             row_due=row.scheduled_start if row is not None and pending else None,
-            row_held=row.held if row is not None and pending else None,
+            row_suspended=row.steered.suspended if row is not None and pending and row.steered else None,
         )
 
     async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
@@ -162,12 +160,18 @@ class Sorter:
 
 
 def _parent(event: HistoryEvent) -> str | None:
-    """Whose child a start is of; None for everything else."""
-    return event.parent.instance.instance_id if isinstance(event, ExecutionStarted) and event.parent else None
+    """Who waits for the child that a start is of; None for everything else."""
+    if not isinstance(event, ExecutionStarted) or event.parent is None or FIRE_AND_FORGET in (event.tags or {}):
+        return None
+    return event.parent.instance.instance_id
+
+
+def _now(held: Held, hidden: int) -> Timestamp:
+    """:param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for."""
+    return Timestamp(held.receipt.next_visible.ticks - hidden)
 
 
 def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
-    """:param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for."""
     message = held.message
     return judge(
         message.event,
@@ -175,6 +179,6 @@ def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
         message_id=held.identity,
         inserted=held.inserted,
         facts=facts,
-        now=Timestamp(held.receipt.next_visible.ticks - hidden),
+        now=_now(held, hidden),
         deliveries=held.deliveries,
     )

@@ -174,7 +174,9 @@ def test_a_terminate_that_says_which_start_it_saw_ends_no_other() -> None:
     other = replace(RUNNING, execution_id=OTHER)
     assert verdict(meant, other) is Verdict.LOOK
     assert verdict(meant, replace(other, row_read=True, row_execution_id=OTHER)) is Verdict.STALE
-    assert verdict(meant, replace(other, row_read=True, row_execution_id=GEN0)) is Verdict.PROCESS
+    named = replace(other, row_read=True, row_execution_id=GEN0)
+    assert verdict(meant, named) is Verdict.PROCESS
+    assert verdict(meant, replace(named, row_pending=True)) is Verdict.CANCEL_START  # a start that is still to come
     ended = replace(other, row_read=True, final=True)
     assert verdict(meant, replace(ended, row_execution_id=OTHER)) is Verdict.STALE
     assert verdict(meant, replace(ended, row_execution_id=GEN0, row_pending=True)) is Verdict.CANCEL_START
@@ -196,7 +198,7 @@ def test_what_comes_for_an_ended_instance_is_for_its_next_start_if_there_is_one(
     ended: Facts, expected: Verdict, terminated: Verdict
 ) -> None:
     ended = replace(ended, execution_id=GEN0, checkpointed=NOW, final=True)
-    held = expected if ended.row_due is None else Verdict.HOLD
+    held = expected if ended.row_due is None else Verdict.STEER
     assert verdict(raised(), ended, inserted=later(-5)) is expected
     assert verdict(ExecutionSuspended(timestamp=NOW), ended, inserted=later(-5)) is held
     assert verdict(ExecutionTerminated(timestamp=NOW), ended, inserted=later(-5)) is terminated
@@ -248,7 +250,7 @@ def test_a_start_that_has_run_is_known_after_any_number_of_generations(current: 
 def test_a_child_needs_no_row_but_an_id_that_is_free() -> None:
     child = start(OTHER, parent=PARENT)
     assert verdict(child, Facts()) is Verdict.PROCESS
-    assert verdict(child, RUNNING) is Verdict.WAIT
+    assert verdict(child, RUNNING) is Verdict.EARLY
     assert verdict(child, DONE) is Verdict.PROCESS
 
 
@@ -264,7 +266,7 @@ def test_a_child_is_not_run_again_for_a_generation_of_its_parent_that_is_over() 
         event = start(OTHER, parent=parent)
         return verdict(event, facts, execution_id=OTHER, deliveries=deliveries)
 
-    for facts, otherwise in ((RUNNING, Verdict.WAIT), (DONE, Verdict.PROCESS)):
+    for facts, otherwise in ((RUNNING, Verdict.EARLY), (DONE, Verdict.PROCESS)):
         since = replace(facts, parent=asked(GEN1, 5))
         assert again(asked(GEN0, 9), since) is Verdict.STALE
         assert again(asked(GEN0, 9), since, deliveries=1) is otherwise

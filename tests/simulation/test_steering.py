@@ -31,6 +31,8 @@ from tests.simulation.world import AFTER, Death, Effects, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
+SLOW_VISIBILITY = EMBEDDED_LEASE.model_copy(update={"visibility": timedelta(seconds=15)})
+"""What a dead worker held comes back after its partition was taken."""
 LARGE = "x" * 70_000
 """Over both thresholds of a spill."""
 FINAL = ("Completed", "Failed", "Terminated")
@@ -320,6 +322,25 @@ def test_a_scheduled_instance_that_is_suspended_decides_nothing(ahead: float, be
     assert (one.status, one.output) == (Status.SUSPENDED, "hold")
     assert not any(isinstance(event, TaskScheduled) for event in history)
     assert outputs == ["2", "2"]
+
+
+@pytest.mark.rows("K26", "K41", "K46")
+def test_a_suspension_that_comes_again_after_the_resume_holds_nothing() -> None:
+    """Its worker died between the row and the delete, and the next one was told to resume first."""
+
+    async def play() -> Any:
+        async with World(app_of(Effects()), lease=SLOW_VISIBILITY) as world:
+            first = await world.join("first")
+            await world.client.start("chain", 2, instance_id="one", start_at=START + timedelta(minutes=2))
+            await world.clock.sleep(2.0)
+            first.death = Death(point="instance", side=AFTER, count=first.points["after-instance"] + 1)
+            await world.client.suspend("one", "hold")
+            await first.died.wait()
+            await world.join("second")
+            await world.client.resume("one")
+            return (await world.wait("one")).output
+
+    assert simulate(play) == "2"
 
 
 # --- restart ------------------------------------------------------------------------------------------------------

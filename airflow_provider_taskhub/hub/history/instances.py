@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
+from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Steered
 from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
@@ -47,8 +47,9 @@ FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
-HELD = "TaskHubHeld"
-"""Our own column: "=" and the reason of a suspension that came before its scheduled start; "" after a resume."""
+STEERED = "TaskHubSteered"
+"""Our own column: the order of the newest suspension or resume before a scheduled start, ``ticks:number``; ``=reason``
+follows if it was a suspension."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 
@@ -343,15 +344,24 @@ def terminate_row(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
-def held_row(event: ExecutionSuspended | ExecutionResumed, *, instance_id: str, now: Timestamp) -> Entity | None:
+def steered_row(
+    event: ExecutionSuspended | ExecutionResumed, *, instance_id: str, order: tuple[Timestamp, int], now: Timestamp
+) -> Entity | None:
     """What to merge into the row of an instance that is suspended or resumed before its scheduled start (K41, K46).
 
-    :returns: None for a reason that is too large for the column.
+    :param order: of the message. :returns: None for a reason that is too large for the column.
     """
-    text = f"={event.reason or ''}" if isinstance(event, ExecutionSuspended) else ""
+    text = f"{order[0].ticks}:{order[1]}"
+    if isinstance(event, ExecutionSuspended):
+        text += f"={event.reason or ''}"
     if utf16_bytes(text) > MAX_PROPERTY_BYTES:
         return None
-    return _row(instance_id, {"LastUpdatedTime": now, HELD: text})
+    return _row(instance_id, {"LastUpdatedTime": now, STEERED: text})
+
+
+def _steered(text: str | None) -> Steered | None:
+    found = re.fullmatch(r"(\d+):(\d+)(?:=(.*))?", text or "", re.DOTALL)
+    return found and Steered((Timestamp(int(found[1])), int(found[2])), found[3])
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:
@@ -384,7 +394,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         scheduled_start=columns.time("ScheduledStartTime"),
         generation=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
-        held=held[1:] if (held := columns.text(HELD)) else None,
+        steered=_steered(columns.text(STEERED)),
         etag=entity.etag,
     )
     failure = columns.object(FAILURE, Kind.FAILURE) if state.status is Status.FAILED else None

@@ -112,7 +112,8 @@ class _Plan:
         decisions = [at for at in self._asked.values() if at not in neutral and at < end]
         # One before the end that nothing was decided after may be handled, or still to be awaited: the history does not
         # tell. Left standing, the second kind fails the instance again at once; so either is done again.
-        causes = {at for at in failures if not any(decision > at for decision in decisions)}
+        last = max(decisions, default=-1)
+        causes = {at for at in failures if at > last}
         lasts = [at for at, number in owners.items() if self._answered.get(number) in causes]
         taken: set[int] = set()
         # What was done about a failure before it was passed on, such as cleaning up, is taken back with it; and as
@@ -159,6 +160,8 @@ class _Plan:
         assert isinstance(completed, ExecutionCompleted)
         known = {(failure.error_type, failure.error_message) for failure in _chain(completed.failure)}
         end = len(self._past)
+        turns = (at for at, event in enumerate(self._past[: self._completed]) if isinstance(event, OrchestratorStarted))
+        turn = max(turns, default=-1)
         for at in sorted(failures, reverse=True):
             event = self._past[at]
             assert isinstance(event, _Failure)
@@ -167,7 +170,7 @@ class _Plan:
                 continue
             if end == len(self._past) or self._asked[_number(self._past[end])] < at:
                 end = at
-            if not any(isinstance(event, OrchestratorStarted) for event in self._past[end : self._completed]):
+            if end > turn:
                 break
         return end
 

@@ -129,7 +129,11 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
             except StorageError as error:
                 return error
             assert isinstance(receipt, Receipt)
-            held.receipt, held.claimed = receipt, sent  # at once: what is deleted meanwhile is deleted by its receipt
+            if held.receipt is update.message:  # else a redelivery has brought a newer one (K37)
+                held.receipt, held.claimed = (
+                    receipt,
+                    sent,
+                )  # at once: what is deleted meanwhile is deleted by its receipt
             return None
 
         tries, errors = [asyncio.ensure_future(ask())], []
@@ -170,7 +174,7 @@ async def give_back(
         envelope = held.envelope
         counted = replace(envelope, failures=envelope.failures + failed, deliveries=envelope.deliveries - (not begun))
         text = None if counted == envelope else encode(counted)
-        async with gate, held.changing:
+        async with held.changing, gate:  # which a slow renewal of one must not take from the others
             if held.gone:
                 return
             update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text)

@@ -31,6 +31,9 @@ from airflow_provider_taskhub.values import dataclass
 SECOND = 10_000_000
 RACE_CEILING = 4.0
 LONG_CEILING = 600.0
+SOON, TURN = timedelta(seconds=2), timedelta(minutes=1)
+"""A start looks again for the end of a run of its id after a quarter of its age, at least and at most so long: sooner
+than what has come for it after that end is set aside (:data:`LATE_TURNS`)."""
 LATE_TURNS = 6
 """Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that what has come after an end waits for another start: twice as
 long as a start may be hidden by an owner that died."""
@@ -43,7 +46,7 @@ class Verdict(StrEnum):
     LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
-    HOLD = "hold"  # suspend or resume before a scheduled start ran: the row says it (K41)
+    STEER = "steer"  # suspend or resume before a scheduled start ran: the row says it (K41)
     EARLY = "early"  # its instance starts later (K41), or is started again: kept until then, which is no failure
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
@@ -60,7 +63,7 @@ class Facts:
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
     :param row_due: when an instance that is Pending is scheduled to start; None: at once, or it is not Pending.
-    :param row_held: why it is to be held as soon as it begins (``InstanceState.held``).
+    :param row_suspended: why it is suspended as soon as it begins (``InstanceState.steered``).
     """
 
     execution_id: str | None = None
@@ -75,7 +78,7 @@ class Facts:
     row_pending: bool = False
     row_terminated: bool = False
     row_due: Timestamp | None = None
-    row_held: str | None = None
+    row_suspended: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +124,13 @@ def judge(
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
     if isinstance(event, ExecutionStarted):
-        return _start(event, facts, now, deliveries)
+        return _start(event, inserted, facts, now, deliveries)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, inserted, facts)
     return _control(event, inserted, facts, now)
 
 
-def _start(event: ExecutionStarted, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
+def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
     wanted = event.instance.execution_id or ""
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
@@ -135,7 +138,8 @@ def _start(event: ExecutionStarted, facts: Facts, now: Timestamp, deliveries: in
         if deliveries > 1 and facts.parent is not None and _has_gone_on(event.parent, facts.parent):
             return Judged(verdict=Verdict.STALE, reason="a later generation of its parent has started it again")
         if facts.execution_id is not None and not facts.final:
-            return Judged(verdict=Verdict.WAIT, reason="another instance of this id is running")
+            pause = min(max((now - inserted) / 4, SOON), TURN)
+            return Judged(verdict=Verdict.EARLY, reason="another instance of this id is running", pause=pause)
         return PROCESS
     if not facts.row_read:
         return Judged(verdict=Verdict.LOOK)
@@ -219,8 +223,11 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
     if isinstance(event, ExecutionTerminated) and facts.execution_id is not None:
         if not is_meant(event, facts.execution_id) and not facts.row_read:
             return Judged(verdict=Verdict.LOOK)
-        if not is_meant(event, facts.execution_id) and not is_meant(event, facts.row_execution_id):
-            return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
+        if not is_meant(event, facts.execution_id):
+            if facts.row_pending and is_meant(event, facts.row_execution_id):
+                return Judged(verdict=Verdict.CANCEL_START)
+            if not is_meant(event, facts.row_execution_id):
+                return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
     if facts.execution_id is not None and not facts.final:
         return PROCESS
     if not facts.row_read and not (facts.execution_id is None and isinstance(event, ExecutionTerminated)):
@@ -229,7 +236,7 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
         if isinstance(event, ExecutionSuspended | ExecutionResumed) and facts.row_due is not None:
-            return Judged(verdict=Verdict.HOLD, reason="its instance is to start later")
+            return Judged(verdict=Verdict.STEER, reason="its instance is to start later")
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
