@@ -79,6 +79,8 @@ COUNTED_TOGETHER = (Crew.TWINS, Crew.NEIGHBOURS)
 STRAGGLES = 0.5
 """Seconds: behind the first repetition, 0.1 s later, and what follows it."""
 LATE = 0.7
+OVER = 2.0
+"""Seconds after which what was on its way has arrived."""
 SILENCE = 10.0
 
 
@@ -143,6 +145,8 @@ def live(scenario: Scenario, wrong: Trouble | None = None, *, place: Place = MEM
 
             following = asyncio.ensure_future(follow())
             await scenario.drive(world)
+            if wrong is not None:
+                await world.clock.sleep(OVER)
             ended = await world.ended()
             following.cancel()
             return await _seen(world, crew, ended, effects)

@@ -10,6 +10,8 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.storage.faults import Call, Fault, straggling
+from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.world import World, simulate
 
 HOUR = 3600.0
@@ -140,3 +142,26 @@ def test_a_start_that_waits_for_another_run_is_run_for_each_generation_of_its_pa
         return sorted(ran), state is not None and state.status
 
     assert played(play) == ([0, 1], Status.COMPLETED)
+
+
+@pytest.mark.rows("K26", "K29")
+def test_a_childs_first_row_that_comes_late_does_not_bring_it_back() -> None:
+    """Its answer was given up on, and the child has ended by the time that it is written."""
+    late: list[str] = []
+
+    def plan(call: Call) -> Fault | None:
+        rows = call.what.rows if isinstance(call.what, Transact) and call.what.table.endswith("Instances") else ()
+        if late or not any(row.entity.partition_key == "child" for row in rows):
+            return None
+        late.append(call.kind)
+        return straggling(3.0)
+
+    async def play() -> Any:
+        async with World(app([])) as hub:
+            await hub.join("only", plan=plan)
+            await hub.client.start("rounds", 1, instance_id="one")
+            await hub.clock.sleep(10.0)
+            state = await hub.client.get("child")
+            return len(late), state is not None and state.status
+
+    assert simulate(play) == (1, Status.COMPLETED)

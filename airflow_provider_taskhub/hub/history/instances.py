@@ -104,9 +104,9 @@ def created_row(
 def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
     """The write of columns that have changed; an end is told to whoever waits for it (:func:`ended`).
 
-    :param etag: of the row; None where there may be none.
+    :param etag: of the row; None: there was none. One that has come since stays: the write may be old, and late.
     """
-    verb = RowVerb.UPSERT_MERGE if etag is None else RowVerb.MERGE
+    verb = RowVerb.INSERT if etag is None else RowVerb.MERGE
     row = RowOperation(verb=verb, entity=merge, etag=etag)
     over = merge.properties.get("RuntimeStatus") in _FINAL
     return Transact(table=names.instances, rows=(row,), news=ended(names, merge.partition_key) if over else "")
