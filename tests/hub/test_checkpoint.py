@@ -219,7 +219,7 @@ def test_what_switches_consumed_is_remembered_by_later_commits_up_to_a_bound() -
 
 
 def test_the_instance_row_is_merged_under_the_etag_that_the_session_holds() -> None:
-    for etag, verb in ((None, RowVerb.UPSERT_MERGE), ("r1", RowVerb.MERGE)):
+    for etag, verb in ((None, RowVerb.INSERT), ("r1", RowVerb.MERGE)):
         (operation,) = steps(plan(episode(), Stored(row_etag=etag)))["instance"].operations
         assert isinstance(operation, Transact)
         assert (operation.rows[0].verb, operation.rows[0].etag) == (verb, etag)
