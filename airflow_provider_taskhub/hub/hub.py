@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.events import ExecutionTerminated, HistoryE
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts
-from airflow_provider_taskhub.hub.history.large import text_of_blob
+from airflow_provider_taskhub.hub.history.large import status_blob, text_of_blob
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
@@ -69,6 +69,12 @@ class Hub:
             }
             return fill(state, found) if found else state
         return None
+
+    async def custom_status(self, column: str) -> str | None:
+        """A custom status. :param column: as the instance row's column has it (spec §2.5)."""
+        blob = status_blob(column, self.container_url)
+        text = None if blob is None else await self._text(blob)
+        return text or (None if column == "null" else column)
 
     async def _row(self, instance_id: str) -> Entity | None:
         return await self.store.get(self.names.instances, escape(instance_id), "")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import identity
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
@@ -185,9 +186,11 @@ class Loader:
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
         )
-        # a row that lags behind a generation switch still has what the next generation inherits
         inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
         status = row.custom_status if row is not None and inherits else None
+        if identity.generation_of(sentinel.execution_id) and (row is None or row.execution_id != sentinel.execution_id):
+            # the row lags behind the generation switch, which may have set what the generation began with
+            status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)

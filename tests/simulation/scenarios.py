@@ -136,6 +136,7 @@ def app_of(effects: Effects) -> App:
         total = [*total, await ctx.wait_for_external_event("add", int)]
         if len(total) < 4:
             await ctx.call_activity("hop", len(total))
+            ctx.set_custom_status(len(total))
             ctx.continue_as_new(total)
         return sorted(total)
 
@@ -181,6 +182,7 @@ def app_of(effects: Effects) -> App:
         """Continues as new with large payloads, a carried event's among them."""
         text = await ctx.call_activity("large", text)
         if len(text) > len(LARGE) - 4:
+            ctx.set_custom_status(text)
             ctx.continue_as_new(text)
             return ""
         return await ctx.wait_for_external_event("more", str)

@@ -120,8 +120,8 @@ def build(
     """
     rows, payloads = _history_rows(episode, names)
     spilled = tuple(blob.name for blob in payloads)
-    history = _history_steps(episode, stored, rows, names, processed, commit_id, now)
     instance: list[Step] = []
+    status: str | None = None
     if write_instance:
         merge, merge_blobs = merge_row(
             episode,
@@ -133,6 +133,8 @@ def build(
         )
         payloads.extend(merge_blobs)
         instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
+        status = str(merge.properties["CustomStatus"]) if episode.switched else None
+    history = _history_steps(episode, stored, rows, names, processed, commit_id, now, status)
     steps = [
         Step(name="payloads", operations=(*blobs, *payloads)),
         Step(name="outbound", operations=tuple(puts)),
@@ -270,6 +272,7 @@ def _history_steps(
     processed: Processed,
     commit_id: str,
     now: Timestamp,
+    custom_status: str | None,
 ) -> list[Step]:
     """One entity-group transaction a batch, chained by the sentinel's ETag (K28)."""
     before = 0 if episode.switched else stored.rows
@@ -296,6 +299,7 @@ def _history_steps(
             commit_id=commit_id,
             committed_rows=committed if last else standing,
             consumed=consumed,
+            custom_status=custom_status,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
         if index == 0 and stored.sentinel_etag is None:

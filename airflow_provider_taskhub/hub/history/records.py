@@ -185,6 +185,8 @@ class Sentinel:
     :param commit_id, committed_rows, consumed: of our last commit: its id, the rows of the generation that count, the
         message ids consumed across a generation switch (DESIGN §7). When read from a sentinel that .NET has moved on
         since, they say nothing and are None and empty.
+    :param custom_status: with what the generation's first checkpoint left it, as the instance row's column has it (spec
+        §2.5): until that is written nothing else tells what an earlier generation has set. None in writes: as it was.
     :param timestamp: the storage service's time of the last change; None in writes.
     """
 
@@ -195,6 +197,7 @@ class Sentinel:
     commit_id: str | None = None
     committed_rows: int | None = None
     consumed: tuple[str, ...] = ()
+    custom_status: str | None = None
     timestamp: Timestamp | None = None
 
     def committed(self, found: int) -> int:
@@ -229,6 +232,8 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
             "TaskHubRows": sentinel.committed_rows,
             "TaskHubConsumed": ",".join(sentinel.consumed),  # "" too: a merge would keep the former ones
         }
+    if sentinel.custom_status is not None:
+        properties["TaskHubCustomStatus"] = sentinel.custom_status
     return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
 
 
@@ -245,8 +250,9 @@ def decode_sentinel(entity: Entity) -> Sentinel:
             f"CheckpointCompletedTimestamp is {wire.shown(completed)}"
         )
     ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
-    commit_id, rows, consumed = (
-        columns.get(name) if ours else None for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed")
+    commit_id, rows, consumed, status = (
+        columns.get(name) if ours else None
+        for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed", "TaskHubCustomStatus")
     )
     return Sentinel(
         execution_id=execution_id,
@@ -256,6 +262,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         commit_id=commit_id if isinstance(commit_id, str) else None,
         committed_rows=rows if isinstance(rows, int) else None,
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
+        custom_status=status if isinstance(status, str) else None,
         timestamp=entity.timestamp,
     )
 
