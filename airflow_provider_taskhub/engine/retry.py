@@ -25,9 +25,9 @@ class RetryPolicy:
     """How often and after which delays a failed task is tried again.
 
     :param max_attempts: attempts in all, the first included; at least 1.
-    :param first_retry_interval: delay before the second attempt.
+    :param first_retry_interval: delay before the second attempt; six days at most.
     :param backoff_coefficient: factor from one delay to the next; at least 1.
-    :param max_retry_interval: no delay is longer.
+    :param max_retry_interval: no delay is longer; nor is any longer than six days.
     :param retry_timeout: no retry later than this after the first attempt.
     :param handle: says whether a failure may be retried; non-retryable failures never are.
     :param max_number_of_attempts: the name of ``max_attempts`` in Microsoft's durabletask Python SDK.
@@ -50,6 +50,11 @@ class RetryPolicy:
         if self.first_retry_interval <= _ZERO:
             raise ConfigurationError(
                 f"RetryPolicy: first_retry_interval is {self.first_retry_interval}; give more than 0"
+            )
+        if self.first_retry_interval > LONGEST_DELAY:
+            raise ConfigurationError(
+                f"RetryPolicy: first_retry_interval is {self.first_retry_interval}; give {LONGEST_DELAY} or less, or "
+                "wait with ctx.create_timer and call again"
             )
         if not self.backoff_coefficient >= 1:
             raise ConfigurationError(f"RetryPolicy: backoff_coefficient is {self.backoff_coefficient}; give 1 or more")

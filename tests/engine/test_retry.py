@@ -55,7 +55,7 @@ class Test_policy:
         final = FailureDetails(error_type="ValueError", error_message="bad", is_non_retriable=True)
         assert verdict(policy, failure=final)[0] is Verdict.STOP
 
-    @given(st.integers(0, 5000), st.floats(1, 1e6), st.timedeltas(timedelta(microseconds=1), timedelta(days=400)))
+    @given(st.integers(0, 5000), st.floats(1, 1e6), st.timedeltas(timedelta(microseconds=1), LONGEST_DELAY))
     def test_a_delay_always_fits_a_queue_message(self, attempt: int, factor: float, first: timedelta) -> None:
         policy = RetryPolicy(max_attempts=2, first_retry_interval=first, backoff_coefficient=factor)
         assert timedelta(0) < policy.delay(attempt) <= LONGEST_DELAY
@@ -70,6 +70,7 @@ class Test_policy:
             ({}, "max_attempts is 0"),
             ({"max_attempts": -1}, "max_attempts is -1"),
             ({"max_attempts": 2, "first_retry_interval": timedelta(0)}, "first_retry_interval is 0:00:00"),
+            ({"max_attempts": 2, "first_retry_interval": timedelta(days=10)}, "is 10 days, 0:00:00; give 6 days"),
             ({"max_attempts": 2, "backoff_coefficient": 0.5}, r"backoff_coefficient is 0\.5"),
             ({"max_attempts": 2, "max_retry_interval": timedelta(0)}, "max_retry_interval is 0:00:00"),
             ({"max_attempts": 2, "retry_timeout": timedelta(-1)}, "retry_timeout is -1 day"),
