@@ -130,10 +130,8 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
                 return error
             assert isinstance(receipt, Receipt)
             if held.receipt is update.message:  # else a redelivery has brought a newer one (K37)
-                held.receipt, held.claimed = (
-                    receipt,
-                    sent,
-                )  # at once: what is deleted meanwhile is deleted by its receipt
+                # at once: what is deleted meanwhile is deleted by its receipt
+                held.receipt, held.claimed = receipt, sent
             return None
 
         tries, errors = [asyncio.ensure_future(ask())], []
