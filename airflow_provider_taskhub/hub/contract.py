@@ -214,10 +214,13 @@ class ActivityRecord:
 class Steered:
     """The newest suspension or resume that came before a scheduled start.
 
-    :param order: of its message, as ``Held.order``. :param suspended: the reason of a suspension; None: a resume.
+    :param inserted: when its message was enqueued. :param known: identities of messages of that time that were taken,
+        its own is the last: times of queues are in seconds, and numbers of two senders tell no order.
+    :param suspended: the reason of a suspension; None: a resume.
     """
 
-    order: tuple[Timestamp, int]
+    inserted: Timestamp
+    known: tuple[str, ...]
     suspended: str | None
 
 

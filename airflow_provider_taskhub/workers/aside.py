@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 CANCEL_AFTER = 6
 """Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
+MAX_KNOWN = 100
+"""Suspensions and resumes of one second that are known again."""
 
 
 class Aside:
@@ -177,9 +179,18 @@ class Aside:
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         if row is None or row.status is not Status.PENDING:
             return False
-        if row.steered is not None and held.order <= row.steered.order:
-            return True  # it comes again, or was overtaken
-        entity = steered_row(event, instance_id=session.instance_id, order=held.order, now=hub.clock.utc_now())
+        known: tuple[str, ...] = ()
+        if row.steered is not None and held.inserted <= row.steered.inserted:
+            known = row.steered.known
+            if held.inserted < row.steered.inserted or held.identity in known:
+                return True  # it comes again, or was overtaken
+        entity = steered_row(
+            event,
+            instance_id=session.instance_id,
+            inserted=held.inserted,
+            known=(*known, held.identity)[-MAX_KNOWN:],
+            now=hub.clock.utc_now(),
+        )
         if entity is not None:
             await self._merge(session, entity, (), etag=row.etag)
         return entity is not None

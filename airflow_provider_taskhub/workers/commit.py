@@ -51,12 +51,16 @@ class Done:
     deleted: tuple[Held, ...] = ()
 
 
-def was_ended(row: InstanceState | None, stored: Stored) -> bool:
+def was_ended(row: InstanceState | None, stored: Stored, episode: Episode) -> bool:
     """Whether an instance was terminated, or even purged, between its client's row and its first checkpoint (K41).
 
-    :param stored: as the episode found it; a child has no row before its first checkpoint.
+    A child has no row before its first checkpoint: one that was there is of another run.
+
+    :param stored: as the episode found it.
     """
-    return stored.row_etag is not None and (row is None or row.status is Status.TERMINATED)
+    return (
+        stored.row_etag is not None and not _starts_child(episode) and (row is None or row.status is Status.TERMINATED)
+    )
 
 
 def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
@@ -66,8 +70,11 @@ def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
     """
     if row is None or row.status is not Status.PENDING or same_start(row.execution_id, episode.current.execution_id):
         return False
-    child = any(isinstance(event, ExecutionStarted) and event.parent is not None for event in episode.history)
-    return episode.completed is not None or not child
+    return episode.completed is not None or not _starts_child(episode)
+
+
+def _starts_child(episode: Episode) -> bool:
+    return any(isinstance(event, ExecutionStarted) and event.parent is not None for event in episode.history)
 
 
 def _certainly(error: Exception) -> bool:
@@ -217,7 +224,7 @@ class Committer:
             if again is None or again.etag != sentinel.etag:
                 raise Aborted("another episode was committed behind this one")
             row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)
-            if stored.sentinel_etag is None and was_ended(row, stored):
+            if stored.sentinel_etag is None and was_ended(row, stored, episode):
                 log.info("ended_before_its_start", instance_id=instance_id)
                 await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
                 for deletion in taken.deletes:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 
-from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import identity
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -47,14 +46,6 @@ def _outlives(event: HistoryEvent) -> bool:
     return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A start that waits for another's end. :param order: its place in the queue. :param back: monotonic second."""
-
-    order: tuple[Timestamp, int]
-    back: float
-
-
 @dataclass(slots=True, eq=False)
 class Live:
     """An instance in memory: the live orchestrator and what is stored of it.
@@ -62,7 +53,6 @@ class Live:
     :ivar past: the history as loaded, until the first episode over it.
     :ivar open_tasks: names of the activities that are not answered, by their action's number.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
-    :ivar next_starts: by their parents, the first starts that wait for this one's end.
     :ivar forgetful: more was taken across generations than is remembered.
     :ivar stuck: it is in quarantine: none of its code may run.
     :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
@@ -77,7 +67,6 @@ class Live:
     scheduled: set[int] = field(default_factory=set)
     open_tasks: dict[int, str] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
-    next_starts: dict[str, Waiting] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
     forgetful: bool = False

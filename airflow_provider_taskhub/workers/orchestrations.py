@@ -204,7 +204,10 @@ class Orchestrations:
                     episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
         except UnknownOrchestrator as error:
             try:
-                episode = live.execution.fail(events, self._gave_up(error), now=now)
+                if any(isinstance(event, ExecutionTerminated) for event in events):  # that needs no code
+                    episode = live.execution.terminate(events, now=now)
+                else:
+                    episode = live.execution.fail(events, self._gave_up(error), now=now)
             except UnknownOrchestrator:
                 await self._wait_for_code(session, batch, error)
                 return

@@ -5,7 +5,7 @@ What is decided stands in ``races``, which is pure; this reads what it asks for,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Ver
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted
-from airflow_provider_taskhub.workers.live import Live, Waiting
+from airflow_provider_taskhub.workers.live import Live
 
 LOOK_TIMES = 10
 LOOK_PAUSE = 0.1
@@ -30,6 +30,24 @@ BEHIND = timedelta(milliseconds=100)
 """By so much an event comes back after the start that it waits for."""
 BEHIND_AT_MOST = timedelta(minutes=2)
 """What has waited so long for a start goes to the run that is there: that may wait for it."""
+OVERDUE = 10.0
+"""Seconds after which a start that has not come back is not waited for: somebody else has it."""
+MAX_REMEMBERED = 10_000
+"""Instances whose waiting starts are kept in mind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A child's start that waits for the end of a run of its id.
+
+    :param parent: who waits for the child. :param epoch: of the tenure in which it was seen.
+    :param order: its place in the queue. :param back: monotonic second.
+    """
+
+    parent: str
+    epoch: int
+    order: tuple[Timestamp, int]
+    back: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +79,12 @@ async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | 
 
 
 class Sorter:
-    """Judges batches."""
+    """Judges batches. Keeps in mind which starts wait: longer than what they wait for is in memory."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._waiting: dict[str, dict[str, Waiting]] = {}
+        """By instance id, then by the identity of the start."""
 
     async def sort(self, session: Session[Live], live: Live, batch: Sequence[Held], facts: Facts) -> Sorted:
         """:param facts: what is known of the instance.
@@ -73,7 +93,7 @@ class Sorter:
         """
         hidden = ticks_of(session.reader.visibility)
         found = Sorted(facts=facts)
-        etag, waiting = live.stored.sentinel_etag, live.next_starts
+        instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
         for held in batch:
             if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
@@ -81,10 +101,10 @@ class Sorter:
                 continue
             judged = _judged(held, found.facts, hidden)
             if judged.verdict is Verdict.LOOK:
-                found.facts = await self._look(session.instance_id, held.message.event, found.facts, etag)
+                found.facts = await self._look(instance_id, held.message.event, found.facts, etag)
                 judged = _judged(held, found.facts, hidden)
             match judged.verdict:
-                case Verdict.PROCESS if (wait := self._behind_start(held, waiting, hidden)) is not None:
+                case Verdict.PROCESS | Verdict.LATE if wait := self._behind_start(session, held, hidden):
                     found.later.append((held, wait))
                 case Verdict.PROCESS:
                     found.process.append(held)
@@ -94,33 +114,57 @@ class Sorter:
                         found.suspended = found.facts.row_suspended
                         since = held.message.event.parent
                         found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen)
-                        waiting = {}
+                        self._waits_no_more(instance_id, held)
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
+                    self._waits_no_more(instance_id, held)
                 case Verdict.CANCEL_START:
                     found.cancel.append(held)
                 case Verdict.STEER:
                     found.steer.append(held)
                     taken.add(held.identity)
                 case _:
-                    if judged.verdict is Verdict.EARLY and (parent := _parent(held.message.event)) is not None:
-                        back = self._hub.clock.monotonic() + judged.pause.total_seconds()
-                        if parent not in waiting or held.order <= waiting[parent].order:
-                            waiting[parent] = Waiting(order=held.order, back=back)
+                    if judged.verdict is Verdict.EARLY:
+                        self._waits(session, held, judged)
                     found.later.append((held, judged))
         return found
 
-    def _behind_start(self, held: Held, waiting: Mapping[str, Waiting], hidden: int) -> Judged | None:
+    def _waits(self, session: Session[Live], held: Held, judged: Judged) -> None:
+        if (parent := _parent(held.message.event)) is None:
+            return
+        now, epoch = self._hub.clock.monotonic(), session.reader.tenure.epoch
+        start = Waiting(parent=parent, epoch=epoch, order=held.order, back=now + judged.pause.total_seconds())
+        known = self._waiting.get(session.instance_id, {})
+        known = {identity: one for identity, one in known.items() if now < one.back + OVERDUE}
+        self._waiting[session.instance_id] = known | {held.identity: start}
+        if len(self._waiting) > MAX_REMEMBERED:  # what comes behind those may be a little later: LATE, by and by
+            del self._waiting[next(iter(self._waiting))]
+
+    def _waits_no_more(self, instance_id: str, held: Held) -> None:
+        starts = self._waiting.get(instance_id)
+        if starts is not None and starts.pop(held.identity, None) is not None and not starts:
+            del self._waiting[instance_id]
+
+    def _behind_start(self, session: Session[Live], held: Held, hidden: int) -> Judged | None:
         """An event that its sender has put behind a start, still waiting, is for that, and comes right after it (K27).
 
         Anybody else's goes to the run that is there (K36): that may have to be told something before it ends at all. So
         may it by this event, after all: for ever it does not wait.
         """
         sender = held.envelope.sender
-        start = waiting.get(sender.instance_id) if sender and isinstance(held.message.event, EventRaised) else None
-        if start is None or held.order < start.order or _now(held, hidden) - held.inserted > BEHIND_AT_MOST:
+        if sender is None or not isinstance(held.message.event, EventRaised):
             return None
-        left = timedelta(seconds=start.back - self._hub.clock.monotonic())
+        now, epoch = self._hub.clock.monotonic(), session.reader.tenure.epoch
+        starts = [
+            (start.order, start.back)
+            for start in self._waiting.get(session.instance_id, {}).values()
+            if (start.parent, start.epoch) == (sender.instance_id, epoch)
+            and start.order <= held.order
+            and now < start.back + OVERDUE
+        ]
+        if not starts or _now(held, hidden) - held.inserted > BEHIND_AT_MOST:
+            return None
+        left = timedelta(seconds=max(starts)[1] - now)
         pause = left + BEHIND if left > timedelta(0) else SOON
         return Judged(verdict=Verdict.EARLY, reason="its instance is to be started again", pause=pause)
 
@@ -181,4 +225,5 @@ def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
         facts=facts,
         now=_now(held, hidden),
         deliveries=held.deliveries,
+        sent=bool(held.envelope.sender and held.envelope.sender.instance_id),
     )

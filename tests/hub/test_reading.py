@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import NotFound, Unavailable
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.envelope import encode, spill
-from airflow_provider_taskhub.hub.messages.held import Held, Renewer, give_back, renew
+from airflow_provider_taskhub.hub.messages.held import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
@@ -278,6 +278,24 @@ def test_a_renewal_whose_answer_is_lost_is_made_good_by_the_redelivery() -> None
     play(work, at(2, lost(), kind="queue.update"))
 
 
+@pytest.mark.rows("K37", "K39")
+def test_a_renewal_that_is_answered_behind_the_redelivery_does_not_replace_its_newer_receipt() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        (message,) = desk.got
+        newest = message.receipt.next_visible
+        for _ in range(300):
+            await asyncio.sleep(0.1)
+            assert message.receipt.next_visible >= newest
+            newest = message.receipt.next_visible
+        assert (len(desk.got), message.gone) == (1, False)
+        await desk.store.execute(DeleteMessage(queue=QUEUE, message=message))
+        assert await desk.store.count(QUEUE) == 0
+
+    play(work, at(1, Fault(pause=VISIBILITY.total_seconds() + 2.0), kind="queue.update"))
+
+
 @pytest.mark.rows("K37")
 def test_a_redelivery_of_what_is_held_replaces_the_receipt() -> None:
     async def work(desk: Desk) -> None:
@@ -360,6 +378,32 @@ def test_what_is_given_back_during_its_renewal_is_there_at_once() -> None:
         assert await _all(desk.store) == [0]
 
     play(work, slow)
+
+
+@pytest.mark.rows("K58", "K39")
+def test_what_is_given_back_does_not_wait_for_slow_renewals_of_others() -> None:
+    slow = GIVE_BACK_PARALLEL
+    begun: list[Call] = []
+
+    def plan(call: Call) -> Fault | None:
+        if call.kind != "queue.update" or len(begun) == slow:
+            return None
+        begun.append(call)
+        return Fault(pause=0.9)
+
+    async def work(desk: Desk) -> None:
+        for _ in range(slow + 8):
+            await desk.put(held(raised()))
+        while len(begun) < slow:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        await desk.reader.stop()
+        going = asyncio.ensure_future(desk.reader.give_back(desk.got))
+        await asyncio.sleep(0.1)
+        assert len(await desk.store.peek(QUEUE)) == 8
+        await going
+        assert len(await desk.store.peek(QUEUE)) == slow + 8
+
+    play(work, plan)
 
 
 async def _all(store: Store) -> list[int]:

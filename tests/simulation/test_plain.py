@@ -14,8 +14,10 @@ from airflow_provider_taskhub import client as client_module
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.messages.envelope import decode
 from airflow_provider_taskhub.jumping import JumpingClock
-from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused
+from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.simulation.world import Death, Place, World, running, simulate
 
@@ -119,6 +121,38 @@ def test_a_row_that_is_not_written_yet_ends_no_activity(
     assert book.begun[: len(before) + 1 + again] == [*(1 for _ in before), 1, *([last] if again else [])]
 
 
+@pytest.mark.rows("K26")
+def test_a_work_item_that_comes_again_in_front_of_its_childs_history_is_looked_at_again_soon() -> None:
+    """The history is on its way for 12 s, within which the activity's worker dies."""
+    book = Book()
+    slow: list[Call] = []
+
+    def plan(call: Call) -> Fault | None:
+        rows = call.what.rows if isinstance(call.what, Transact) and call.what.table.endswith("History") else ()
+        if slow or not any(row.entity.partition_key == "child" for row in rows):
+            return None
+        slow.append(call)
+        return late(12.0)
+
+    async def play() -> tuple[float, str | None]:
+        async with World(book.app()) as hub:
+            await hub.join("decider", roles=["orchestrator"], plan=plan)
+            hands = await hub.join("hands", roles=["activity"])
+            await hub.client.start("parent", [5.0], instance_id="parent")
+            while not book.begun:
+                await hub.clock.sleep(0.1)
+            await hands.bury()
+            began = hub.clock.monotonic()
+            await hub.join("other hands", roles=["activity"])
+            state = await hub.wait("parent")
+            await hub.ended()
+            return hub.clock.monotonic() - began, state.output
+
+    seconds, output = simulate(play)
+    assert (len(slow), output, book.begun) == (1, "[2]", [1, 2])
+    assert 12.0 < seconds < 30.0
+
+
 def test_an_activity_of_the_start_before_is_cancelled() -> None:
     book = Book()
 
@@ -194,6 +228,35 @@ def test_what_a_stopping_worker_has_not_begun_is_nobodys_attempt() -> None:
             return json.loads((await hub.wait("one")).output or "null")
 
     assert simulate(play) == [1, 1, 1]
+
+
+@pytest.mark.rows("K58")
+@pytest.mark.parametrize("how", ["stops", "loses its lease"])
+def test_a_message_that_a_worker_gives_up_with_its_partition_is_no_delivery(how: str) -> None:
+    """Else partitions that move often bring what nobody has begun into quarantine."""
+
+    async def play() -> tuple[list[int], list[Status]]:
+        async with World(Book().app(), partitions=1, orchestrations=1) as hub:
+            first = await hub.join("first", plan=lambda call: late(60.0) if call.kind == "table.batch" else None)
+            names = ["one", "two", "three"]
+            for name in names:
+                await hub.client.start("one", 1.0, instance_id=name)
+            while first.backend.buffered < 2:
+                await hub.clock.sleep(0.1)
+            if how == "stops":
+                stopping = hub.spawn(first.stop())
+            else:
+                first.leases = lambda call: refused()
+            found = list[int]()
+            while not found:
+                await hub.clock.sleep(0.1)
+                visible = await hub.store.peek(hub.client.hub.names.control(0))
+                found = [message.dequeue_count + decode(message.text).deliveries for message in visible]
+            await (stopping if how == "stops" else first.bury())
+            await hub.join("second")
+            return found, [(await hub.wait(name)).status for name in names]
+
+    assert simulate(play) == ([0, 0], [Status.COMPLETED] * 3)
 
 
 def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None:

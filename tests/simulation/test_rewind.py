@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,13 +16,24 @@ import pytest
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import (
+    ExecutionCompleted,
+    FailureDetails,
+    HistoryEvent,
+    OrchestratorStarted,
+    Status,
+    TaskFailed,
+    TaskScheduled,
+)
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, RecordState, StartPolicy
+from airflow_provider_taskhub.hub.history.rewind import plan
+from airflow_provider_taskhub.hub.rewinds import CHECKPOINT
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
+from tests.hub.make import NOW, start
 from tests.simulation.world import World, simulate
 
 
@@ -264,6 +276,14 @@ class Lab:
             return [*await ctx.when_all(calls), await ctx.call_activity("bad", "b")]
 
         @app.orchestrator
+        async def tree(ctx: OrchestrationContext, depth: int) -> list[Any]:
+            """Fails in its last level, while a child runs in each."""
+            runs = ctx.call_sub_orchestrator("lasting", "l", instance_id=f"lasting-{depth}")
+            if depth:
+                return await ctx.when_all([runs, ctx.call_sub_orchestrator("tree", depth - 1)])
+            return await ctx.when_all([runs, ctx.call_activity("bad", "b")])
+
+        @app.orchestrator
         async def wide(ctx: OrchestrationContext) -> int:
             """Its failures are more rows than one transaction takes."""
             calls = [ctx.call_activity("bad", f"b{number}") for number in range(self.width)]
@@ -484,6 +504,23 @@ def test_children_are_rewound_and_those_that_ended_meanwhile_answer_again(wait: 
 
 async def listed(world: World) -> tuple[InstanceState, ...]:
     return (await world.client.list()).instances
+
+
+@pytest.mark.rows("K46")
+def test_children_that_run_are_waited_for_once_for_a_whole_tree() -> None:
+    """As each of them may have answered just before its parent was rewound."""
+
+    async def drive(world: World, lab: Lab) -> tuple[float, str | None]:
+        await failed(world, "tree", 3)
+        lab.broken = False
+        began = world.clock.monotonic()
+        await world.client.rewind("one", "mended")
+        seconds = world.clock.monotonic() - began
+        return seconds, (await world.wait("one")).output
+
+    seconds, output = play(drive)
+    assert output == '["l",["l",["l",["l","b"]]]]'
+    assert CHECKPOINT <= seconds < 2 * CHECKPOINT
 
 
 @pytest.mark.rows("K46")
@@ -733,3 +770,43 @@ def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(name: str, fa
         if not disturbed:
             break
     assert number > 5
+
+
+def steps(work: Callable[[], Any]) -> int:
+    """Lines of Python that were run."""
+    count = 0
+
+    def line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(line)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_planning_takes_as_many_steps_as_there_are_failures() -> None:
+    """All of them with the text that the orchestration failed with, one turn after they came."""
+    failure = FailureDetails(error_type="ValueError", error_message="no store")
+
+    def history(width: int) -> list[HistoryEvent]:
+        return [
+            OrchestratorStarted(timestamp=NOW),
+            start(),
+            *(TaskScheduled(timestamp=NOW, event_id=number, name="bad") for number in range(width)),
+            OrchestratorStarted(timestamp=NOW),
+            *(TaskFailed(timestamp=NOW, task_scheduled_id=number, failure=failure) for number in range(width)),
+            OrchestratorStarted(timestamp=NOW),
+            ExecutionCompleted(timestamp=NOW, event_id=width, status=Status.FAILED, failure=failure),
+        ]
+
+    few, many = history(200), history(400)
+    rewinding = plan(many)
+    assert rewinding is not None
+    assert len(rewinding.taken) == 801
+    assert steps(lambda: plan(many)) < 2.2 * steps(lambda: plan(few))

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     OrchestrationInstance,
@@ -22,12 +24,14 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
+from airflow_provider_taskhub.hub.messages.races import SECOND
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
-from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import Entity, Message, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.workers.runner import log_name
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import AFTER, Death, Effects, World, simulate
+from tests.simulation.world import AFTER, Death, Effects, Place, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
@@ -344,6 +348,60 @@ def test_a_suspension_that_comes_again_after_the_resume_holds_nothing() -> None:
 
 
 # --- restart ------------------------------------------------------------------------------------------------------
+
+
+class Seconds(SqliteStore):
+    """Tells when a message was enqueued as Azure's queues do, in whole seconds."""
+
+    async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
+        found = await super().receive(queue, limit=limit, visibility=visibility)
+        return [replace(one, inserted=Timestamp(one.inserted.ticks // SECOND * SECOND)) for one in found]
+
+
+@pytest.mark.rows("K41", "K46")
+def test_two_clients_that_suspend_and_resume_within_one_second_are_both_heard() -> None:
+    """Each numbers its own messages: the numbers of two tell no order."""
+
+    async def drive(world: World) -> Any:
+        one, other = [await Client.over(world.store, world.settings, clock=world.clock) for _ in range(2)]
+        await one.start("counter", [], instance_id="one", start_at=START + timedelta(seconds=20))
+        await world.clock.sleep(1.1)
+        await one.suspend("one", "hold on")
+        await world.clock.sleep(0.5)
+        await other.resume("one", "go on")
+        await world.clock.sleep(30.0)
+        return await status(world)
+
+    place = Place(name="seconds", open=lambda clock: Seconds(None, clock=clock))
+    assert play(drive, place=place) is Status.RUNNING
+
+
+@pytest.mark.rows("K43", "K46")
+@pytest.mark.parametrize("begun", [True, False], ids=["running", "pending"])
+def test_what_no_worker_alive_has_the_code_of_is_terminated_at_once(begun: bool) -> None:
+    other = App("other")
+
+    @other.orchestrator
+    async def unrelated(ctx: OrchestrationContext) -> None: ...
+
+    async def main() -> Any:
+        async with World(app_of(Effects())) as world:
+            first = await world.join("first")
+            await world.clock.sleep(1.0)
+            if begun:
+                await world.client.start("patient", instance_id="one")
+                await world.clock.sleep(1.0)
+            await first.stop()
+            await world.join("second", app=other)
+            if not begun:
+                await world.client.start("patient", instance_id="one")
+            began = world.clock.monotonic()
+            await world.client.terminate("one", "enough")
+            state = await world.wait("one")
+            assert not world.defects(), world.defects()
+            return state.status, state.output, world.clock.monotonic() - began < 30.0
+
+    assert simulate(main) == (Status.TERMINATED, "enough", True)
 
 
 @pytest.mark.rows("K46")

@@ -48,8 +48,8 @@ FAILURE_BYTES = 30 * 1024
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
 STEERED = "TaskHubSteered"
-"""Our own column: the order of the newest suspension or resume before a scheduled start, ``ticks:number``; ``=reason``
-follows if it was a suspension."""
+"""Our own column: the newest suspension or resume before a scheduled start, ``ticks:identities``; ``=reason`` follows
+if it was a suspension."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 
@@ -345,13 +345,18 @@ def terminate_row(
 
 
 def steered_row(
-    event: ExecutionSuspended | ExecutionResumed, *, instance_id: str, order: tuple[Timestamp, int], now: Timestamp
+    event: ExecutionSuspended | ExecutionResumed,
+    *,
+    instance_id: str,
+    inserted: Timestamp,
+    known: Sequence[str],
+    now: Timestamp,
 ) -> Entity | None:
     """What to merge into the row of an instance that is suspended or resumed before its scheduled start (K41, K46).
 
-    :param order: of the message. :returns: None for a reason that is too large for the column.
+    :param inserted, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
     """
-    text = f"{order[0].ticks}:{order[1]}"
+    text = f"{inserted.ticks}:{' '.join(known)}"
     if isinstance(event, ExecutionSuspended):
         text += f"={event.reason or ''}"
     if utf16_bytes(text) > MAX_PROPERTY_BYTES:
@@ -360,8 +365,8 @@ def steered_row(
 
 
 def _steered(text: str | None) -> Steered | None:
-    found = re.fullmatch(r"(\d+):(\d+)(?:=(.*))?", text or "", re.DOTALL)
-    return found and Steered((Timestamp(int(found[1])), int(found[2])), found[3])
+    found = re.fullmatch(r"(\d+):([^=]*)(?:=(.*))?", text or "", re.DOTALL)
+    return found and Steered(Timestamp(int(found[1])), tuple(found[2].split()), found[3])
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionResumed,
@@ -113,6 +114,7 @@ def judge(
     facts: Facts,
     now: Timestamp,
     deliveries: int = 1,
+    sent: bool = False,
 ) -> Judged:
     """What to do with a message.
 
@@ -120,6 +122,7 @@ def judge(
     :param message_id: by what a redelivery is known (``Held.identity``).
     :param now: the storage service's time, or one shortly before.
     :param deliveries: how often somebody has begun to process it, or may have; this time included.
+    :param sent: by an orchestration, not by a client.
     """
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
@@ -127,7 +130,7 @@ def judge(
         return _start(event, inserted, facts, now, deliveries)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, inserted, facts)
-    return _control(event, inserted, facts, now)
+    return _control(event, inserted, facts, now, sent)
 
 
 def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
@@ -135,7 +138,8 @@ def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Time
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
     if event.parent is not None:
-        if deliveries > 1 and facts.parent is not None and _has_gone_on(event.parent, facts.parent):
+        waited_for = FIRE_AND_FORGET not in (event.tags or {})
+        if waited_for and deliveries > 1 and facts.parent is not None and _has_gone_on(event.parent, facts.parent):
             return Judged(verdict=Verdict.STALE, reason="a later generation of its parent has started it again")
         if facts.execution_id is not None and not facts.final:
             pause = min(max((now - inserted) / 4, SOON), TURN)
@@ -160,9 +164,10 @@ def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Time
 
 
 def _has_gone_on(parent: ParentInstance, since: ParentInstance) -> bool:
-    """Whether an earlier generation of the same parent asked: its child has answered it, or nobody waits for that.
+    """Whether an earlier generation of the same parent asked, to which its child has answered.
 
-    Within one generation a parent may wait for both.
+    Within one generation a parent may wait for both. One that goes on without an answer it asked for cannot be told
+    from one that has it.
     """
     one, other = parent.instance, since.instance
     same = one.instance_id == other.instance_id and same_start(one.execution_id, other.execution_id)
@@ -219,7 +224,7 @@ def _early(due: Timestamp | None, now: Timestamp) -> Judged | None:
     return Judged(verdict=Verdict.EARLY, reason=f"its instance is to start at {due}", pause=due - now)
 
 
-def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timestamp) -> Judged:
+def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timestamp, sent: bool) -> Judged:
     if isinstance(event, ExecutionTerminated) and facts.execution_id is not None:
         if not is_meant(event, facts.execution_id) and not facts.row_read:
             return Judged(verdict=Verdict.LOOK)
@@ -240,7 +245,8 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
-    if isinstance(event, EventRaised) and _is_newer(inserted, facts):  # a child's start has no row that tells of it
+    # a child's start has no row that tells of it, and what its parent sends behind it may have waited with it
+    if isinstance(event, EventRaised) and (sent or _is_newer(inserted, facts)):
         return Judged(verdict=Verdict.LATE, reason="its instance has ended")
     return Judged(verdict=Verdict.STALE, reason="its instance has ended")
 
