@@ -34,6 +34,10 @@ _LONGEST_PAUSE = 30.0
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
 """Seconds between two looks at deadlines when nothing changes."""
+SETTLE = 5.0
+"""Seconds from its start before which a trigger does not fire. The process that deferred its task may not have ended:
+Airflow fails a task that goes on before the executor has reported that (apache/airflow#67287, #72716), 1.8 s behind
+the deferral on a busy machine."""
 _KILLS: set[asyncio.Task[None]] = set()
 """Detached kills: Airflow cancels ``on_kill`` again every second (spec/airflow.md §0.4)."""
 _KILLED_BY = {"failed": "task marked failed", "success": "task marked success", "skipped": "task skipped"}
@@ -94,18 +98,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; log what happens; fire once."""
-        try:
-            settings = await self._settings()
-        except ConfigurationError as error:
-            yield self._event("unusable", None, str(error))
-            return
-        if settings is None:
-            yield await self._timed_out(None)
-            return
-        event = await self._watch(settings)
+        """Wait; log what happens; fire once, not before the executor has had time to report the deferral."""
+        began = self.clock.monotonic()
+        event = await self._outcome()
         if message := event.payload["message"]:
             self.log.error(message)
+        if self.trigger_id is not None:  # dag.test() has no executor, and gives none
+            await self.clock.sleep(max(0.0, began + SETTLE - self.clock.monotonic()))
         yield event
 
     async def on_kill(self) -> None:
@@ -116,6 +115,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         _KILLS.add(task)
         task.add_done_callback(_KILLS.discard)
         await asyncio.shield(task)
+
+    async def _outcome(self) -> TriggerEvent:
+        try:
+            settings = await self._settings()
+        except ConfigurationError as error:
+            return self._event("unusable", None, str(error))
+        return await self._watch(settings) if settings is not None else await self._timed_out(None)
 
     async def _settings(self) -> Settings | None:
         """Settings of the connection, asked for until Airflow answers; None some tries after the deadline.

@@ -86,6 +86,23 @@ def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(("end", "fires"), [(0.0, 5.0), (3.0, 5.0), (60.0, 60.0)])
+def test_in_a_triggerer_it_fires_once_the_process_that_deferred_has_surely_ended(
+    hub: FakeHub, end: float, fires: float
+) -> None:
+    """Airflow fails a task that goes on before its executor has reported that process (apache/airflow#67287)."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        after(end, lambda: hub.end("i", 1))
+        trigger = waiting()
+        trigger.trigger_id = 1
+        assert (await fired(trigger))["reason"] == "reached"
+        assert fires <= asyncio.get_running_loop().time() < fires + 2
+
+    play(scenario)
+
+
 def test_a_hint_ends_the_wait_and_is_removed(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)
