@@ -42,6 +42,7 @@ def verdict(
     message_id: str = "m",
     inserted: Timestamp = NOW,
     deliveries: int = 1,
+    sent: bool = False,
 ) -> Verdict:
     judged = judge(
         event,
@@ -51,6 +52,7 @@ def verdict(
         facts=facts,
         now=NOW,
         deliveries=deliveries,
+        sent=sent,
     )
     if judged.verdict not in (Verdict.PROCESS, Verdict.LOOK, Verdict.CANCEL_START):
         assert judged.reason, "whatever is not processed says why"
@@ -216,6 +218,14 @@ def test_a_childs_next_start_is_waited_for_by_what_came_after_its_end() -> None:
     assert [delay(Verdict.LATE, turn).total_seconds() for turn in range(LATE_TURNS)] == pytest.approx(
         [0.1, 0.4, 1.6, 6.4, 25.6, 102.4]
     )
+
+
+@pytest.mark.rows("K27", "K36")
+def test_what_an_orchestration_sent_before_an_end_may_be_for_the_start_that_it_sent_in_front() -> None:
+    """Both may have waited for that end; a client's event is for what ran then."""
+    ended = row(GEN0, execution_id=GEN0, checkpointed=NOW, final=True)
+    assert verdict(raised(), ended, inserted=later(-60), sent=True) is Verdict.LATE
+    assert verdict(raised(), ended, inserted=later(-60)) is Verdict.STALE
 
 
 @pytest.mark.rows("K44")

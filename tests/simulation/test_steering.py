@@ -160,6 +160,34 @@ def test_what_was_held_back_never_comes_about_when_a_suspended_instance_is_termi
     assert play(drive) == (None, Status.RUNNING)
 
 
+@pytest.mark.rows("K43", "K46")
+@pytest.mark.parametrize("begun", [True, False], ids=["running", "pending"])
+def test_what_no_worker_alive_has_the_code_of_is_terminated_at_once(begun: bool) -> None:
+    other = App("other")
+
+    @other.orchestrator
+    async def unrelated(ctx: OrchestrationContext) -> None: ...
+
+    async def main() -> Any:
+        async with World(app_of(Effects())) as world:
+            first = await world.join("first")
+            await world.clock.sleep(1.0)
+            if begun:
+                await world.client.start("patient", instance_id="one")
+                await world.clock.sleep(1.0)
+            await first.stop()
+            await world.join("second", app=other)
+            if not begun:
+                await world.client.start("patient", instance_id="one")
+            began = world.clock.monotonic()
+            await world.client.terminate("one", "enough")
+            state = await world.wait("one")
+            assert not world.defects(), world.defects()
+            return state.status, state.output, world.clock.monotonic() - began < 30.0
+
+    assert simulate(main) == (Status.TERMINATED, "enough", True)
+
+
 @pytest.mark.rows("K46")
 @pytest.mark.parametrize("final", FINAL)
 def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
@@ -347,9 +375,6 @@ def test_a_suspension_that_comes_again_after_the_resume_holds_nothing() -> None:
     assert simulate(play) == "2"
 
 
-# --- restart ------------------------------------------------------------------------------------------------------
-
-
 class Seconds(SqliteStore):
     """Tells when a message was enqueued as Azure's queues do, in whole seconds."""
 
@@ -376,32 +401,7 @@ def test_two_clients_that_suspend_and_resume_within_one_second_are_both_heard() 
     assert play(drive, place=place) is Status.RUNNING
 
 
-@pytest.mark.rows("K43", "K46")
-@pytest.mark.parametrize("begun", [True, False], ids=["running", "pending"])
-def test_what_no_worker_alive_has_the_code_of_is_terminated_at_once(begun: bool) -> None:
-    other = App("other")
-
-    @other.orchestrator
-    async def unrelated(ctx: OrchestrationContext) -> None: ...
-
-    async def main() -> Any:
-        async with World(app_of(Effects())) as world:
-            first = await world.join("first")
-            await world.clock.sleep(1.0)
-            if begun:
-                await world.client.start("patient", instance_id="one")
-                await world.clock.sleep(1.0)
-            await first.stop()
-            await world.join("second", app=other)
-            if not begun:
-                await world.client.start("patient", instance_id="one")
-            began = world.clock.monotonic()
-            await world.client.terminate("one", "enough")
-            state = await world.wait("one")
-            assert not world.defects(), world.defects()
-            return state.status, state.output, world.clock.monotonic() - began < 30.0
-
-    assert simulate(main) == (Status.TERMINATED, "enough", True)
+# --- restart ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rows("K46")
