@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field, replace
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
@@ -16,6 +17,7 @@ from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Verdict, judge
 from airflow_provider_taskhub.hub.messages.sessions import Session
@@ -30,22 +32,18 @@ BEHIND = timedelta(milliseconds=100)
 """By so much an event comes back after the start that it waits for."""
 BEHIND_AT_MOST = timedelta(minutes=2)
 """What has waited so long for a start goes to the run that is there: that may wait for it."""
-OVERDUE = 10.0
-"""Seconds after which a start that has not come back is not waited for: somebody else has it."""
 MAX_REMEMBERED = 10_000
-"""Instances whose waiting starts are kept in mind."""
+"""Instances of a partition whose waiting starts are kept in mind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A child's start that waits for the end of a run of its id.
 
-    :param parent: who waits for the child. :param epoch: of the tenure in which it was seen.
-    :param order: its place in the queue. :param back: monotonic second.
+    :param parent: who waits for the child. :param order: its place in the queue. :param back: monotonic second.
     """
 
     parent: str
-    epoch: int
     order: tuple[Timestamp, int]
     back: float
 
@@ -79,12 +77,13 @@ async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | 
 
 
 class Sorter:
-    """Judges batches. Keeps in mind which starts wait: longer than what they wait for is in memory."""
+    """Judges batches. Keeps in mind which starts wait: longer than what they wait for is in memory, as long as the
+    tenure, within which nobody else takes them."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._waiting: dict[str, dict[str, Waiting]] = {}
-        """By instance id, then by the identity of the start."""
+        self._waiting: WeakKeyDictionary[ControlReader, dict[str, dict[str, Waiting]]] = WeakKeyDictionary()
+        """By the tenure's reader, instance id and identity of the start."""
 
     async def sort(self, session: Session[Live], live: Live, batch: Sequence[Held], facts: Facts) -> Sorted:
         """:param facts: what is known of the instance.
@@ -114,10 +113,10 @@ class Sorter:
                         found.suspended = found.facts.row_suspended
                         since = held.message.event.parent
                         found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen)
-                        self._waits_no_more(instance_id, held)
+                        self._waits_no_more(session, held)
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
-                    self._waits_no_more(instance_id, held)
+                    self._waits_no_more(session, held)
                 case Verdict.CANCEL_START:
                     found.cancel.append(held)
                 case Verdict.STEER:
@@ -132,18 +131,18 @@ class Sorter:
     def _waits(self, session: Session[Live], held: Held, judged: Judged) -> None:
         if (parent := _parent(held.message.event)) is None:
             return
-        now, epoch = self._hub.clock.monotonic(), session.reader.tenure.epoch
-        start = Waiting(parent=parent, epoch=epoch, order=held.order, back=now + judged.pause.total_seconds())
-        known = self._waiting.get(session.instance_id, {})
-        known = {identity: one for identity, one in known.items() if now < one.back + OVERDUE}
-        self._waiting[session.instance_id] = known | {held.identity: start}
-        if len(self._waiting) > MAX_REMEMBERED:  # what comes behind those may be a little later: LATE, by and by
-            del self._waiting[next(iter(self._waiting))]
+        back = self._hub.clock.monotonic() + judged.pause.total_seconds()
+        waiting = self._waiting.setdefault(session.reader, {})
+        starts = waiting.setdefault(session.instance_id, {})
+        starts[held.identity] = Waiting(parent=parent, order=held.order, back=back)
+        if len(waiting) > MAX_REMEMBERED:  # what comes behind those may be a little later: LATE, by and by
+            del waiting[next(iter(waiting))]
 
-    def _waits_no_more(self, instance_id: str, held: Held) -> None:
-        starts = self._waiting.get(instance_id)
-        if starts is not None and starts.pop(held.identity, None) is not None and not starts:
-            del self._waiting[instance_id]
+    def _waits_no_more(self, session: Session[Live], held: Held) -> None:
+        waiting = self._waiting.get(session.reader, {})
+        starts = waiting.get(session.instance_id, {})
+        if starts.pop(held.identity, None) is not None and not starts:
+            del waiting[session.instance_id]
 
     def _behind_start(self, session: Session[Live], held: Held, hidden: int) -> Judged | None:
         """An event that its sender has put behind a start, still waiting, is for that, and comes right after it (K27).
@@ -154,17 +153,14 @@ class Sorter:
         sender = held.envelope.sender
         if sender is None or not isinstance(held.message.event, EventRaised):
             return None
-        now, epoch = self._hub.clock.monotonic(), session.reader.tenure.epoch
         starts = [
             (start.order, start.back)
-            for start in self._waiting.get(session.instance_id, {}).values()
-            if (start.parent, start.epoch) == (sender.instance_id, epoch)
-            and start.order <= held.order
-            and now < start.back + OVERDUE
+            for start in self._waiting.get(session.reader, {}).get(session.instance_id, {}).values()
+            if start.parent == sender.instance_id and start.order <= held.order
         ]
         if not starts or _now(held, hidden) - held.inserted > BEHIND_AT_MOST:
             return None
-        left = timedelta(seconds=max(starts)[1] - now)
+        left = timedelta(seconds=max(starts)[1] - self._hub.clock.monotonic())
         pause = left + BEHIND if left > timedelta(0) else SOON
         return Judged(verdict=Verdict.EARLY, reason="its instance is to be started again", pause=pause)
 

@@ -11,11 +11,12 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import ExecutionStarted, Status
+from airflow_provider_taskhub.hub.messages.envelope import decode
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
-from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, straggling
-from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused, straggling
+from airflow_provider_taskhub.storage.primitives import Transact, UpdateMessage
 from tests.simulation.world import Death, World, simulate
 
 HOUR = 3600.0
@@ -58,9 +59,10 @@ def app(ran: list[Any]) -> App:
         return [one, await second]
 
     @made.orchestrator
-    async def tells(ctx: OrchestrationContext, number: int) -> Any:
+    async def tells(ctx: OrchestrationContext, what: tuple[int, float]) -> Any:
+        number, seconds = what
         child = ctx.call_sub_orchestrator("waits", instance_id="child")
-        await ctx.create_timer(timedelta(seconds=0.5))
+        await ctx.create_timer(timedelta(seconds=seconds))
         ctx.send_event("child", "go", number)
         return await child
 
@@ -143,7 +145,7 @@ def test_an_event_behind_a_start_that_waits_is_kept_whenever_the_run_before_it_e
             first = await hub.join("first")
             await hub.client.start("waits", instance_id="child")
             await hub.clock.sleep(1.0)
-            await hub.client.start("tells", 1, instance_id="one")
+            await hub.client.start("tells", [1, 0.5], instance_id="one")
             await hub.clock.sleep(seconds)
             if dies:
                 await first.bury()
@@ -159,6 +161,36 @@ def test_an_event_behind_a_start_that_waits_is_kept_whenever_the_run_before_it_e
 
 
 @pytest.mark.rows("K27", "K36")
+def test_an_event_behind_a_start_that_comes_back_late_waits_for_it() -> None:
+    """Giving the start back was refused, so that it is hidden for a whole visibility: far behind its own pause."""
+    lease = EMBEDDED_LEASE.model_copy(update={"visibility": timedelta(seconds=30)})
+
+    async def play() -> Any:
+        async with World(app([]), lease=lease) as hub:
+            refusals: list[Call] = []
+
+            def plan(call: Call) -> Fault | None:
+                text = call.what.text if isinstance(call.what, UpdateMessage) else None
+                event = decode(text).message if text else None
+                if refusals or event is None or not isinstance(event.event, ExecutionStarted):
+                    return None
+                refusals.append(call)
+                return refused()
+
+            await hub.join("only", plan=plan)
+            await hub.client.start("waits", instance_id="child")
+            await hub.clock.sleep(60.0)
+            await hub.client.start("tells", [1, 20.0], instance_id="one")
+            await hub.clock.sleep(25.0)
+            assert refusals
+            between = await hub.client.get("child")
+            await hub.client.raise_event("child", "go", "before")
+            return between is not None and between.status, (await hub.wait("one")).output
+
+    assert simulate(play) == (Status.RUNNING, "1")
+
+
+@pytest.mark.rows("K27", "K36")
 @pytest.mark.parametrize("busy", [False, True], ids=["the first is a parent's", "the first is a client's"])
 @pytest.mark.parametrize("gap", [0.1, 0.2, 0.3, 1.0])
 def test_parents_that_share_a_child_id_tell_each_its_own(gap: float, busy: bool) -> None:
@@ -167,7 +199,7 @@ def test_parents_that_share_a_child_id_tell_each_its_own(gap: float, busy: bool)
             await hub.client.start("waits", instance_id="child")
             await hub.clock.sleep(1.0)
         for number in (1, 2, 3):
-            await hub.client.start("tells", number, instance_id=f"parent {number}")
+            await hub.client.start("tells", [number, 0.5], instance_id=f"parent {number}")
             await hub.clock.sleep(gap)
         await hub.clock.sleep(5.0)
         if busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,11 +14,17 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance, Parent
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
 from airflow_provider_taskhub.workers import sorting
-from airflow_provider_taskhub.workers.sorting import BEHIND_AT_MOST, OVERDUE, Sorted, Sorter
-from tests.hub.make import GEN0, NOW, Stay, held, raised, start
+from airflow_provider_taskhub.workers.sorting import BEHIND_AT_MOST, Sorted, Sorter
+from tests.hub.make import GEN0, NOW, held, raised, start
 
 RUNS = Facts(execution_id=GEN0, checkpointed=NOW, parent=None)
 """Of the run that waiting starts wait for."""
+
+
+class Reading:
+    """A tenure's reader."""
+
+    visibility = timedelta(seconds=30)
 
 
 class Bench:
@@ -25,13 +32,12 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stay = Stay()
+        self.reader = Reading()
         hub: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: self.now))
         self.sorter = Sorter(hub)
 
     def sort(self, *batch: Held, instance_id: str = "i", facts: Facts = RUNS) -> Sorted:
-        reader = SimpleNamespace(visibility=timedelta(seconds=30), tenure=self.stay)
-        session: Any = SimpleNamespace(instance_id=instance_id, reader=reader)
+        session: Any = SimpleNamespace(instance_id=instance_id, reader=self.reader)
         live: Any = SimpleNamespace(stored=SimpleNamespace(sentinel_etag="e"))
         coming = self.sorter.sort(session, live, batch, facts)
         with pytest.raises(StopIteration) as done:  # nothing to wait for: no batch of these has to be looked up
@@ -80,14 +86,13 @@ def test_a_start_that_has_begun_or_is_dropped_is_waited_for_no_more() -> None:
 
 
 @pytest.mark.rows("K27")
-def test_a_start_that_does_not_come_back_is_not_waited_for() -> None:
-    bench, waiting = Bench(), child_start()
-    ((_, judged),) = bench.sort(waiting).later
-    back = bench.now + judged.pause.total_seconds()
-    bench.now = back + OVERDUE - 0.1
+@pytest.mark.parametrize("overdue", [0.1, 10.0, 100.0, 1000.0])
+def test_a_start_that_comes_back_late_is_waited_for(overdue: float) -> None:
+    """Its give-back may be lost, and then it is hidden for a visibility; the queue may be polled seldom."""
+    bench = Bench()
+    ((_, judged),) = bench.sort(child_start()).later
+    bench.now += judged.pause.total_seconds() + overdue
     assert bench.waits(told())
-    bench.now = back + OVERDUE
-    assert not bench.waits(told())
 
 
 @pytest.mark.rows("K27")
@@ -95,8 +100,10 @@ def test_what_was_seen_in_another_tenure_does_not_count() -> None:
     """The partition was somebody else's in between: the start may have begun there."""
     bench = Bench()
     assert bench.sort(child_start()).later
-    bench.stay.epoch += 1
+    bench.reader = Reading()
     assert not bench.waits(told())
+    gc.collect()
+    assert not bench.sorter._waiting, "kept as long as the tenure"
 
 
 @pytest.mark.rows("K27", "K36")
@@ -116,11 +123,3 @@ def test_only_so_many_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abcd":
         assert bench.sort(child_start(), instance_id=name).later
     assert [bench.waits(told(), instance_id=name) for name in "abcd"] == [False, True, True, True]
-
-
-def test_of_one_instance_those_that_are_overdue_are_forgotten() -> None:
-    bench = Bench()
-    for _ in range(50):
-        assert bench.sort(child_start()).later
-        bench.now += 2 * OVERDUE
-    assert len(bench.sorter._waiting["i"]) == 1
