@@ -11,7 +11,6 @@ from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
-from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.load import sentinel_of
@@ -19,7 +18,7 @@ from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Verdict, judge
+from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Verdict, judge, waits_for
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted
@@ -129,12 +128,12 @@ class Sorter:
         return found
 
     def _waits(self, session: Session[Live], held: Held, judged: Judged) -> None:
-        if (parent := _parent(held.message.event)) is None:
+        if (parent := waits_for(held.message.event)) is None:
             return
         back = self._hub.clock.monotonic() + judged.pause.total_seconds()
         waiting = self._waiting.setdefault(session.reader, {})
         starts = waiting.setdefault(session.instance_id, {})
-        starts[held.identity] = Waiting(parent=parent, order=held.order, back=back)
+        starts[held.identity] = Waiting(parent=parent.instance.instance_id, order=held.order, back=back)
         if len(waiting) > MAX_REMEMBERED:  # what comes behind those may be a little later: LATE, by and by
             del waiting[next(iter(waiting))]
 
@@ -197,13 +196,6 @@ class Sorter:
             if turn + 1 < LOOK_TIMES:
                 await self._hub.clock.sleep(LOOK_PAUSE)
         return row
-
-
-def _parent(event: HistoryEvent) -> str | None:
-    """Who waits for the child that a start is of; None for everything else."""
-    if not isinstance(event, ExecutionStarted) or event.parent is None or FIRE_AND_FORGET in (event.tags or {}):
-        return None
-    return event.parent.instance.instance_id
 
 
 def _now(held: Held, hidden: int) -> Timestamp:

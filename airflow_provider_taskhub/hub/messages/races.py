@@ -138,8 +138,8 @@ def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Time
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
     if event.parent is not None:
-        waited_for = FIRE_AND_FORGET not in (event.tags or {})
-        if waited_for and deliveries > 1 and facts.parent is not None and _has_gone_on(event.parent, facts.parent):
+        asked = waits_for(event)
+        if asked is not None and deliveries > 1 and facts.parent is not None and _has_gone_on(asked, facts.parent):
             return Judged(verdict=Verdict.STALE, reason="a later generation of its parent has started it again")
         if facts.execution_id is not None and not facts.final:
             pause = min(max((now - inserted) / 4, SOON), TURN)
@@ -161,6 +161,13 @@ def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Time
     if facts.row_terminated:
         return Judged(verdict=Verdict.STALE, reason="terminated before it started")
     return PROCESS
+
+
+def waits_for(event: HistoryEvent) -> ParentInstance | None:
+    """Who waits for the child that a start is of; None for everything else."""
+    if not isinstance(event, ExecutionStarted) or FIRE_AND_FORGET in (event.tags or {}):
+        return None
+    return event.parent
 
 
 def _has_gone_on(parent: ParentInstance, since: ParentInstance) -> bool:
