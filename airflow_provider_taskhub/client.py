@@ -54,6 +54,7 @@ from airflow_provider_taskhub.hub.history.instances import created_row, ended
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
+from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.hub.messages import quarantine
@@ -339,6 +340,9 @@ class Client:
     async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> InstanceState:
         """End an instance; one that has ended stays as it is.
 
+        One whose history cannot be read is ended as well: what it has to do, and to tell its parent, is taken from what
+        can be read. The history that is left then says that it was terminated, and nothing else.
+
         :param wait: until the instance has ended and its executors have confirmed that none of its recorded activities
             runs any more (DESIGN §9).
         :raises InstanceNotFound: when there is no such instance. :raises InputError: for a reason that no store takes.
@@ -366,7 +370,7 @@ class Client:
         :raises InputError: when it has ended, or for a reason that no store takes.
         """
         check_text(reason, "the reason")
-        event = ExecutionSuspended(timestamp=self.hub.clock.utc_now(), reason=reason)
+        event = ExecutionSuspended(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
         return await self._steer(instance_id, event, "suspended")
 
     async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
@@ -377,7 +381,7 @@ class Client:
         :raises InputError: when it has ended, or for a reason that no store takes.
         """
         check_text(reason, "the reason")
-        event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
+        event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
         return await self._steer(instance_id, event, "resumed")
 
     async def _steer(self, instance_id: str, event: HistoryEvent, what: str) -> InstanceState:
@@ -592,8 +596,21 @@ class Client:
                 pause = min(longest, pause * 1.5)
 
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
-        """The events of the instance's current generation."""
+        """The events of the instance's current generation.
+
+        :raises HistoryUnreadable: when not all of them can be read (:meth:`readable_history`).
+        """
         return (await load(self.hub.store, self.hub.names, instance_id)).past
+
+    async def readable_history(self, instance_id: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
+        """What can be read of the history, whatever is damaged or gone: for people, and for nobody's decisions.
+
+        An instance whose history cannot be read goes on no more; :meth:`terminate` and then :meth:`purge` remove it.
+
+        :returns: the events that can be read, and a line for each thing that cannot; none: all of it can.
+        """
+        found = await salvage(self.hub.store, self.hub.names, instance_id)
+        return found.events, found.unreadable
 
     async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
         """Every attempt of the instance's recorded activities, in the order of task and attempt."""

@@ -47,6 +47,9 @@ LEASE_DRIFT = 0.003
 more."""
 
 
+_ZERO = timedelta(0)
+
+
 def home() -> Path:
     """``$TASKHUB_HOME``, else ``~/.taskhub``: the embedded hub, its logs and the lock files of incarnations."""
     return Path(os.environ.get("TASKHUB_HOME") or Path.home() / ".taskhub").expanduser().absolute()
@@ -76,12 +79,12 @@ class LeaseTimes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    renew: timedelta = timedelta(seconds=10)
-    give_up: timedelta = timedelta(seconds=20)
-    take: timedelta = timedelta(seconds=30)
-    scan: timedelta = timedelta(seconds=10)
-    visibility: timedelta = timedelta(seconds=30)
-    """How long a received control message stays invisible unless renewed."""
+    renew: timedelta = Field(default=timedelta(seconds=10), gt=_ZERO)
+    give_up: timedelta = Field(default=timedelta(seconds=20), gt=_ZERO)
+    take: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
+    scan: timedelta = Field(default=timedelta(seconds=10), gt=_ZERO)
+    visibility: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO, le=timedelta(days=7))
+    """How long a received message stays invisible unless renewed; Azure hides a message for 7 days at most."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -92,8 +95,6 @@ class LeaseTimes(BaseModel):
                 f"between give_up and take, since clocks drift; not {self.renew.total_seconds():g} s, "
                 f"{self.give_up.total_seconds():g} s, {self.take.total_seconds():g} s"
             )
-        if min(self.renew, self.scan, self.visibility) <= timedelta(0):
-            raise ValueError("lease times must be longer than 0 s")
         return self
 
 
@@ -146,17 +147,18 @@ class Settings(BaseSettings):
     buffer: int = Field(default=64, ge=1, le=10_000)
     """Messages prefetched per partition (K14). Responses that stand in no queue are bounded by their bytes alone."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
-    session_idle: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(0))
+    session_idle: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
     """An idle orchestrator ends after this, and its history is kept (ExtendedSessionIdleTimeout, K22). 0: at the end of
     each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
-    max_polling: timedelta = timedelta(seconds=30)
+    max_polling: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     """Ceiling of the polling back-off (MaxQueuePollingInterval, K38)."""
-    request_timeout: timedelta = timedelta(seconds=30)
+    request_timeout: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     """Deadline of one storage call."""
-    drain_timeout: timedelta = timedelta(seconds=30)
+    drain_timeout: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
+    """How long a worker that stops waits for its activities and its partitions. 0: what still runs is given back."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
     """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
-    no_worker_timeout: timedelta = timedelta(minutes=10)
+    no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
     """An instance whose orchestrator or activity no live worker has had for so long fails (K43)."""
     spark: SparkSettings = SparkSettings()
 
@@ -247,7 +249,12 @@ def _told(item: Any, arguments: Iterable[str]) -> str:
     text = item["msg"].removeprefix("Value error, ")
     if item["type"].startswith("time_delta"):
         text = "give a duration such as PT30S"
-    value = repr(item["input"])
+    wrong = item["input"]
     # of Spark's configuration only the names are known to be no secrets
-    shown = isinstance(item["input"], str | int | float) and path[:1] not in (["connection"], ["spark"])
-    return f"{name}{f' is {value}' if shown and value not in text else ''}: {text}{place}"
+    shown = isinstance(wrong, str | int | float | timedelta) and path[:1] not in (["connection"], ["spark"])
+    value = repr(wrong)
+    if isinstance(wrong, timedelta):  # a duration, and out of its bounds
+        value, text = f"{wrong.total_seconds():g} s", f"{text}; give a duration such as PT30S"
+    elif value in text:
+        shown = False
+    return f"{name}{f' is {value}' if shown else ''}: {text}{place}"

@@ -212,21 +212,23 @@ def joined(trace_parent: str | None, trace_state: str | None) -> Iterator[None]:
 # --- orchestrations -----------------------------------------------------------------------------------------------
 
 
-def record(past: Sequence[HistoryEvent], answers: Iterable[HistoryEvent], made: Sequence[HistoryEvent]) -> None:
-    """Spans of what has ended in a committed episode.
+def record(
+    started: ExecutionStarted | None,
+    asked: Mapping[int, HistoryEvent],
+    answers: Iterable[HistoryEvent],
+    made: Sequence[HistoryEvent],
+) -> None:
+    """Spans of what has ended in a committed episode. Never given the history: that grows, and episodes are many.
 
-    :param past: the history before it. :param answers: what it took. :param made: what it has stored.
+    :param started: the start in the history before the episode; None: the episode has it.
+    :param asked: what the answers answer, by the action's number. :param answers: what it took.
+    :param made: what it has stored.
     """
-    started = next((event for event in (*past, *made) if isinstance(event, ExecutionStarted)), None)
+    started = started or next((event for event in made if isinstance(event, ExecutionStarted)), None)
     carried = None if started is None else started.parent_trace_context
     if started is None or carried is None or carried.span_id is None:
         return
     ours = _remote(carried.id, carried.trace_state)
-    asked = {
-        event.event_id: event
-        for event in (*past, *made)
-        if isinstance(event, TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated)
-    }
     instance = started.instance
     for event in answers:
         match event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,33 @@ def test_a_wrong_variable_is_named_with_its_value(
     with pytest.raises(ConfigurationError) as caught:
         load_settings(hub=None, partitions=None, activities=None)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [timedelta(0), timedelta(seconds=-2)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lease.renew", "lease.give_up", "lease.take", "lease.scan", "lease.visibility"),
+        *("max_polling", "request_timeout", "no_worker_timeout", "drain_timeout", "session_idle"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: timedelta
+) -> None:
+    variable = f"TASKHUB_{name.upper().replace('.', '__')}"
+    monkeypatch.setenv(variable, f"{'-' if value else ''}PT{abs(value.total_seconds()):g}S")
+    if name in ("drain_timeout", "session_idle") and not value:
+        assert getattr(load_settings(), name) == value, "0 has a meaning"
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert f"{variable} is {value.total_seconds():g} s: Input should be greater than" in str(caught.value)
+    assert "give a duration such as PT30S" in str(caught.value)
+
+
+def test_a_message_cannot_be_hidden_for_longer_than_azure_hides_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"lease\.visibility is 604801 s: .* less than or equal to 7 days"):
+        load_settings(lease={"visibility": timedelta(days=7, seconds=1)})
 
 
 @pytest.mark.parametrize(

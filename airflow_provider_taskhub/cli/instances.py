@@ -77,6 +77,9 @@ def list_(
 def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> None:
     """Print one instance: state, input and output, recorded activities, history.
 
+    What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
+    Such an instance goes on no more: terminate it, then it can be purged.
+
     Example: taskhub instances show flights-2013
     """
 
@@ -85,13 +88,14 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
         served = None if state.status.is_final else await client.routes.refresh(instance_id)
-        return state, served, await client.activities(instance_id), await client.history(instance_id)
+        return state, served, await client.activities(instance_id), await client.readable_history(instance_id)
 
-    state, served, activities, history = _with_client(hub, work)
+    state, served, activities, (history, unreadable) = _with_client(hub, work)
     if json:
         events = [{"type": event.event_type.name, **plain(event)} for event in history]
         worker = None if served is None else served.owner
-        as_json({"instance": state, "worker": worker, "served": served, "activities": activities, "history": events})
+        shown = {"instance": state, "worker": worker, "served": served, "activities": activities, "history": events}
+        as_json(shown | {"unreadable": unreadable})
         return
     _print_state(state)
     if served is not None:
@@ -103,6 +107,8 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         ("event", "id", "time", "what"),
         [(event.event_type.name, event.event_id, event.timestamp, _what(event)) for event in history],
     )
+    for line in unreadable:
+        warn(f"unreadable: {line}")
 
 
 @app.command()
@@ -180,7 +186,8 @@ def logs(
         if await client.get(instance_id, payloads=False) is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
         records = {record.log: record for record in await client.activities(instance_id)}
-        names = {event.event_id: getattr(event, "name", "") for event in await client.history(instance_id)}
+        events, _ = await client.readable_history(instance_id)
+        names = {event.event_id: getattr(event, "name", "") for event in events}
         found = []
         for name in await client.logs(instance_id):
             record = records.get(name)

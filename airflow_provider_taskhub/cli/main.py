@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from airflow_provider_taskhub import __version__
+from airflow_provider_taskhub import __version__, telemetry
 from airflow_provider_taskhub.cli import hub, instances, partitions, quarantine
 from airflow_provider_taskhub.cli.demo import demo
 from airflow_provider_taskhub.cli.worker import worker
@@ -37,5 +37,6 @@ def taskhub(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. What is logged goes to standard error: standard output is for answers."""
+    telemetry.configure()
     app()

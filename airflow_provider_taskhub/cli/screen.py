@@ -21,6 +21,7 @@ SIGNS = {
     RecordState.LOST: ("✗", "red"),
     RecordState.CANCELLING: ("…", "yellow"),
     RecordState.CANCELLED: ("✗", "red"),
+    RecordState.UNKNOWN: ("?", "red"),
 }
 
 

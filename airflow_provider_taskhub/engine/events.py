@@ -208,6 +208,8 @@ class TaskFailed(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubOrchestrationInstanceCreated(HistoryEvent):
+    """:param reason: ``Rewound: <type>`` in the row of a child that was rewound with its parent; None in a message."""
+
     event_type = EventType.SubOrchestrationInstanceCreated
 
     name: str
@@ -216,6 +218,7 @@ class SubOrchestrationInstanceCreated(HistoryEvent):
     input: str | None = None
     client_span_id: str | None = None
     tags: Mapping[str, str] | None = None
+    reason: str | None = None
     taskhub_action_id: str | None = None
 
 
@@ -329,16 +332,22 @@ class HistoryState(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSuspended(HistoryEvent):
+    """:param taskhub_process: names the client process that has sent the message; None in a history."""
+
     event_type = EventType.ExecutionSuspended
 
     reason: str | None = None
+    taskhub_process: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResumed(HistoryEvent):
+    """:param taskhub_process: as in :class:`ExecutionSuspended`."""
+
     event_type = EventType.ExecutionResumed
 
     reason: str | None = None
+    taskhub_process: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

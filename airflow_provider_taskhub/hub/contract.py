@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,6 +179,7 @@ class RecordState(StrEnum):
     LOST = "lost"  # superseded: its holder fell silent and another attempt was claimed
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
+    UNKNOWN = "unknown"  # of a newer version of this package, or damaged: shown, and left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +212,46 @@ class ActivityRecord:
     failure: FailureDetails | None = None
 
 
+_STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """When a suspension or resume was sent, as far as that is known (``races.precedes``).
+
+    :param inserted: when its message was enqueued, by the storage service; Azure tells the second.
+    :param process: which process sent it; "" if the message does not say so, as of .NET.
+    :param number: how many messages that process had sent by then.
+    """
+
+    inserted: Timestamp
+    process: str = ""
+    number: int = 0
+
+    def text(self) -> str:
+        """``ticks``, or ``ticks/process/number``, as our columns hold it."""
+        text = f"{self.inserted.ticks}/{self.process}/{self.number}"
+        return text if _STAMP.fullmatch(text) else str(self.inserted.ticks)
+
+    @classmethod
+    def parse(cls, text: object) -> Stamp | None:
+        """The stamp of a column; None for one that is missing or damaged."""
+        found = _STAMP.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            return None
+        return cls(inserted=Timestamp(int(found[1])), process=found[2] or "", number=int(found[3] or 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Steered:
     """The newest suspension or resume that came before a scheduled start.
 
-    :param inserted: when its message was enqueued. :param known: identities of messages of that time that were taken,
-        its own is the last: times of queues are in seconds, and numbers of two senders tell no order.
+    :param known: identities of messages enqueued at that time that were taken, its own is the last: of two processes
+        within one second only their arrival tells an order.
     :param suspended: the reason of a suspension; None: a resume.
     """
 
-    inserted: Timestamp
+    stamp: Stamp
     known: tuple[str, ...]
     suspended: str | None
 

@@ -6,14 +6,16 @@ The siblings below do not know each other; what needs two of them stands here. U
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
+from secrets import token_hex
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.codec import Timestamp, decompress
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts
@@ -22,6 +24,7 @@ from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
 from airflow_provider_taskhub.values import dataclass
 
@@ -30,13 +33,15 @@ from airflow_provider_taskhub.values import dataclass
 class Hub:
     """A ready hub over an open store.
 
-    :param info: the hub row as read when opened. :param sequence: the process's count of messages (spec §2.2).
+    :param info: the hub row as read when opened.
+    :param process, sequence: the sending process, and its count of messages (spec §2.2).
     """
 
     store: Store
     names: HubNames
     info: HubInfo
     clock: Clock
+    process: str = field(default_factory=lambda: token_hex(8))
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
 
     def queue_of(self, instance_id: str) -> str:
@@ -50,14 +55,19 @@ class Hub:
 
     # rows
 
-    async def instance(self, instance_id: str, *, payloads: bool = False) -> InstanceState | None:
-        """An instance's row. :param payloads: fetch the texts that lie in blobs; else they are None."""
+    async def instance(self, instance_id: str, *, payloads: bool | Collection[str] = False) -> InstanceState | None:
+        """An instance's row.
+
+        :param payloads: fetch the texts that lie in blobs, or those of these fields; the others are None.
+        """
         entity = await self._row(instance_id)
         while entity is not None:
             state = self.state_of(entity)
             if not payloads:
                 return state
             large = large_texts(entity, container_url=self.container_url)
+            if not isinstance(payloads, bool):
+                large = {field: blob for field, blob in large.items() if field in payloads}
             texts = {column: await self._text(name) for column, name in large.items()}
             missing = [column for column, text in texts.items() if text is None]
             if missing and (again := await self._row(instance_id)) != entity:
@@ -80,8 +90,12 @@ class Hub:
         return await self.store.get(self.names.instances, escape(instance_id), "")
 
     async def _text(self, blob: str) -> str | None:
-        found = await self.store.get_blob(self.names.large_messages, blob)
-        return None if found is None else decompress(found.data)
+        """None: it is gone or damaged, or no blob can have such a name. What a row says wrongly raises nothing."""
+        try:
+            return await self.store.get_text(self.names.large_messages, blob)
+        except InputError as error:
+            unreadable(self.names.large_messages, blob, str(error))
+            return None
 
     def state_of(self, entity: Entity) -> InstanceState:
         """An instance as its row, just read or written, says it."""
@@ -141,6 +155,7 @@ class Hub:
     def checkpoint(
         self,
         episode: Episode,
+        history: checkpoint.Written,
         stored: checkpoint.Stored,
         mail: Sequence[Letter],
         processed: checkpoint.Processed,
@@ -152,6 +167,7 @@ class Hub:
         """An episode's checkpoint (DESIGN §7)."""
         return checkpoint.build(
             episode,
+            history,
             stored,
             names=self.names,
             puts=[made.put() for made in mail],

@@ -95,6 +95,7 @@ BASE = (
 _ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
 _MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
 _ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
+_PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
 _EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
 
 _NAME = _text("Name", "name", required=True)
@@ -103,6 +104,7 @@ _INPUT = _text("Input", "input")
 _RESULT = _text("Result", "result")
 _REASON = _text("Reason", "reason")
 _DETAILS = _text("Details", "details")
+_REWIND_MARK = Member(name="Reason", field="reason", kind=Kind.TEXT, where=Where.ROW)
 _INSTANCE_ID = _text("InstanceId", "instance_id", required=True)
 _TASK = Member(name="TaskScheduledId", field="task_scheduled_id", kind=Kind.INT, required=True)
 _FIRE_AT = Member(name="FireAt", field="fire_at", kind=Kind.TIME, required=True)
@@ -151,6 +153,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
             _INPUT,
             _text("ClientSpanId", "client_span_id"),
             _TAGS,
+            _REWIND_MARK,
             own=_IDENTIFIED,
         ),
         _layout(ev.SubOrchestrationInstanceCompleted, _TASK, _RESULT, own=_IDENTIFIED),
@@ -168,8 +171,8 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
         _layout(ev.EventRaised, _NAME, _INPUT, _TRACE),
         _layout(ev.ContinueAsNew, *_COMPLETION),
         _layout(ev.GenericEvent, before=(_text("Data", "data"),)),
-        _layout(ev.ExecutionSuspended, _REASON),
-        _layout(ev.ExecutionResumed, _REASON),
+        _layout(ev.ExecutionSuspended, _REASON, own=(_PROCESS,)),
+        _layout(ev.ExecutionResumed, _REASON, own=(_PROCESS,)),
         _layout(ev.ExecutionRewound, *_REWOUND),
     )
 }

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.bell import Listener, Waiter, bell_of
@@ -51,6 +51,7 @@ from airflow_provider_taskhub.storage.sdk.queues import QueueService
 from airflow_provider_taskhub.storage.sdk.tables import TableService
 from airflow_provider_taskhub.storage.steps import carry_out
 
+T = TypeVar("T")
 PARALLEL = 16
 """Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
 GIVEN_BACK = timedelta(seconds=10)
@@ -109,10 +110,13 @@ class AzureStore(Paged):
     # writes
 
     async def execute(self, operation: Operation) -> Result:
+        await self.packed((operation,))
         rules.check_alone(operation)
         return await self._carry_out(operation)
 
     async def commit(self, unit: Unit) -> Results:
+        for step in unit.steps:
+            await self.packed(step.operations)
         rules.check_unit(unit)
         return await carry_out(unit, self._carry_out, self._crash, together=_parallel)
 
@@ -235,6 +239,9 @@ class AzureStore(Paged):
     async def get_blob(self, container: str, name: str) -> Blob | None:
         rules.check_blob(container, name)
         return await self._blobs.get(container, name)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
 
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         rules.check_container_name(container)

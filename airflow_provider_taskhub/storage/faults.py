@@ -305,6 +305,9 @@ class FaultyStore(Paged):
     async def get_blob(self, container: str, name: str) -> Blob | None:
         return await self._through("blob.get", (container, name), lambda: self._inner.get_blob(container, name))
 
+    async def beside(self, work: Callable[[], T]) -> T:
+        return await self._inner.beside(work)
+
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         return await self._through("blob.list", (container, prefix), lambda: self._inner.list_blobs(container, prefix))
 

@@ -12,17 +12,19 @@ Every call has a deadline, is counted by kind in :attr:`Store.requests`, and rai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
-from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.codec import SLOW, Packed, Timestamp, decompress, unpacked_size
 from airflow_provider_taskhub.values import dataclass
 
+T = TypeVar("T")
 MAX_MESSAGE_BYTES = 65_536
 """UTF-8 bytes of a queue message's text."""
 MAX_VISIBILITY = timedelta(days=7)
@@ -236,6 +238,7 @@ class Transact:
 class PutBlob:
     """Write a whole block blob. Result: its ETag.
 
+    :param data: its content, or a text whose gzip it is.
     :param if_absent: refuse (Conflict) when the blob exists.
     :param etag: refuse (Conflict) unless the blob has it; one that is gone has not. A lease's operations leave it.
     :param lease_id: needed while the blob is leased; refused (LeaseLost) while it is not.
@@ -243,11 +246,16 @@ class PutBlob:
 
     container: str
     name: str
-    data: bytes
+    data: bytes | Packed
     content_type: str = "application/octet-stream"
     if_absent: bool = False
     etag: str | None = None
     lease_id: str | None = None
+
+    @property
+    def body(self) -> bytes:
+        """Its content."""
+        return self.data if isinstance(self.data, bytes) else self.data.data()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,11 +419,20 @@ class Store(Protocol):
 
     async def get_blob(self, container: str, name: str) -> Blob | None: ...
 
+    async def get_text(self, container: str, name: str) -> str | None:
+        """The text of a blob that holds one, or its gzip. :raises InputError: when it holds neither."""
+
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         """Blobs by name; an absent container lists nothing."""
 
     async def append_blob(self, container: str, name: str, data: bytes) -> None:
         """Append to an append blob, made if absent. At most 4 MiB a call, 50,000 calls a blob."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Compute what takes long, without keeping the event loop from what it renews.
+
+        In a thread; a store in memory, under whose loop time may jump, computes here and now.
+        """
 
     # leases of blobs and containers (``name=None`` is the container itself)
 
@@ -450,3 +467,16 @@ class Paged:
             continuation = page.continuation
             if continuation is None:
                 return
+
+    async def get_text(self: Store, container: str, name: str) -> str | None:
+        blob = await self.get_blob(container, name)
+        if blob is None:
+            return None
+        unpack = partial(decompress, blob.data)
+        return await self.beside(unpack) if unpacked_size(blob.data) > SLOW else unpack()
+
+    async def packed(self: Store, operations: Iterable[Operation]) -> None:
+        """Have what is to be written compressed, large texts beside the loop."""
+        for operation in operations:
+            if isinstance(operation, PutBlob) and isinstance(operation.data, Packed) and operation.data.is_slow:
+                await self.beside(operation.data.data)

@@ -479,8 +479,8 @@ def _check_put(operation: PutBlob) -> None:
     check_blob(operation.container, operation.name)
     if operation.lease_id is not None:
         check_lease_id(operation.lease_id)
-    if len(operation.data) > MAX_BLOB_BYTES:
-        raise PayloadTooLarge(f"blob {operation.name!r}: {len(operation.data)} bytes; the limit is {MAX_BLOB_BYTES}")
+    if len(operation.body) > MAX_BLOB_BYTES:
+        raise PayloadTooLarge(f"blob {operation.name!r}: {len(operation.body)} bytes; the limit is {MAX_BLOB_BYTES}")
 
 
 def check_alone(operation: Operation) -> None:

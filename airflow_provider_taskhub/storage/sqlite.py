@@ -6,13 +6,14 @@ it is committed whole or not at all; with ``stepwise`` (the simulation) it goes 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import NotFound
@@ -45,6 +46,8 @@ from airflow_provider_taskhub.storage.primitives import (
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
+
+T = TypeVar("T")
 
 
 class SqliteStore(Paged):
@@ -110,12 +113,15 @@ class SqliteStore(Paged):
     # --- writes
 
     async def execute(self, operation: Operation) -> Result:
+        await self.packed((operation,))
         rules.check_alone(operation)
         self.requests[rules.kind_of(operation)] += 1
         result: Result = await self._access.write(lambda change: perform(change, operation, ()))
         return result
 
     async def commit(self, unit: Unit) -> Results:
+        for step in unit.steps:
+            await self.packed(step.operations)
         rules.check_unit(unit)
         if self._stepwise:
             return await carry_out(unit, self.execute, self._crash)
@@ -271,6 +277,9 @@ class SqliteStore(Paged):
         rules.check_blob(container, name)
         self.requests["blob.get"] += 1
         return await self._access.read(lambda connection: blobs.get(connection, container, name), long=True)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        return work() if self._path is None else await asyncio.to_thread(work)
 
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         rules.check_container_name(container)

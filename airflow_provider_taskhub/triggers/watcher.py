@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Throttled
+from airflow_provider_taskhub.errors import StorageError, Throttled
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
@@ -44,7 +44,7 @@ class Wait:
     """What a waiter knows so far; the newest replaces what was not looked at, so nothing piles up.
 
     :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
-    :param trouble: why the hub cannot be read now, None when it can.
+    :param trouble: why the hub, or this instance in it, cannot be read now; None when it can.
     """
 
     instance_id: str
@@ -111,7 +111,7 @@ class Watcher:
                         failures = 0
             except Exception as error:  # whatever it is, waits go on (spec/airflow.md §0.10)
                 failures += 1
-                self._report(error)
+                self._report(error, self._everyone())
                 await self._clock.sleep(_back_off(error, failures))
 
     async def _poll(self, client: Client) -> bool:
@@ -160,9 +160,15 @@ class Watcher:
 
         async def one(instance_id: str) -> None:
             async with gate:
-                state = await client.get(instance_id, payloads=False)
-                records = await client.activities(instance_id) if state is not None else ()
-                self._tell(instance_id, state, records)
+                try:
+                    state = await client.get(instance_id, payloads=False)
+                    records = await client.activities(instance_id) if state is not None else ()
+                except StorageError:
+                    raise  # the hub cannot be read
+                except Exception as error:  # this instance cannot, which is no trouble of the others
+                    self._report(error, self._waits.get(instance_id, ()))
+                else:
+                    self._tell(instance_id, state, records)
 
         async with asyncio.TaskGroup() as group:
             for instance_id in instances:
@@ -184,10 +190,10 @@ class Watcher:
             wait.looked, wait.state, wait.records, wait.trouble = True, state, records, None
             wait.changed.set()
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception, waits: Iterable[Wait]) -> None:
         if isinstance(error, ExceptionGroup):
             error = error.exceptions[0] if isinstance(error.exceptions[0], Exception) else error
-        for wait in self._everyone():
+        for wait in waits:
             wait.trouble = error
             wait.changed.set()
 

@@ -145,10 +145,7 @@ class Activities:
 
     async def _process(self, held: Held) -> None:
         event = held.message.event
-        if not isinstance(event, TaskScheduled):
-            cause = f"a {event.event_type.name} in the work-item queue, which is for TaskScheduled alone"
-            await self.reader.keep_aside(held, quarantine.of_held(held, cause))
-            return
+        assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
         if definition is None:
             await self._nobody(held, event)

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.hub.messages.races import (
     Verdict,
     delay,
     is_meant,
+    precedes,
     scheduling_id,
 )
 from airflow_provider_taskhub.hub.messages.sessions import Session
@@ -121,7 +122,7 @@ class Aside:
         :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
         """
         hub = self._hub
-        row = await hub.instance(session.instance_id, payloads=True)
+        row = await hub.instance(session.instance_id, payloads=("custom_status",))
         await unchanged(hub, session.instance_id, live.stored.sentinel_etag)
         with self._episodes.computing(session.instance_id, live.execution_id, batch):
             replayed, custom_status = (False, None) if live.stuck else _recalled(live)
@@ -173,21 +174,25 @@ class Aside:
 
     async def _steer(self, session: Session[Live], held: Held) -> bool:
         """Suspend or resume an instance before its scheduled start: its row says it, for whichever comes first would be
-        a matter of luck when the time comes (K41, K46)."""
+        a matter of luck when the time comes (K41, K46).
+
+        :returns: False: it is not Pending any more, or its row has no room for the reason.
+        """
         hub, event = self._hub, held.message.event
         row = await hub.instance(session.instance_id)
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         if row is None or row.status is not Status.PENDING:
             return False
         known: tuple[str, ...] = ()
-        if row.steered is not None and held.inserted <= row.steered.inserted:
-            known = row.steered.known
-            if held.inserted < row.steered.inserted or held.identity in known:
+        if row.steered is not None:
+            if precedes(held.stamp, row.steered.stamp) or held.identity in row.steered.known:
                 return True  # it comes again, or was overtaken
+            if held.inserted == row.steered.stamp.inserted:
+                known = row.steered.known
         entity = steered_row(
             event,
             instance_id=session.instance_id,
-            inserted=held.inserted,
+            stamp=held.stamp,
             known=(*known, held.identity)[-MAX_KNOWN:],
             now=hub.clock.utc_now(),
         )

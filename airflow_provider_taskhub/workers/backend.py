@@ -18,7 +18,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
+from airflow_provider_taskhub.hub.messages.control import WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.sessions import Sessions
@@ -324,6 +324,7 @@ class Backend:
             store=self.hub.store,
             names=self.hub.names,
             queue=self.hub.names.work_items,
+            carries=WORK_EVENTS,
             clock=self.hub.clock,
             visibility=self._visibility,
             max_polling=self._settings.max_polling,

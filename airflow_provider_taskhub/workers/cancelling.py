@@ -52,6 +52,8 @@ class Cancelling:
             if found is None:
                 return
             record, entity = found
+            if record.state is RecordState.UNKNOWN:
+                return  # what a newer version has written: how to end it, that version knows
             move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
             if move.reaction is not ActivityReaction.ASK:
                 return

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hub.contract import InstanceState, Tenure
 from airflow_provider_taskhub.hub.history import checkpoint
-from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored
+from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored, Written
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
@@ -109,16 +109,17 @@ class Committer:
             and the redelivery of the messages finds out.
         """
         hub, commit_id = self._hub, token_hex(16)  # of all tries: a write that was only late is found to be ours
+        history = checkpoint.written(episode, hub.names)
+        spilled = tuple(blob.name for blob in history.blobs)
 
         def planned(stored: Stored) -> Plan:
-            taken = processed(batch, leave=leave)
-            return hub.checkpoint(episode, stored, mail, taken, tags=tags, check=tenure.check, commit_id=commit_id)
+            taken, check = processed(batch, leave=leave), tenure.check
+            return hub.checkpoint(episode, history, stored, mail, taken, tags=tags, check=check, commit_id=commit_id)
 
         def whole(done: Done) -> Done:
             return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
 
         plan = planned(stored)
-        spilled = plan.blobs  # by all tries: any of them may turn out to be the one that was committed
         put: list[Held] = []  # claimed by tries that ended in an error
         refused = True  # all of them for certain: nothing of this episode is in the history
         last: StorageError | None = None
@@ -147,7 +148,7 @@ class Committer:
                 await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                finished = await self._finish(episode, stored, sentinel, batch, tenure, tags, leave)
+                finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)
                 return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
@@ -159,7 +160,6 @@ class Committer:
                 raise Aborted("the instance row was changed before the first checkpoint") from last  # terminated (K41)
             stored = replace(stored, row_etag=row_etag)
             plan = planned(stored)
-            spilled += plan.blobs
         assert last is not None
         raise last
 
@@ -206,6 +206,7 @@ class Committer:
     async def _finish(
         self,
         episode: Episode,
+        history: Written,
         stored: Stored,
         sentinel: Sentinel,
         batch: Sequence[Held],
@@ -236,6 +237,7 @@ class Committer:
                 return Done(stored=self._after(stored, episode, sentinel, row_etag))
             unit = checkpoint.rest(
                 episode,
+                history,
                 replace(stored, row_etag=row_etag),
                 names=hub.names,
                 processed=taken,

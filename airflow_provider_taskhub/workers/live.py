@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
+from uuid import uuid4
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import identity
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -27,9 +29,11 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.instances import lags
 from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
@@ -51,6 +55,7 @@ class Live:
     """An instance in memory: the live orchestrator and what is stored of it.
 
     :ivar past: the history as loaded, until the first episode over it.
+    :ivar started: the generation's start. :ivar scheduled: what was asked for, by the action's number.
     :ivar open_tasks: names of the activities that are not answered, by their action's number.
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar forgetful: more was taken across generations than is remembered.
@@ -64,7 +69,8 @@ class Live:
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     parent: ParentInstance | None = None
-    scheduled: set[int] = field(default_factory=set)
+    started: ExecutionStarted | None = None
+    scheduled: dict[int, HistoryEvent] = field(default_factory=dict)
     open_tasks: dict[int, str] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
@@ -88,13 +94,14 @@ class Live:
                 self.seen[event.taskhub_message_id] = _outlives(event)
             match event:
                 case TaskScheduled():
-                    self.scheduled.add(event.event_id)
+                    self.scheduled[event.event_id] = event
                     self.open_tasks[event.event_id] = event.name
                 case TimerCreated() | SubOrchestrationInstanceCreated():
-                    self.scheduled.add(event.event_id)
+                    self.scheduled[event.event_id] = event
                 case TaskCompleted() | TaskFailed():
                     self.open_tasks.pop(event.task_scheduled_id, None)
                 case ExecutionStarted():
+                    self.started = event
                     self.name, self.tags, self.parent = event.name, dict(event.tags or {}), event.parent
                 case ExecutionCompleted():
                     self.ended = event.status
@@ -122,10 +129,11 @@ class Live:
         final = self.ended is not None
         return Facts(
             execution_id=self.execution_id,
-            scheduled=self.scheduled,
+            scheduled=self.scheduled.keys(),
             final=final,
             parent=self.parent,
             seen=self.seen.keys(),
+            steered=self.stored.steered,
         )
 
 
@@ -148,7 +156,7 @@ class Loader:
         """History and row; the row tells the custom status, which an earlier generation may have set."""
         hub = self._hub
         loaded, row = await asyncio.gather(
-            load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
+            load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=("custom_status", "output"))
         )
         sentinel = loaded.sentinel
         if sentinel is None or not loaded.begun:
@@ -156,6 +164,7 @@ class Loader:
                 sentinel_etag=sentinel.etag if sentinel else None,
                 surplus=loaded.surplus,
                 consumed=sentinel.consumed if sentinel else (),
+                steered=sentinel.steered if sentinel else None,
                 row_etag=row.etag if row else None,
                 status=row.status if row else None,
             )
@@ -169,6 +178,7 @@ class Loader:
             tails=loaded.tails,
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
+            steered=sentinel.steered,
             blobs=loaded.blobs,
             behind=loaded.past if lags(row, loaded.past) else (),
             row_etag=row.etag if row else None,
@@ -188,6 +198,39 @@ class Loader:
             live.ending = ExecutionTerminated(timestamp=self._hub.clock.utc_now(), input=row.output)
         return live, loaded
 
+    async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted]:
+        """An instance whose history cannot be read: enough of it to end it, or to begin another run over it (K46).
+
+        Its execution begins a generation of its own, under the sentinel that there is: what that stores can be read.
+
+        :returns: with what its messages are judged by, and the start of that generation.
+        """
+        hub = self._hub
+        found, row = await asyncio.gather(
+            salvage(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
+        )
+        named = row.execution_id if row is not None else None
+        current = found.execution_id or named or uuid4().hex
+        again = OrchestrationInstance(instance_id=instance_id, execution_id=identity.next_execution_id(current))
+        stored = Stored(
+            sentinel_etag=found.lock.etag if found.lock else None,
+            tails=True,
+            consumed=found.sentinel.consumed if found.sentinel else (),
+            steered=found.sentinel.steered if found.sentinel else None,
+            row_etag=row.etag if row else None,
+            status=row.status if row else None,
+            custom_status=row.custom_status if row else None,
+        )
+        live = Live(self._execution(instance_id, (), again.execution_id, stored.custom_status), stored, current)
+        live.absorb(found.events, switched=False)
+        live.remember(stored)
+        live.stored = replace(stored, consumed=live.consumed())
+        live.open_tasks[-1] = ""  # what asked for an activity with a record may be what cannot be read
+        ended = row is not None and row.status.is_final and same_start(named, current)
+        live.ended = row.status if row is not None and ended else None  # its end may be told where nobody can read it
+        facts = replace(live.facts(), checkpointed=found.lock.timestamp if found.lock else None)
+        return live, facts, _start_of(again, live.started, row, hub.clock.utc_now())
+
     def restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
 
@@ -203,6 +246,22 @@ class Loader:
     ) -> Execution:
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
         return Execution(self._registry, past, instance=instance, custom_status=custom_status)
+
+
+def _start_of(
+    instance: OrchestrationInstance, started: ExecutionStarted | None, row: InstanceState | None, now: Timestamp
+) -> ExecutionStarted:
+    """The start of a generation that takes a damaged one's place: as it can be read, else as the row tells it."""
+    if started is not None:
+        return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
+    return ExecutionStarted(
+        timestamp=(row.created if row is not None else None) or now,
+        instance=instance,
+        name=row.name if row is not None else "",
+        version=row.version if row is not None else "",
+        tags=row.tags if row is not None else None,
+        generation=row.generation if row is not None else None,
+    )
 
 
 def generation_of(execution_id: str | None, batch: Sequence[Held]) -> str | None:

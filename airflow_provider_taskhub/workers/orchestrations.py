@@ -31,13 +31,13 @@ from airflow_provider_taskhub.engine.identity import next_execution_id, same_sta
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.history.load import Loaded
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter
-from airflow_provider_taskhub.hub.messages.races import Facts, unknown_delay
+from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id, unknown_delay
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.aside import Aside
@@ -45,7 +45,7 @@ from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
 from airflow_provider_taskhub.workers.live import Live, Loader, generation_of
-from airflow_provider_taskhub.workers.sorting import Sorter
+from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,11 @@ class Orchestrations:
         session.reader.tenure.check()
         live, loaded = session.state, None
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
-            live, loaded = await self._loader.open(session.instance_id, batch[0])
+            try:
+                live, loaded = await self._loader.open(session.instance_id, batch[0])
+            except HistoryUnreadable as error:
+                await self._unread(session, batch, error)
+                return
         ends = await self._aside.ends(session, batch, live.execution_id) if session.reader.stuck else None
         live.stuck = ends is not None
         if ends is not None:
@@ -134,11 +138,7 @@ class Orchestrations:
             await self._wait_for_code(session, batch, error)
             return
         found = await self._sorter.sort(session, live, batch, facts)
-        if found.process and isinstance(found.process[0].message.event, ExecutionStarted) and facts.execution_id:
-            if self._cancelling.concerns(live):  # its end may not have come to that, and the history that tells it goes
-                await self._cancelling.cancel(session.instance_id, live.execution_id)
-            live = self._loader.restarted(session.instance_id, live)
-        self._take_in(session, live)
+        live = await self._begun(session, live, found)
         if live.ending is not None:  # what is stale is all that tells of it: the checkpoint of its end deletes it
             found.process += [held for held, _ in found.stale]
             found.stale = []
@@ -150,6 +150,44 @@ class Orchestrations:
                 self._sessions.keep(session, None)
             return
         await self._run(session, live, found.process, suspended=found.suspended)
+
+    async def _begun(self, session: Session[Live], live: Live, found: Sorted) -> Live:
+        """The state that a batch goes on with, as the session's: a new one for a start over an ended history."""
+        if found.begins and live.execution_id is not None:
+            if self._cancelling.concerns(live):  # its end may not have come to that, and the history that tells it goes
+                await self._cancelling.cancel(session.instance_id, live.execution_id)
+            live = self._loader.restarted(session.instance_id, live)
+        live.stored = replace(live.stored, steered=found.facts.steered)
+        self._take_in(session, live)
+        return live
+
+    async def _unread(self, session: Session[Live], batch: list[Held], error: HistoryUnreadable) -> None:
+        """A history that cannot be read keeps an instance from going on, but neither from its end nor from a new start.
+
+        :raises HistoryUnreadable: when nothing of the batch can do without it.
+        """
+        starts = isinstance(batch[0].message.event, ExecutionStarted)
+        able = [held for held in batch if starts or isinstance(held.message.event, ExecutionTerminated)]
+        if not able:
+            raise error
+        live, facts, start = await self._loader.salvage(session.instance_id)
+        found = await self._sorter.sort(session, live, able, facts)
+        if not found.begins:
+            found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
+        await self._aside.settle(session, live, found)
+        settled = [held for held, _ in (*found.stale, *found.later)]
+        left = [held for held in batch if held not in found.process and held not in settled]
+        await self._aside.give_back(session, left, error, failed=False)
+        if not found.process:
+            return
+        live = await self._begun(session, live, found)
+        if found.begins:
+            await self._run(session, live, found.process, suspended=found.suspended)
+            return
+        log.warning("instance_ended_unread", instance_id=session.instance_id, error=str(error))
+        events = [start, *map(brought, found.process)]
+        episode = live.execution.terminate(events, now=self._hub.clock.utc_now())
+        await self._commit(session, live, episode, found.process)
 
     async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
         """What a batch is judged by, once a switch that was cut off is whole.
@@ -189,11 +227,11 @@ class Orchestrations:
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
         if suspended is not None:
             events.insert(1, ExecutionSuspended(timestamp=now, reason=suspended))
-        past: tuple[HistoryEvent, ...] = ()
-        traced = tracing.on()
+        traced, started, asked = tracing.on(), live.started, dict[int, HistoryEvent]()
         if traced:
             events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
-            past = live.execution.history
+            numbers = {scheduling_id(event) for event in events}
+            asked = {number: live.scheduled[number] for number in numbers if number in live.scheduled}
         try:
             with self.episodes.computing(session.instance_id, generation_of(live.execution_id, batch), batch):
                 if live.ending is not None:
@@ -222,7 +260,7 @@ class Orchestrations:
             return
         if traced and episode.history:
             stale = [event for event, _ in episode.stale]
-            tracing.record(past, [event for event in events if event not in stale], episode.history)
+            tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
     def _gave_up(self, error: UnknownOrchestrator) -> FailureDetails:
         """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there (K43)."""
@@ -251,8 +289,10 @@ class Orchestrations:
         failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
         taken = list(batch) if judged else []
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
+        steered = session.state.stored.steered if session.state is not None else None
         for kept in (taken, starts):
             live, _ = await self._loader.load(instance_id)
+            live.stored = replace(live.stored, steered=newest(live.stored.steered, steered))
             known = live.execution_id
             if starts and known and not same_start(known, starts[0].message.instance.execution_id):
                 live = self._loader.restarted(instance_id, live)

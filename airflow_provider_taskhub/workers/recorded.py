@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import Entity, Step
+from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
 from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.responses import Responses, refused
@@ -103,7 +103,7 @@ class Recorded:
             reaction, silent = ActivityReaction.RUN, None
             if last is not None:
                 record, entity = last
-                state, now = ActivityState(record.state), hub.clock.monotonic()
+                state, now = _known(record), hub.clock.monotonic()
                 reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
                 if watched is None or watched[0] != entity.etag:
                     watched = (entity.etag, now)
@@ -184,7 +184,7 @@ class Recorded:
         if found is None:
             await self._responses.drop_purged(held)
             return
-        reaction = react_activity(ActivityState(found[0].state), ActivityHappening.CONFIRMED).reaction
+        reaction = react_activity(_known(found[0]), ActivityHappening.CONFIRMED).reaction
         if reaction is ActivityReaction.CLOSE:
             await self._close(held, *found)
         elif held.gone:
@@ -210,8 +210,9 @@ class Recorded:
             result=outcome.result,
             failure=outcome.failure,
         )
+        large = records.result_blob(self._hub.names, ended)  # one for all tries: it is compressed once
         try:
-            await self._insist(held, event, attempt, ended, outcome)
+            await self._insist(held, event, attempt, ended, outcome, large)
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
@@ -219,13 +220,19 @@ class Recorded:
                 return
             try:
                 await attempt.reclaim()
-                await self._insist(held, event, attempt, ended, outcome)
+                await self._insist(held, event, attempt, ended, outcome, large)
             except Conflict:
                 log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
                 await self._cancelled(held, attempt)
 
     async def _insist(
-        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
+        self,
+        held: Held,
+        event: TaskScheduled,
+        attempt: Attempt,
+        ended: ActivityRecord,
+        outcome: ActivityOutcome,
+        large: PutBlob | None,
     ) -> None:
         """Settle, again while the store does not answer and nobody may take the attempt over: the activity has run.
 
@@ -235,7 +242,11 @@ class Recorded:
         until = self._hub.clock.monotonic() + (self._times.give_up - self._times.renew).total_seconds()
         while True:
             try:
-                await self._settle(held, event, attempt, ended, outcome)
+                before = (
+                    Step(name="result", operations=() if large is None else (large,)),
+                    Step(name="outcome", operations=(attempt.becomes(ended),)),
+                )
+                await self._responses.respond(held, event, outcome, before=before)
                 return
             except (Unavailable, Throttled) as error:
                 pause = max(SETTLE_PAUSE, getattr(error, "retry_after", 0.0))
@@ -244,20 +255,20 @@ class Recorded:
                 log.info("outcome_unsettled", activity=event.name, attempt=ended.attempt, error=str(error))
             await self._hub.clock.sleep(pause)
 
-    async def _settle(
-        self, held: Held, event: TaskScheduled, attempt: Attempt, ended: ActivityRecord, outcome: ActivityOutcome
-    ) -> None:
-        blob = records.result_blob(self._hub.names, ended)
-        before = (
-            Step(name="result", operations=(blob,) if blob else ()),
-            Step(name="outcome", operations=(attempt.becomes(ended),)),
-        )
-        await self._responses.respond(held, event, outcome, before=before)
-
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
         """An outcome is recorded: only the response is put again."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
+
+
+def _known(record: ActivityRecord) -> ActivityState:
+    """:raises RecordUnreadable: for a state that this version does not know: may it be run again, or beside it?"""
+    if record.state is RecordState.UNKNOWN:
+        raise records.RecordUnreadable(
+            f"attempt {record.attempt} of activity {record.name!r} #{record.task_id} of instance "
+            f"{record.instance.instance_id!r} is in a state that this version does not know: upgrade this worker"
+        )
+    return ActivityState(record.state)
 
 
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:

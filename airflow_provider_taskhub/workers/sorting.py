@@ -13,12 +13,11 @@ from weakref import WeakKeyDictionary
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, Status
 from airflow_provider_taskhub.hub.contract import InstanceState
-from airflow_provider_taskhub.hub.history.load import sentinel_of
-from airflow_provider_taskhub.hub.history.records import Sentinel
+from airflow_provider_taskhub.hub.history.load import lock_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import SOON, Facts, Judged, Verdict, judge, waits_for
+from airflow_provider_taskhub.hub.messages.races import SOON, STEERING, Facts, Judged, Verdict, judge, newest, waits_for
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.values import dataclass
 from airflow_provider_taskhub.workers.commit import Aborted
@@ -63,16 +62,21 @@ class Sorted:
     steer: list[Held] = field(default_factory=list)
     suspended: str | None = None
 
+    @property
+    def begins(self) -> bool:
+        """Whether what is processed begins with a start."""
+        return bool(self.process) and isinstance(self.process[0].message.event, ExecutionStarted)
 
-async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Sentinel | None:
-    """The sentinel, read anew: whoever has read the row before this may go by both.
+
+async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp | None:
+    """When the last checkpoint was, read anew: whoever has read the row before this may go by both.
 
     :param etag: as the session has it. :raises Aborted: when the partition's former owner has committed since.
     """
-    sentinel = await sentinel_of(hub.store, hub.names, instance_id)
-    if (sentinel.etag if sentinel else None) != etag:
+    lock = await lock_of(hub.store, hub.names, instance_id)
+    if (lock.etag if lock else None) != etag:
         raise Aborted("another owner has committed since the history was loaded")
-    return sentinel
+    return lock.timestamp if lock else None
 
 
 class Sorter:
@@ -111,8 +115,11 @@ class Sorter:
                         started = held.message.event.instance.execution_id
                         found.suspended = found.facts.row_suspended
                         since = held.message.event.parent
-                        found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen)
+                        steered = newest(found.facts.steered, found.facts.row_steered)
+                        found.facts = Facts(execution_id=started, parent=since, seen=found.facts.seen, steered=steered)
                         self._waits_no_more(session, held)
+                    elif isinstance(held.message.event, STEERING):
+                        found.facts = replace(found.facts, steered=held.stamp)
                 case Verdict.STALE:
                     found.stale.append((held, judged.reason))
                     self._waits_no_more(session, held)
@@ -172,8 +179,7 @@ class Sorter:
             row = await self._row_of_start(instance_id, event.instance.execution_id)
         else:
             row = await self._hub.instance(instance_id)
-            sentinel = await unchanged(self._hub, instance_id, etag)
-            facts = replace(facts, checkpointed=sentinel.timestamp if sentinel else None)
+            facts = replace(facts, checkpointed=await unchanged(self._hub, instance_id, etag))
         pending = row is not None and row.status is Status.PENDING
         return replace(
             facts,
@@ -183,6 +189,7 @@ class Sorter:
             row_pending=pending,
             row_terminated=row is not None and row.status is Status.TERMINATED,
             row_due=row.scheduled_start if row is not None and pending else None,
+            row_steered=row.steered.stamp if row is not None and pending and row.steered else None,
             row_suspended=row.steered.suspended if row is not None and pending and row.steered else None,
         )
 
@@ -209,7 +216,7 @@ def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
         message.event,
         execution_id=message.instance.execution_id,
         message_id=held.identity,
-        inserted=held.inserted,
+        stamp=held.stamp,
         facts=facts,
         now=_now(held, hidden),
         deliveries=held.deliveries,

@@ -57,7 +57,9 @@ def record(state: RecordState, *, task_id: int = 0, attempt: int = 1, **more: An
 
 @dataclass
 class FakeHub:
-    """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method."""
+    """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method.
+    :param damaged: by instance id, raised by requests for its records.
+    """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
     records: dict[str, tuple[ActivityRecord, ...]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class FakeHub:
     serving: tuple[PartitionState, ...] = ()
     hints: set[str] = field(default_factory=set)
     down: Exception | None = None
+    damaged: dict[str, Exception] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
@@ -152,7 +155,10 @@ class FakeClient:
         hub.end(instance_id, reason, status=Status.TERMINATED)
 
     async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
-        return self._count("activities").records.get(instance_id, ())
+        hub = self._count("activities")
+        if instance_id in hub.damaged:
+            raise hub.damaged[instance_id]
+        return hub.records.get(instance_id, ())
 
     async def failed_attempt(self, instance_id: str) -> Any:
         return self._count("failed_attempt").failed.get(instance_id)

@@ -14,7 +14,7 @@ from airflow.models.trigger import Trigger
 from airflow.sdk._shared.module_loading import import_string
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import HubError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.triggers import taskhub as module
@@ -114,6 +114,35 @@ def test_a_hint_ends_the_wait_and_is_removed(hub: FakeHub) -> None:
         assert hub.hints == {"somebody else's"}
 
     play(scenario)
+
+
+def test_an_instance_that_cannot_be_read_is_the_trouble_of_its_own_wait(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was read again and again in front of all new waits, and each time the client was opened anew."""
+
+    async def scenario() -> None:
+        hub.damaged["bad"] = InputError("row 'x' is damaged")
+        for instance_id in ("bad", "i"):
+            hub.put(instance_id, Status.RUNNING)
+        bad = asyncio.ensure_future(fired(waiting(instance_id="bad")))
+        await asyncio.sleep(5)
+        other = asyncio.ensure_future(fired(waiting()))
+        await asyncio.sleep(5)
+        hub.end("i", 1)
+        assert (await other)["status"] == "Completed"
+        assert asyncio.get_running_loop().time() < 15
+        assert (hub.opened, bad.done()) == (1, False)
+        del hub.damaged["bad"]
+        hub.end("bad", 1)
+        assert (await bad)["status"] == "Completed"
+
+    play(scenario)
+    troubles = [line for line in said(capsys) if "read" in line]
+    assert troubles == [
+        "the hub cannot be read, trying again: InputError: row 'x' is damaged",
+        "the hub can be read again",
+    ]
 
 
 def test_an_end_without_a_hint_is_seen_by_reading_in_turn(hub: FakeHub) -> None:

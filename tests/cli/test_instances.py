@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from typer.testing import CliRunner, Result
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import OrchestratorStarted
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, row_key
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -119,3 +124,55 @@ def test_the_next_page_of_a_list_can_be_asked_for_as_it_is_printed() -> None:
     (line,) = [line for line in taskhub("list", "--limit", "1").stdout.splitlines() if line.startswith("more: ")]
     (row,) = as_json("list", *shlex.split(line)[1:])["instances"]
     assert row["instance_id"] == "c'2"
+
+
+async def damaged(path: Path, instance_id: str) -> None:
+    """A history of which one row is of a version that is not there yet."""
+    names, now = HubNames("TaskHub"), Timestamp.parse("2026-03-01T12:00:00Z")
+    start = OrchestratorStarted(timestamp=now)
+    rows = [
+        encode_event(start, instance_id=instance_id, execution_id="e", ordinal=0),
+        Entity(partition_key=instance_id, row_key=row_key(1), properties={"EventType": "Dream", "ExecutionId": "e"}),
+        encode_sentinel(Sentinel(execution_id="e", complete=True), instance_id=instance_id),
+    ]
+    async with SqliteStore(path) as store:
+        inserts = tuple(RowOperation(verb=RowVerb.INSERT, entity=row) for row in rows)
+        await store.execute(Transact(table=names.history, rows=inserts))
+
+
+@pytest.mark.rows("K46")
+def test_what_can_be_read_of_an_instance_is_shown_and_what_cannot_is_said(path: Path) -> None:
+    as_json("start", "flights", "--id", "bad")
+    asyncio.run(damaged(path, "bad"))
+    result = taskhub("show", "bad")
+    assert result.exit_code == Exit.OK
+    assert "Pending" in result.stdout
+    assert "OrchestratorStarted" in result.stdout
+    said = "history row 0000000000000001 of 'bad': EventType is 'Dream', which no version writes"
+    assert f"unreadable: {said}" in result.stderr
+    shown = as_json("show", "bad")
+    assert shown["unreadable"] == [said]
+    assert [event["type"] for event in shown["history"]] == ["OrchestratorStarted"]
+    assert as_json("logs", "bad") == []
+    as_json("start", "flights", "--id", "good")
+    assert as_json("show", "good")["unreadable"] == []
+
+
+async def of_the_future(path: Path, instance_id: str) -> None:
+    """An attempt in a state that this version does not know."""
+    row = Entity(partition_key=instance_id, row_key="e:0000000000:000001", properties={"State": "paused"})
+    async with SqliteStore(path) as store:
+        insert = RowOperation(verb=RowVerb.INSERT, entity=row)
+        await store.execute(Transact(table=HubNames("TaskHub").activities, rows=(insert,)))
+
+
+def test_what_is_logged_stands_in_no_answer(path: Path) -> None:
+    as_json("start", "flights", "--id", "bad")
+    asyncio.run(of_the_future(path, "bad"))
+    command = "from airflow_provider_taskhub.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "instances", "show", "bad", "--json"], capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["activities"][0]["state"] == "unknown"
+    assert "row_unreadable" in done.stderr
+    assert "'paused'" in done.stderr

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound, PayloadTooLarge
-from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob, Store
+from airflow_provider_taskhub.storage import primitives
+from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob, Step, Store, Unit
 
 Elapse = Callable[[float], Awaitable[None]]
 
@@ -383,3 +388,60 @@ async def test_requests_are_counted(store: Store, container: str) -> None:
         "blob.delete": 1,
         "admin": 1,
     }
+
+
+# --- texts
+
+
+@pytest.mark.rows("K30")
+async def test_a_text_is_stored_as_gzip_and_read_back(store: Store, container: str) -> None:
+    for length in (0, 10, codec.SLOW + 1):
+        text = "ä" * length
+        put = PutBlob(container=container, name="x.json.gz", data=codec.Packed(text))
+        await store.commit(Unit(steps=(Step(name="payloads", operations=(put,)),)))
+        stored = await content(store, container, "x.json.gz")
+        assert stored is not None
+        assert gzip.decompress(stored).decode() == text, "plain gzip, as .NET reads it"
+        assert await store.get_text(container, "x.json.gz") == text
+    await put_plain(store, container, b"plain")
+    assert await store.get_text(container, "x.json.gz") == "plain"
+    await put_plain(store, container, b"\x1f\x8b nonsense")
+    with pytest.raises(InputError, match="not gzip of UTF-8"):
+        await store.get_text(container, "x.json.gz")
+    assert await store.get_text(container, "nothing") is None
+
+
+async def put_plain(store: Store, container: str, data: bytes) -> None:
+    await store.execute(PutBlob(container=container, name="x.json.gz", data=data))
+
+
+@pytest.mark.rows("K39")
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a unit"])
+async def test_only_large_texts_are_worked_on_beside_the_loop(
+    store: Store, container: str, kind: str, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """The loop renews what it holds meanwhile. A store in memory works in its caller's thread, as in all it does."""
+    threads: dict[str, list[int]] = {}
+    for name in ("compress", "decompress"):
+        real = getattr(codec, name)
+
+        def seen(value: Any, real: Any = real, name: str = name) -> Any:
+            threads.setdefault(name, []).append(threading.get_ident())
+            return real(value)
+
+        monkeypatch.setattr(codec, name, seen)
+        if hasattr(primitives, name):
+            monkeypatch.setattr(primitives, name, seen)
+    here = threading.get_ident()
+    for length, beside in ((codec.SLOW, False), (codec.SLOW + 1, kind != "memory")):
+        threads.clear()
+        put = PutBlob(container=container, name="x", data=codec.Packed("x" * length))
+        if together:
+            await store.commit(Unit(steps=(Step(name="payloads", operations=(put,)),)))
+        else:
+            await store.execute(put)
+        assert await store.get_text(container, "x") == "x" * length
+        assert {name: [thread != here for thread in found] for name, found in threads.items()} == {
+            "compress": [beside],
+            "decompress": [beside],
+        }

@@ -390,8 +390,8 @@ def test_a_message_is_spilled_above_45_kib_and_not_at_it() -> None:
         "hub-largemessages",
         "hello-1/message-56495726e33241b4a00560544723ab6f-EventRaised.json.gz",
     )
-    assert decompress(blob.data) == encode(over)
-    assert (blob.data[:2], blob.content_type) == (b"\x1f\x8b", "application/octet-stream")
+    assert decompress(blob.body) == encode(over)
+    assert (blob.body[:2], blob.content_type) == (b"\x1f\x8b", "application/octet-stream")
     assert json.loads(written) == {
         "$type": "DurableTask.AzureStorage.MessageData",
         "ActivityId": "00000000-0000-0000-0000-000000000000",
@@ -403,7 +403,7 @@ def test_a_message_is_spilled_above_45_kib_and_not_at_it() -> None:
     }
     wrapper = decode(written)
     assert blob_of(wrapper) == blob.name
-    assert unspill(wrapper, decompress(blob.data)) == replace(over, blob_name=blob.name)
+    assert unspill(wrapper, decompress(blob.body)) == replace(over, blob_name=blob.name)
 
 
 @pytest.mark.rows("K30")
@@ -430,7 +430,7 @@ def test_the_message_in_the_blob_counts_when_there_are_two() -> None:
 def test_failures_are_counted_on_the_wrapper() -> None:
     written, blob = spill(sized(SPILL_BYTES + 1), "c")
     assert blob is not None
-    read = unspill(replace(decode(written), failures=3), decompress(blob.data))
+    read = unspill(replace(decode(written), failures=3), decompress(blob.body))
     assert read.failures == 3
     again = encode(replace(read, failures=4))
     assert len(again) < 400

@@ -90,7 +90,7 @@ def test_every_spilled_message_is_spilled_again() -> None:
             text, made = spill(decode(stored), f"{recording.hub.lower()}-largemessages")
             assert made is not None
             assert (made.name, text) == (blob, put.text)
-            assert decompress(made.data) == json.dumps(
+            assert decompress(made.body) == json.dumps(
                 without_dictionary_types(json.loads(stored)), separators=(",", ":")
             )
             assert encode(message) == put.text

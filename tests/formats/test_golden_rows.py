@@ -72,7 +72,7 @@ def again(recording: Recording, entity: Entity) -> Entity:
     )
     tokens = iter(int(name.split("-")[-2], 16) for name in blob_columns(entity).values())
     spilled, made = spill_columns(encoded, f"{recording.hub.lower()}-largemessages", token=lambda: next(tokens))
-    assert {blob.name: decompress(blob.data) for blob in made} == {
+    assert {blob.name: decompress(blob.body) for blob in made} == {
         name: texts[column] for column, name in blob_columns(entity).items()
     }
     return spilled

@@ -92,7 +92,7 @@ def stored(*merges: Entity) -> Entity:
 
 def read(entity: Entity, blobs: tuple[PutBlob, ...] = ()) -> InstanceState:
     """As a reader with payloads sees it."""
-    texts = {blob.name: decompress(blob.data) for blob in blobs}
+    texts = {blob.name: decompress(blob.body) for blob in blobs}
     state = decode_instance(entity, container_url=URL)
     found: dict[str, str | None] = {}
     for field, name in large_texts(entity, container_url=URL).items():

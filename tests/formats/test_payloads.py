@@ -52,7 +52,7 @@ def test_a_column_is_spilled_above_60_kib_of_utf16_and_not_at_it(char: str, unit
     (blob,) = blobs
     assert blob.container == "c"
     assert blob.name == "big^01/history-000000000000000B-TaskCompleted-7C3B3844-Result.json.gz"
-    assert decompress(blob.data) == over
+    assert decompress(blob.body) == over
     assert (entity.properties["Result"], entity.properties["ResultBlobName"]) == ("", blob.name)
     assert blob_columns(entity) == {"Result": blob.name}
     assert restore(entity, {"Result": over}) == completed(over)
@@ -76,7 +76,7 @@ def test_every_column_that_can_be_large_is_spilled_under_a_name_of_its_own() -> 
         "Result.json.gz",
         "FailureDetails.json.gz",
     }
-    texts = {blob.name: decompress(blob.data) for blob in blobs}
+    texts = {blob.name: decompress(blob.body) for blob in blobs}
     again = restore(spilled, {column: texts[name] for column, name in blob_columns(spilled).items()})
     assert again == entity
     assert decode_event(again) == event

@@ -28,6 +28,7 @@ from airflow_provider_taskhub.engine.events import (
     TraceContext,
 )
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.history.records import (
     INPUT_BYTES,
     MAX_CONSUMED,
@@ -226,6 +227,27 @@ def test_a_rewound_row_keeps_every_column() -> None:
     assert edm(again) == edm(entity)
 
 
+@pytest.mark.rows("K46", "K53")
+def test_the_row_of_a_child_that_was_rewound_keeps_its_reason() -> None:
+    """A rewind marks that row and leaves it what it is (spec §7.2)."""
+    entity = row(
+        "SubOrchestrationInstanceCreated",
+        EventId=1,
+        IsPlayed=False,
+        ExecutionId=EXECUTION,
+        Name="Child",
+        Version="",
+        InstanceId="child",
+        Tags="null",
+        Reason="Rewound: SubOrchestrationInstanceCreated",
+    )
+    event = decode_event(entity)
+    assert isinstance(event, SubOrchestrationInstanceCreated)
+    assert event.reason == "Rewound: SubOrchestrationInstanceCreated"
+    again = encode_event(event, instance_id="a/b", execution_id=EXECUTION, ordinal=0)
+    assert edm(again) == edm(entity)
+
+
 @pytest.mark.rows("K52", "K53")
 @given(events(Where.ROW), st.integers(0, 2**40))
 def test_every_event_comes_back_as_it_went(event: HistoryEvent, ordinal: int) -> None:
@@ -283,8 +305,8 @@ def test_a_half_commit_of_ours_counts_only_what_was_committed_before() -> None:
     half = replace(OURS, complete=False, commit_id="c-2", committed_rows=8, consumed=())
     read = decode_sentinel(merged(first, encode_sentinel(half, instance_id="a")))
     assert read == half
-    assert (read.committed(107), read.committed(5)) == (8, 5)
-    assert decode_sentinel(first).committed(107) == 107
+    assert read.committed(107) == 8
+    assert decode_sentinel(first).committed(107) == 8, "whether it is complete or not"
 
 
 @pytest.mark.rows("K28")
@@ -313,6 +335,17 @@ def test_a_half_commit_of_ours_on_top_of_dotnets_is_known() -> None:
     theirs = of_dotnet(complete=True, completed=LATER)
     half = replace(OURS, complete=False, checkpoint_completed=LATER, committed_rows=12, consumed=())
     assert decode_sentinel(merged(theirs, encode_sentinel(half, instance_id="a"))).committed(111) == 12
+
+
+@pytest.mark.rows("K46", "K55")
+def test_the_newest_suspension_or_resume_stays_until_a_newer_one_is_stored() -> None:
+    steered = replace(OURS, steered=Stamp(inserted=NOW, process="0123456789abcdef", number=12))
+    first = encode_sentinel(steered, instance_id="a")
+    assert decode_sentinel(first) == steered
+    later = replace(OURS, checkpoint_completed=LATER, commit_id="c-2")
+    assert decode_sentinel(merged(first, encode_sentinel(later, instance_id="a"))).steered == steered.steered
+    damaged = merged(first, Entity(partition_key="a", row_key=SENTINEL, properties={"TaskHubSteered": "soon"}))
+    assert decode_sentinel(damaged).steered is None
 
 
 def test_consumed_ids_are_forgotten_by_the_next_commit() -> None:

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
 )
+from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.history.checkpoint import (
     WATCH_TAG,
     Plan,
@@ -27,6 +28,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import (
     build,
     rest,
     visible,
+    written,
 )
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.storage.primitives import (
@@ -84,7 +86,7 @@ def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> Plan:  # no
         "write_instance": True,
         "check": lambda: None,
     }
-    return build(made, stored, **(given | fields))
+    return build(made, written(made, NAMES), stored, **(given | fields))
 
 
 def steps(made: Plan) -> dict[str, Step]:
@@ -186,6 +188,19 @@ def test_a_switch_counts_from_its_first_transaction_on() -> None:
     assert [group.rows[-1].entity.properties["TaskHubConsumed"] for group in made] == ["m1,m2", "m1,m2"]
 
 
+@pytest.mark.rows("K28", "K46")
+@pytest.mark.parametrize("switched", [False, True])
+def test_the_newest_suspension_or_resume_is_stored_with_the_event_that_it_was(switched: bool) -> None:
+    """In front of that it would make the message stale which brings the event again."""
+    stored = Stored(sentinel_etag="e1", rows=40, steered=Stamp(inserted=NOW, process="ab", number=3))
+    made = transacts(plan(episode(history(150), switched=switched), stored))
+    found = [group.rows[-1].entity.properties.get("TaskHubSteered") for group in made]
+    text = f"{NOW.ticks}/ab/3"
+    assert found == [text if switched else None, text]
+    none = transacts(plan(episode(), Stored(sentinel_etag="e1", rows=40)))
+    assert "TaskHubSteered" not in none[0].rows[-1].entity.properties, "a merge leaves it as it was"
+
+
 @pytest.mark.rows("K25", "K47")
 def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
     stored = Stored(sentinel_etag="e1", row_etag="r1", blobs=("one/a", "one/b"))
@@ -198,10 +213,13 @@ def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
     assert steps(made)["blobs"].operations == gone
     assert steps(plan(episode(), stored))["blobs"].operations == (), "the generation goes on"
     common: dict[str, Any] = {"names": NAMES, "processed": PROCESSED, "now": NOW, "container_url": "https://here/x"}
-    again = rest(switch, stored, tags={}, check=lambda: None, **common).steps
-    assert [step.name for step in again if step.operations] == ["payloads", "instance", "blobs", "delete"]
-
-    (spilled,) = made.blobs
+    rows = written(switch, NAMES)
+    (spilled,) = [blob.name for blob in rows.blobs]
+    again = rest(switch, rows, stored, tags={}, check=lambda: None, **common).steps
+    assert [step.name for step in again if step.operations] == ["instance", "blobs", "delete"], "its payload stands"
+    (row,) = again[1].operations
+    assert isinstance(row, Transact)
+    assert row.rows[0].entity.properties["Input"] == f"https://here/x/{spilled}"
     assert spilled.endswith("-Input.json.gz")
     kept: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": (), "row_etag": None, "now": 9.0}
     assert after(stored, switch, **kept).blobs == ()
@@ -260,8 +278,10 @@ def test_what_is_stored_afterwards() -> None:
 
 @pytest.mark.rows("K29")
 def test_the_rest_of_a_committed_checkpoint_is_row_hint_and_deletes() -> None:
+    made = episode(history(4, start()))
     unit = rest(
-        episode(history(4, start())),
+        made,
+        written(made, NAMES),
         Stored(row_etag="r9"),
         names=NAMES,
         processed=PROCESSED,

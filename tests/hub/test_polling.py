@@ -15,7 +15,7 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.contract import HubNames, Member, WorkerIdentity
-from airflow_provider_taskhub.hub.messages.control import Reader
+from airflow_provider_taskhub.hub.messages.control import CONTROL_EVENTS, Reader
 from airflow_provider_taskhub.hub.messages.prefetch import FIRST_POLL, LONGEST_BREATHER, Backoff, breather
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
@@ -98,6 +98,7 @@ def reader_of(store: Remote, clock: JumpingClock, *, room: int = 4) -> Reader:
         store=store,
         names=HubNames("Polled"),
         queue="polled-queue",
+        carries=CONTROL_EVENTS,
         clock=clock,
         visibility=timedelta(seconds=30),
         max_polling=timedelta(seconds=30),

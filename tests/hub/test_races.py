@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
+    ExecutionResumed,
     ExecutionSuspended,
     ExecutionTerminated,
     HistoryEvent,
@@ -21,7 +22,16 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id
-from airflow_provider_taskhub.hub.messages.races import LATE_TURNS, Facts, Verdict, delay, judge, unknown_delay
+from airflow_provider_taskhub.hub.contract import Stamp
+from airflow_provider_taskhub.hub.messages.races import (
+    LATE_TURNS,
+    Facts,
+    Verdict,
+    delay,
+    judge,
+    newest,
+    unknown_delay,
+)
 from tests.hub.make import GEN0, NOW, later, raised, start
 
 GEN1 = next_execution_id(GEN0)
@@ -43,12 +53,14 @@ def verdict(
     inserted: Timestamp = NOW,
     deliveries: int = 1,
     sent: bool = False,
+    process: str = "",
+    number: int = 0,
 ) -> Verdict:
     judged = judge(
         event,
         execution_id=execution_id,
         message_id=message_id,
-        inserted=inserted,
+        stamp=Stamp(inserted=inserted, process=process, number=number),
         facts=facts,
         now=NOW,
         deliveries=deliveries,
@@ -226,6 +238,56 @@ def test_what_an_orchestration_sent_before_an_end_may_be_for_the_start_that_it_s
     ended = row(GEN0, execution_id=GEN0, checkpointed=NOW, final=True)
     assert verdict(raised(), ended, inserted=later(-60), sent=True) is Verdict.LATE
     assert verdict(raised(), ended, inserted=later(-60)) is Verdict.STALE
+
+
+@pytest.mark.rows("K26", "K46")
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"inserted": later(-1)}, Verdict.STALE),
+        ({"inserted": later(-1), "process": "b", "number": 99}, Verdict.STALE),
+        ({}, Verdict.PROCESS),  # of the same time, and nobody knows of what process: as it arrives
+        ({"process": "b", "number": 1}, Verdict.PROCESS),
+        ({"process": "a", "number": 4}, Verdict.STALE),
+        ({"process": "a", "number": 5}, Verdict.STALE),  # the very same: its put was repeated
+        ({"process": "a", "number": 6}, Verdict.PROCESS),
+        ({"inserted": later(1), "process": "a", "number": 4}, Verdict.STALE),  # overtaken on its way to the queue
+        ({"inserted": later(1)}, Verdict.PROCESS),
+    ],
+)
+def test_a_suspension_or_resume_older_than_the_newest_taken_is_stale(sent: dict[str, Any], expected: Verdict) -> None:
+    known = replace(RUNNING, steered=Stamp(inserted=NOW, process="a", number=5))
+    for event in (ExecutionSuspended(timestamp=NOW), ExecutionResumed(timestamp=NOW)):
+        assert verdict(event, known, **sent) is expected
+        assert verdict(event, RUNNING, **sent) is Verdict.PROCESS, "none was taken yet"
+    for event in (ExecutionTerminated(timestamp=NOW), raised()):
+        assert verdict(event, known, **sent) is Verdict.PROCESS, "nothing else is in that order"
+
+
+def test_the_newest_of_two_stamps() -> None:
+    early, late = Stamp(inserted=NOW), Stamp(inserted=later(1))
+    assert newest(None, None) is None
+    assert newest(early, None) is newest(None, early) is early
+    assert newest(early, late) is newest(late, early) is late
+
+
+@pytest.mark.parametrize(
+    ("stamp", "text"),
+    [
+        (Stamp(inserted=NOW), "17723664000000000"),
+        (Stamp(inserted=NOW, process="0a", number=7), "17723664000000000/0a/7"),
+    ],
+)
+def test_a_stamp_there_and_back(stamp: Stamp, text: str) -> None:
+    assert stamp.text() == text
+    assert Stamp.parse(text) == stamp
+
+
+def test_a_stamp_that_no_column_could_hold_keeps_its_time_and_a_damaged_one_is_none() -> None:
+    foreign = Stamp(inserted=NOW, process="x" * 40_000, number=7)
+    assert Stamp.parse(foreign.text()) == Stamp(inserted=NOW)
+    for text in (None, 5, "", "soon", "5/xyz/1", "5/ab", f"{'9' * 5000}"):
+        assert Stamp.parse(text) is None
 
 
 @pytest.mark.rows("K44")

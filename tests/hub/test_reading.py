@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -15,9 +16,10 @@ import structlog
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.engine.events import EventType
 from airflow_provider_taskhub.errors import NotFound, Unavailable
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.control import ControlReader
+from airflow_provider_taskhub.hub.messages.control import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.envelope import encode, spill
 from airflow_provider_taskhub.hub.messages.held import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
@@ -427,6 +429,70 @@ def test_an_undecodable_message_goes_to_quarantine_and_the_others_are_delivered(
         assert (kept.queue, kept.text, kept.dequeue_count) == (QUEUE, "nonsense", 1)
         assert "neither JSON nor Base64" in kept.cause
         assert await desk.store.count(QUEUE) == 1
+
+    play(work)
+
+
+CONTROL = {
+    "ExecutionStarted",
+    "ExecutionTerminated",
+    "ExecutionSuspended",
+    "ExecutionResumed",
+    "ExecutionRewound",
+    "EventRaised",
+    "GenericEvent",
+    "TaskCompleted",
+    "TaskFailed",
+    "SubOrchestrationInstanceCompleted",
+    "SubOrchestrationInstanceFailed",
+    "TimerFired",
+}
+"""Events that DurableTask puts into control queues. The work-item queue has TaskScheduled; the rest is in histories."""
+
+
+def message_with(event_type: EventType) -> str:
+    """A message with an event of a type, and every member that some type requires."""
+    instance = {"InstanceId": "i", "ExecutionId": "e"}
+    event = {
+        "EventType": int(event_type),
+        "EventId": 1,
+        "Timestamp": "2026-03-01T12:00:00Z",
+        "FireAt": "2026-03-01T12:00:00Z",
+        "Name": "n",
+        "InstanceId": "i",
+        "OrchestrationInstance": instance,
+        "OrchestrationStatus": 1,
+        "TaskScheduledId": 1,
+        "TimerId": 1,
+    }
+    return json.dumps({"TaskMessage": {"Event": event, "OrchestrationInstance": instance}})
+
+
+@pytest.mark.rows("K42")
+@pytest.mark.parametrize("carries", [CONTROL_EVENTS, WORK_EVENTS], ids=["control queue", "work items"])
+@pytest.mark.parametrize("event_type", EventType, ids=lambda event_type: event_type.name)
+def test_what_a_queue_never_carries_goes_to_quarantine(event_type: EventType, carries: Collection[EventType]) -> None:
+    async def work(desk: Desk) -> None:
+        await desk.end()
+        reader = Reader(
+            store=desk.store,
+            names=NAMES,
+            queue=QUEUE,
+            carries=carries,
+            clock=desk.clock,
+            visibility=VISIBILITY,
+            max_polling=timedelta(seconds=30),
+            room=lambda: 10,
+            deliver=desk.got.append,
+        )
+        desk.task = asyncio.ensure_future(reader.run())
+        text = message_with(event_type)
+        await desk.put(text)
+        await asyncio.sleep(1.0)
+        kept = [(item.text, event_type.name in item.cause) for item in await quarantine.listing(desk.store, NAMES)]
+        got = [held.message.event.event_type for held in desk.got]
+        expected = event_type.name in (CONTROL if carries is CONTROL_EVENTS else {"TaskScheduled"})
+        assert (got, kept) == (([event_type], []) if expected else ([], [(text, True)]))
 
     play(work)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.engine.events import TaskCompleted
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, TaskCompleted
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.sessions import MAX_BATCH, PASSED_OVER, Session, Sessions, next_batch
@@ -40,6 +41,16 @@ def answer(number: int = 0) -> TaskCompleted:
 def test_a_batch_is_in_the_order_of_the_queue() -> None:
     late, early, middle = held(raised(), at=3), held(raised(), at=1), held(answer(), at=2)
     assert next_batch([late, early, middle]) == ([early, middle, late], [])
+
+
+@pytest.mark.rows("K16", "K46")
+def test_suspensions_and_resumes_of_one_moment_stay_as_they_arrived() -> None:
+    """Two processes count their messages apart. Which is older of one process's own is told by their stamps."""
+    event, suspend = held(raised()), held(ExecutionSuspended(timestamp=NOW))
+    early, resume = held(ExecutionResumed(timestamp=NOW), at=-1), held(ExecutionResumed(timestamp=NOW))
+    for number, message in enumerate((event, resume, suspend, early)):  # resume's process has just begun to count
+        message.envelope = replace(message.envelope, sequence_number=number)
+    assert next_batch([suspend, resume, event, early]) == ([early, event, suspend, resume], [])
 
 
 @pytest.mark.rows("K16")

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_taskhub.errors import ConfigurationError, HubError, Throttled, Unavailable
+from airflow_provider_taskhub.clock import SystemClock
+from airflow_provider_taskhub.errors import ConfigurationError, HubError, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import FORMAT_VERSION, HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions.admin import (
     create_hub,
@@ -133,6 +134,30 @@ async def test_a_request_is_tried_five_times_then_named(store: Store) -> None:
     left[0] = 5
     with pytest.raises(Throttled, match="queue of partition 2 of the hub could not be written in 5 tries"):
         await create_hub(faults, NAMES, 4)  # type: ignore[arg-type]
+
+
+class Patience(SystemClock):
+    """Waits for nothing, and keeps how long it was to wait."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.mark.rows("E05")
+async def test_the_pauses_between_tries_are_the_given_clocks(store: Store) -> None:
+    faults, clock = Faults(store), Patience()
+    errors: list[StorageError] = [Throttled("patience", retry_after=0.3), Unavailable("nobody answers")]
+
+    async def flaky(name: str, arguments: tuple[object, ...]) -> None:
+        if name == "create_queue" and arguments == (NAMES.control(2),) and errors:
+            raise errors.pop(0)
+
+    faults.before = flaky
+    await create_hub(faults, NAMES, 4, clock=clock)  # type: ignore[arg-type]
+    assert clock.slept == [0.3, 0.2]
 
 
 @pytest.mark.rows("K01")

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
-from airflow_provider_taskhub.hub.partitions.blobs import decode_blob, encode_blob
+from airflow_provider_taskhub.hub.partitions.blobs import content, decode_blob, encode_blob
 from airflow_provider_taskhub.hub.partitions.leases import (
     EPOCH,
     LOAD,
@@ -248,4 +248,4 @@ def test_a_load_of_nothing_is_known_and_another_than_none(load: float | None) ->
     row = decode_lease(encode_lease(lease), NAMES)
     assert row is not None
     assert row.load == load
-    assert decode_blob(lease.queue, Blob(data=encode_blob(lease), etag="1")).load == load
+    assert decode_blob(lease.queue, content(Blob(data=encode_blob(lease), etag="1")), "1").load == load

@@ -41,12 +41,12 @@ def scans(name: str, arguments: Sequence[object]) -> bool:
 @pytest.mark.rows("T09", "E58", "K05")
 @pytest.mark.parametrize(
     ("renew", "give_up", "take"),
-    [(10, 10, 30), (10, 30, 30), (30, 20, 10), (5, 5.4, 30), (5, 20, 20.4), (0, 20, 30)],
+    [(10, 10, 30), (10, 30, 30), (30, 20, 10), (5, 5.4, 30), (5, 20, 20.4)],
 )
 def test_times_that_break_the_order_are_refused_with_the_reason(renew: float, give_up: float, take: float) -> None:
     with pytest.raises(ValidationError, match="lease times must") as refused:
         LeaseTimes(renew=timedelta(seconds=renew), give_up=timedelta(seconds=give_up), take=timedelta(seconds=take))
-    assert "0 s" in str(refused.value) or "0.5 s between them" in str(refused.value)
+    assert "0.5 s between them" in str(refused.value)
 
 
 @scenario

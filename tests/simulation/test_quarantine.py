@@ -23,6 +23,7 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     TaskCompleted,
     TaskScheduled,
+    TimerCreated,
 )
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import InputError, Unavailable
@@ -230,13 +231,15 @@ def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bo
 @pytest.mark.parametrize(
     ("event", "instance_id", "work_items", "cause"),
     [
-        (EventRaised(timestamp=NOW, name="add", input="1"), "one", True, "a EventRaised in the work-item queue"),
+        (EventRaised(timestamp=NOW, name="add", input="1"), "one", True, "its event is EventRaised"),
         (
             ExecutionStarted(timestamp=NOW, instance=OrchestrationInstance(instance_id="one"), name="plod"),
             "one",
             True,
-            "a ExecutionStarted in the work-item queue",
+            "its event is ExecutionStarted",
         ),
+        (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "one", False, "its event is TaskScheduled"),
+        (TimerCreated(timestamp=NOW, event_id=0, fire_at=NOW), "one", False, "its event is TimerCreated"),
         (EventRaised(timestamp=NOW, name="add", input="1"), "x" * 2_000, False, "no instance can have its id"),
         (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "x" * 2_000, True, "no instance can have its id"),
         (EventRaised(timestamp=NOW, name="add", input="1"), "", False, "no instance can have its id"),
@@ -247,6 +250,8 @@ def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
 ) -> None:
     async def drive(world: World) -> Any:
         names = world.client.hub.names
+        await world.client.start("counter", [], instance_id="one")  # whether it runs makes no difference
+        await world.clock.sleep(1.0)
         message = TaskMessage(event=event, instance=OrchestrationInstance(instance_id=instance_id, execution_id="0"))
         queue = names.work_items if work_items else names.control(0)
         text = encode(Envelope(activity_id=NO_ACTIVITY, message=message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -202,6 +202,130 @@ def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
         return await world.queued()
 
     assert play(drive) == 0
+
+
+# --- what was wanted last ---------------------------------------------------------------------------------------
+
+MEANWHILE = {
+    "nothing": [],
+    "another worker": ["another worker"],
+    "a new generation": ["a new generation"],
+    "both": ["a new generation", "another worker"],
+}
+"""What may happen between the newer order and the older one, which its dead worker had held."""
+
+
+async def overtaken(world: World, older: str, newer: str, meanwhile: Sequence[str], client: Client) -> Status | None:
+    """The status once an older suspension, resume or terminate has come back behind a newer order of another client."""
+    steer = {"suspend": world.client.suspend, "resume": world.client.resume, "terminate": world.client.terminate}
+    (first,) = world.machines
+    await world.client.start("counter", [], instance_id="one")
+    await world.clock.sleep(2.0)
+    if older == "resume":
+        await world.client.suspend("one", "first of all")
+        await world.clock.sleep(2.0)
+    first.death = Death(point="history", count=first.points["before-history"] + 1)
+    await steer[older]("one", "older")
+    await first.died.wait()
+    await world.clock.sleep(1.0)
+    second = await world.join("second")
+    await {"suspend": client.suspend, "resume": client.resume}[newer]("one", "newer")
+    await world.clock.sleep(6.0)  # it was taken, and the older one comes back only when its visibility is over
+    assert await world.queued() == 1
+    if "a new generation" in meanwhile:
+        before = await world.client.get("one")
+        if newer == "suspend":  # one that is held back does not continue as new, but may have just before
+            await client.resume("one", "newer still")
+        await client.raise_event("one", "add", 1)
+        await world.clock.sleep(1.0)
+        if newer == "suspend":
+            await client.suspend("one", "newest")
+            await world.clock.sleep(1.0)
+        after = await world.client.get("one")
+        assert before is not None
+        assert after is not None
+        assert before.execution_id != after.execution_id
+    if "another worker" in meanwhile:
+        await second.stop()
+        await world.join("third")
+    await world.clock.sleep(30.0)
+    assert await world.queued() == 0
+    return await status(world)
+
+
+@pytest.mark.rows("K26", "K46")
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize(
+    ("older", "newer", "expected"),
+    [("suspend", "resume", Status.RUNNING), ("resume", "suspend", Status.SUSPENDED)],
+    ids=["a suspension", "a resume"],
+)
+def test_an_order_that_comes_back_after_a_newer_one_was_taken_is_stale(
+    older: str, newer: str, expected: Status, meanwhile: str
+) -> None:
+    """Its worker died with it, and whoever serves the partition next is given the newer one first."""
+
+    async def drive(world: World) -> Any:
+        other = await Client.over(world.store, world.settings, clock=world.clock)
+        found = await overtaken(world, older, newer, MEANWHILE[meanwhile], other)
+        stale = [said["reason"] for said in world.said("message_set_aside") if "newer suspension" in said["reason"]]
+        return found, len(stale)
+
+    assert play(drive, lease=SLOW_VISIBILITY) == (expected, 1)
+
+
+@pytest.mark.rows("K26", "K46")
+def test_a_terminate_that_comes_back_after_a_resume_ends_the_instance() -> None:
+    async def drive(world: World) -> Any:
+        return await overtaken(world, "terminate", "resume", (), world.client)
+
+    assert play(drive, lease=SLOW_VISIBILITY) is Status.TERMINATED
+
+
+@pytest.mark.rows("K26", "K46")
+def test_within_one_second_the_order_in_which_a_client_sends_counts() -> None:
+    """Azure's queues tell the second: which of two came first, only who has sent both can tell."""
+
+    async def drive(world: World) -> Any:
+        await world.clock.sleep(-world.clock.monotonic() % 1.0)
+        (first,) = world.machines
+        await world.client.start("counter", [], instance_id="one")
+        await world.clock.sleep(2.1)
+        first.death = Death(point="history", count=first.points["before-history"] + 1)
+        await world.client.suspend("one", "older")
+        await first.died.wait()
+        await world.client.resume("one", "newer")
+        await world.join("second")
+        taken = [message.inserted for message in await world.store.peek(world.client.hub.queue_of("one"))]
+        await world.clock.sleep(40.0)
+        return len(taken), await status(world), await world.queued()
+
+    place = Place(name="seconds", open=lambda clock: Seconds(None, clock=clock))
+    assert play(drive, place=place, lease=SLOW_VISIBILITY) == (1, Status.RUNNING, 0)
+
+
+@pytest.mark.rows("K41", "K46")
+@pytest.mark.parametrize("seconds", [12, 60], ids=["after the start", "before it"])
+def test_a_suspension_from_before_the_start_that_comes_back_after_the_resume_holds_nothing(seconds: int) -> None:
+    """The row was told to resume meanwhile; the history, which had not begun then, does not know of either. Both were
+    sent at the same moment: only the client's count tells which one first."""
+
+    async def drive(world: World) -> Any:
+        (first,) = world.machines
+        await world.client.start("counter", [], instance_id="one", start_at=START + timedelta(seconds=seconds))
+        await world.clock.sleep(2.0)
+        first.death = Death(point="instance", count=first.points["before-instance"] + 1)
+        await world.client.suspend("one", "older")
+        await first.died.wait()
+        await world.join("second")
+        await world.client.resume("one", "newer")
+        await world.clock.sleep(12.0)
+        left = await world.queued()
+        await world.clock.sleep(60.0)
+        return left, await status(world), await world.queued()
+
+    left = 1 if seconds == 12 else 2  # the suspension; and the start that is still to come
+    assert play(drive, lease=SLOW_VISIBILITY) == (left, Status.RUNNING, 0)
 
 
 # --- every state, every operation ---------------------------------------------------------------------------------

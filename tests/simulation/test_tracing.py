@@ -26,6 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCreated,
     TaskScheduled,
 )
+from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.traces import parts
 from tests.simulation.world import Death, World, simulate
 
@@ -61,6 +62,11 @@ def traced_app(seen: list[str | None]) -> App:
     @app.orchestrator
     async def parent(ctx: OrchestrationContext) -> str:
         return await ctx.call_sub_orchestrator("hello", "child", instance_id="child")
+
+    @app.orchestrator
+    async def chain(ctx: OrchestrationContext, length: int) -> None:
+        for _ in range(length):
+            await ctx.call_activity("say", "a")
 
     @app.orchestrator
     async def fails(ctx: OrchestrationContext) -> str:
@@ -298,3 +304,25 @@ def test_off_nothing_is_carried_and_nothing_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False []"
+
+
+@pytest.mark.rows("K51")
+def test_what_an_episode_traces_does_not_grow_with_the_history(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the history in each episode made a life of n steps cost n² with tracing on."""
+    given: list[int] = []
+    record = tracing.record
+
+    def counted(*values: Any) -> None:
+        given.append(sum(len(value) for value in values if hasattr(value, "__len__")))
+        record(*values)
+
+    monkeypatch.setattr(tracing, "record", counted)
+    monkeypatch.setattr(Execution, "history", property(lambda execution: pytest.fail("the history is copied")))
+    history, _ = play(start("chain", 30))
+    assert len(history) > 120
+    assert len(given) == 31
+    assert max(given) < 10
+    named = [span.name for span in spans.get_finished_spans()]
+    assert named.count("activity:say") == 60, "where it runs, and for who waits for it"

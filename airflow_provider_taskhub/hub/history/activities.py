@@ -6,15 +6,18 @@ claiming the next is one transaction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
-from airflow_provider_taskhub.errors import NotFound
+from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, HubNames, RecordState
 from airflow_provider_taskhub.hub.keys import escape, history_folder, unescape
+from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.hub.wire import Kind, Members
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
@@ -28,6 +31,12 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 INLINE_CHARACTERS = 30_000
+UNREADABLE = "Unreadable"
+"""Error type of a failure whose column cannot be read."""
+
+
+class RecordUnreadable(StorageError):
+    """A row of an attempt, or its result, is damaged or of a newer version: nobody here can go by it."""
 
 
 def row_key(execution_id: str, task_id: int, attempt: int) -> str:
@@ -47,18 +56,24 @@ def result_blob(names: HubNames, record: ActivityRecord) -> PutBlob | None:
     """A result too large for its row, to be written before the row is."""
     if record.result is None or len(record.result) <= INLINE_CHARACTERS:
         return None
-    return PutBlob(container=names.large_messages, name=_blob_name(record), data=codec.compress(record.result))
+    return PutBlob(container=names.large_messages, name=_blob_name(record), data=codec.Packed(record.result))
 
 
 async def result_of(store: Store, names: HubNames, entity: Entity) -> str | None:
-    """The result that an attempt recorded, fetched if it is a blob."""
+    """The result that an attempt recorded, fetched if it is a blob.
+
+    :raises NotFound: when the blob is gone. :raises RecordUnreadable: when it is damaged.
+    """
     name = entity.properties.get("ResultBlobName")
     if not isinstance(name, str):
         return decode(entity).result
-    blob = await store.get_blob(names.large_messages, name)
-    if blob is None:
+    try:
+        result = await store.get_text(names.large_messages, name)
+    except InputError as error:
+        raise RecordUnreadable(f"result of activity row {entity.row_key}: blob {name!r}: {error}") from error
+    if result is None:
         raise NotFound(f"result of activity row {entity.row_key}: blob {name!r} is gone")
-    return codec.decompress(blob.data)
+    return result
 
 
 def encode(record: ActivityRecord) -> Entity:
@@ -110,16 +125,10 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def decode(entity: Entity) -> ActivityRecord:
+    """An attempt from its row. What cannot be understood reads as absent, a state as UNKNOWN, and a failure as one that
+    says so: a listing must never break on one row, so nothing is raised."""
     columns = entity.properties
-    failure = None
-    if "Failure" in columns:
-        kept = codec.loads(str(columns["Failure"]))
-        failure = FailureDetails(
-            error_type=kept["type"],
-            error_message=kept["message"],
-            stack_trace=kept["stack"],
-            is_non_retriable=bool(kept["final"]),
-        )
+    state = _state(columns)
     claimed, ended, progress = columns.get("Claimed"), columns.get("Ended"), columns.get("Progress")
     return ActivityRecord(
         instance=OrchestrationInstance(
@@ -129,20 +138,51 @@ def decode(entity: Entity) -> ActivityRecord:
         action_id=_text(columns, "ActionId") or "",
         attempt=_number(columns, "Attempt"),
         name=_text(columns, "Name") or "",
-        state=RecordState(_text(columns, "State") or "lost"),
+        state=state,
         worker=_text(columns, "Worker") or "",
         executor=_text(columns, "Executor") or "",
         claimed=claimed if isinstance(claimed, Timestamp) else Timestamp(0),
         ended=ended if isinstance(ended, Timestamp) else None,
-        progress=float(progress) if isinstance(progress, int | float) else None,
+        progress=float(progress) if isinstance(progress, int | float) and math.isfinite(progress) else None,
         message=_text(columns, "Message"),
         application_id=_text(columns, "ApplicationId"),
         job_group=_text(columns, "JobGroup"),
         spark_ui=_text(columns, "SparkUi"),
         log=_text(columns, "Log"),
         result=_text(columns, "Result"),
-        failure=failure,
+        failure=_failure_of(entity) if state is RecordState.FAILED or "Failure" in columns else None,
     )
+
+
+def _state(columns: Mapping[str, Property | None]) -> RecordState:
+    text = _text(columns, "State")
+    return RecordState(text) if text in tuple(RecordState) else RecordState.UNKNOWN
+
+
+def _failure_of(entity: Entity) -> FailureDetails:
+    try:
+        kept = Members(codec.loads(_text(entity.properties, "Failure") or "", what="Failure"), "Failure")
+        return FailureDetails(
+            error_type=kept.need("type", Kind.TEXT),
+            error_message=kept.get("message", Kind.TEXT) or "",
+            stack_trace=kept.get("stack", Kind.TEXT),
+            is_non_retriable=kept.get("final", Kind.BOOL) or False,
+        )
+    except InputError as error:
+        text = f"what it failed with cannot be read, activity row {entity.row_key}: {error}"
+        return FailureDetails(error_type=UNREADABLE, error_message=text)
+
+
+def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
+    """A row as it was read; what is wrong with it is said once."""
+    record, row = decode(entity), f"{entity.partition_key} {entity.row_key}"
+    if record.state is RecordState.UNKNOWN:
+        unreadable(
+            names.activities, row, f"State is {entity.properties.get('State')!r}: of a newer version, or damaged"
+        )
+    elif record.failure is not None and record.failure.error_type == UNREADABLE:
+        unreadable(names.activities, row, record.failure.error_message)
+    return record, entity
 
 
 def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, now: Timestamp) -> Transact:
@@ -172,7 +212,7 @@ async def attempts(
             Compare("RowKey", "le", row_key(execution_id, task_id, 999_999)),
         )
     )
-    return [(decode(entity), entity) async for entity in store.rows(names.activities, within)]
+    return [_record(names, entity) async for entity in store.rows(names.activities, within)]
 
 
 async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:
@@ -186,7 +226,7 @@ async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple
 async def of_instance(store: Store, names: HubNames, instance_id: str) -> list[tuple[ActivityRecord, Entity]]:
     """All attempts of an instance's recorded activities, every generation."""
     found = store.rows(names.activities, Compare("PartitionKey", "eq", escape(instance_id)))
-    return [(decode(entity), entity) async for entity in found]
+    return [_record(names, entity) async for entity in found]
 
 
 def _text(columns: Mapping[str, Property | None], name: str) -> str | None:

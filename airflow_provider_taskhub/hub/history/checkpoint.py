@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.contract import HubNames, Stamp
 from airflow_provider_taskhub.hub.history.instances import changed, merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
 from airflow_provider_taskhub.hub.history.records import (
@@ -52,6 +52,7 @@ class Stored:
     :param completed: CheckpointCompletedTimestamp as stored.
     :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
         long after, and no row of this generation tells that their events were taken.
+    :param steered: of the newest suspension or resume that was taken; the commit of the episode that took it stores it.
     :param blobs: to which the generation's rows were spilled, as far as the session knows: they go with it.
     :param behind: events of the history, as loaded, that the instance row does not tell: the first merge does.
     :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
@@ -63,6 +64,7 @@ class Stored:
     tails: bool = False
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
+    steered: Stamp | None = None
     blobs: tuple[str, ...] = ()
     behind: tuple[HistoryEvent, ...] = ()
     row_etag: str | None = None
@@ -76,7 +78,6 @@ class Plan:
     """A checkpoint ready to be sent.
 
     :param consumed: as the sentinel will remember them (:class:`Stored`).
-    :param blobs: to which its history rows are spilled.
     :param history, instance: indexes of the step that ends the history, and of the instance row's (None: not written).
     """
 
@@ -84,7 +85,6 @@ class Plan:
     commit_id: str
     completed: Timestamp
     consumed: tuple[str, ...]
-    blobs: tuple[str, ...]
     outbound: int
     history: int
     instance: int | None
@@ -98,8 +98,31 @@ class Processed:
     message_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """An episode's history as rows, and the payloads that they spilled: made once, however often it is tried to commit
+    them. A payload that is written twice is the same."""
+
+    rows: tuple[Entity, ...]
+    blobs: tuple[PutBlob, ...]
+
+
+def written(episode: Episode, names: HubNames) -> Written:
+    """What an episode adds to its history."""
+    rows: list[Entity] = []
+    blobs: list[PutBlob] = []
+    instance_id, execution_id = episode.current.instance_id, episode.current.execution_id or ""
+    for ordinal, event in enumerate(episode.history, episode.first_ordinal):
+        entity = encode_event(event, instance_id=instance_id, execution_id=execution_id, ordinal=ordinal)
+        entity, spilled = spill_columns(entity, names.large_messages)
+        rows.append(entity)
+        blobs.extend(spilled)
+    return Written(rows=tuple(rows), blobs=tuple(blobs))
+
+
 def build(
     episode: Episode,
+    history: Written,
     stored: Stored,
     *,
     names: HubNames,
@@ -115,11 +138,11 @@ def build(
 ) -> Plan:
     """All that makes an episode durable.
 
+    :param history: of the episode (:func:`written`).
     :param puts, blobs: the outbound messages, encoded, and the payloads that they spilled.
     :param tags: the instance's tags. :param write_instance: see :func:`visible`.
     """
-    rows, payloads = _history_rows(episode, names)
-    spilled = tuple(blob.name for blob in payloads)
+    payloads = list(history.blobs)
     instance: list[Step] = []
     status: str | None = None
     if write_instance:
@@ -128,17 +151,18 @@ def build(
             names=names,
             now=now,
             container_url=container_url,
-            history_blobs=tuple(payloads),
+            history_blobs=history.blobs,
             behind=stored.behind,
+            told=stored.custom_status,
         )
         payloads.extend(merge_blobs)
         instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
         status = str(merge.properties["CustomStatus"]) if episode.switched else None
-    history = _history_steps(episode, stored, rows, names, processed, commit_id, now, status)
+    commits = _history_steps(episode, stored, history.rows, names, processed, commit_id, now, status)
     steps = [
         Step(name="payloads", operations=(*blobs, *payloads)),
         Step(name="outbound", operations=tuple(puts)),
-        *history,
+        *commits,
         *instance,
         _superseded(names, episode, stored),
     ]
@@ -148,15 +172,15 @@ def build(
         commit_id=commit_id,
         completed=now,
         consumed=_consumed(stored, episode, processed),
-        blobs=spilled,
         outbound=1,
-        history=1 + len(history),
-        instance=2 + len(history) if instance else None,
+        history=1 + len(commits),
+        instance=2 + len(commits) if instance else None,
     )
 
 
 def rest(
     episode: Episode,
+    history: Written,
     stored: Stored,
     *,
     names: HubNames,
@@ -171,7 +195,13 @@ def rest(
     :param stored: as before the checkpoint, but for the instance row's ETag.
     """
     merge, merge_blobs = merge_row(
-        episode, names=names, now=now, container_url=container_url, history_blobs=(), behind=stored.behind
+        episode,
+        names=names,
+        now=now,
+        container_url=container_url,
+        history_blobs=history.blobs,
+        behind=stored.behind,
+        told=stored.custom_status,
     )
     steps = (
         Step(name="payloads", operations=tuple(merge_blobs)),
@@ -244,6 +274,7 @@ def after(
         tails=stored.tails or episode.switched,
         completed=completed,
         consumed=consumed,
+        steered=stored.steered,
         blobs=() if episode.switched else stored.blobs,
         row_etag=row_etag if written else stored.row_etag,
         status=episode.status if written else stored.status,
@@ -252,22 +283,10 @@ def after(
     )
 
 
-def _history_rows(episode: Episode, names: HubNames) -> tuple[list[Entity], list[PutBlob]]:
-    rows: list[Entity] = []
-    blobs: list[PutBlob] = []
-    instance_id, execution_id = episode.current.instance_id, episode.current.execution_id or ""
-    for ordinal, event in enumerate(episode.history, episode.first_ordinal):
-        entity = encode_event(event, instance_id=instance_id, execution_id=execution_id, ordinal=ordinal)
-        entity, spilled = spill_columns(entity, names.large_messages)
-        rows.append(entity)
-        blobs.extend(spilled)
-    return rows, blobs
-
-
 def _history_steps(
     episode: Episode,
     stored: Stored,
-    rows: list[Entity],
+    rows: Sequence[Entity],
     names: HubNames,
     processed: Processed,
     commit_id: str,
@@ -299,6 +318,7 @@ def _history_steps(
             commit_id=commit_id,
             committed_rows=committed if last else standing,
             consumed=consumed,
+            steered=stored.steered if last or episode.switched else None,  # else its row does not count yet
             custom_status=custom_status,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Steered
+from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Stamp, Steered
 from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
@@ -48,7 +48,7 @@ FAILURE_BYTES = 30 * 1024
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
 STEERED = "TaskHubSteered"
-"""Our own column: the newest suspension or resume before a scheduled start, ``ticks:identities``; ``=reason`` follows
+"""Our own column: the newest suspension or resume before a scheduled start, ``stamp:identities``; ``=reason`` follows
 if it was a suspension."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
@@ -125,6 +125,7 @@ def merge_row(
     container_url: str,
     history_blobs: Sequence[PutBlob],
     behind: Sequence[HistoryEvent] = (),
+    told: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
     """What a checkpoint merges into the row: :func:`merged` of the events that it stores.
 
@@ -139,6 +140,7 @@ def merge_row(
         now=now,
         container_url=container_url,
         history_blobs=history_blobs,
+        told=told,
     )
 
 
@@ -152,16 +154,18 @@ def merged(
     now: Timestamp,
     container_url: str,
     history_blobs: Sequence[PutBlob] = (),
+    told: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
     """The columns that new events change, to be merged: ``RuntimeStatus`` by a start, an end, suspend and resume alone.
 
     :param events: as stored in the history by this checkpoint. :param now: becomes ``CompletedTime``.
     :param history_blobs: what the history's rows have spilled; the row points there instead of keeping a second copy.
+    :param told: the custom status that the row has: a large one is not written again.
     :returns: the row, and blobs to write before it.
     """
     texts = Texts(names, container_url, instance_id, history_blobs)
     properties: dict[str, Property | None] = {
-        "CustomStatus": texts.status(custom_status),
+        "CustomStatus": texts.status(custom_status, told=told),
         "ExecutionId": execution_id,
         "TaskHubName": names.hub,
     }
@@ -348,15 +352,15 @@ def steered_row(
     event: ExecutionSuspended | ExecutionResumed,
     *,
     instance_id: str,
-    inserted: Timestamp,
+    stamp: Stamp,
     known: Sequence[str],
     now: Timestamp,
 ) -> Entity | None:
     """What to merge into the row of an instance that is suspended or resumed before its scheduled start (K41, K46).
 
-    :param inserted, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
+    :param stamp, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
     """
-    text = f"{inserted.ticks}:{' '.join(known)}"
+    text = f"{stamp.text()}:{' '.join(known)}"
     if isinstance(event, ExecutionSuspended):
         text += f"={event.reason or ''}"
     if utf16_bytes(text) > MAX_PROPERTY_BYTES:
@@ -365,8 +369,9 @@ def steered_row(
 
 
 def _steered(text: str | None) -> Steered | None:
-    found = re.fullmatch(r"(\d+):([^=]*)(?:=(.*))?", text or "", re.DOTALL)
-    return found and Steered(Timestamp(int(found[1])), tuple(found[2].split()), found[3])
+    found = re.fullmatch(r"([^:]*):([^=]*)(?:=(.*))?", text or "", re.DOTALL)
+    stamp = Stamp.parse(found[1]) if found else None
+    return Steered(stamp, tuple(found[2].split()), found[3]) if found and stamp else None
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote, unquote
 
-from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.codec import Packed
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -77,20 +77,23 @@ class Texts:
         found = next((name for name in self._written if spilled.search(name)), None)
         return address_of(self._url, self._own(text, column) if found is None else found)
 
-    def status(self, text: str | None) -> str:
-        """The ``CustomStatus`` column: JSON; of a large one, the JSON string of its blob's address."""
+    def status(self, text: str | None, *, told: str | None = None) -> str:
+        """The ``CustomStatus`` column: JSON; of a large one, the JSON string of its blob's address.
+
+        :param told: as the row has it: its blob is there.
+        """
         if text is None:
             return "null"
         if utf16_bytes(text) <= INLINE_BYTES and status_blob(text, self._url) is None:
             return text
-        return wire.dumps(address_of(self._url, self._own(text, "CustomStatus")))
+        return wire.dumps(address_of(self._url, self._own(text, "CustomStatus", there=text == told)))
 
-    def _own(self, text: str, column: str) -> str:
+    def _own(self, text: str, column: str, *, there: bool = False) -> str:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         name = f"{self._folder}/instance-{digest}-{column}.json.gz"
-        if name not in self._written:
+        if not there and name not in self._written:
             self._written.append(name)
-            self.blobs.append(PutBlob(container=self._container, name=name, data=compress(text)))
+            self.blobs.append(PutBlob(container=self._container, name=name, data=Packed(text)))
         return name
 
 

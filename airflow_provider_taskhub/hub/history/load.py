@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from airflow_provider_taskhub.codec import decompress
 from airflow_provider_taskhub.engine.events import HistoryEvent
-from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
 from airflow_provider_taskhub.hub.history.records import (
     SENTINEL,
+    RecordError,
     Sentinel,
     decode_event,
     decode_sentinel,
@@ -21,10 +21,12 @@ from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
 from airflow_provider_taskhub.values import dataclass
 
 PARALLEL = 16
+READINGS = 5
+"""Times that a history of several pages is read while others change it."""
 
 
 class HistoryUnreadable(StorageError):
-    """A payload blob that the history names does not exist."""
+    """A row of a history or a payload is missing or damaged. What can be read of it: ``salvage``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Rows:
 async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     """The history of an instance.
 
-    :raises HistoryUnreadable: when a payload is missing. :raises StorageError: as the store says.
+    :raises HistoryUnreadable: when a row or a payload is missing or damaged. :raises StorageError: as the store says.
     """
     rows = await load_rows(store, names, instance_id)
     while rows.sentinel is not None:
@@ -82,39 +84,89 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
 
 
 async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
-    """The rows that count of an instance's history."""
-    sentinel: Sentinel | None = None
-    rows: list[Entity] = []
-    async for entity in store.rows(names.history, Compare("PartitionKey", "eq", escape(instance_id))):
-        if entity.row_key == SENTINEL:
-            sentinel = decode_sentinel(entity)
-        else:
-            rows.append(entity)
-    if sentinel is None:
+    """The rows that count of an instance's history. Errors as of :func:`load`."""
+    return _counted(*await table_rows(store, names, instance_id))
+
+
+async def table_rows(store: Store, names: HubNames, instance_id: str) -> tuple[Entity | None, list[Entity]]:
+    """The sentinel's row, and those of events of whatever generation, all of one moment.
+
+    A page is of one moment; between two pages a former owner may continue as new, or a client may rewind. Each of them
+    changes the sentinel together with its rows, so its ETag stays the same while nobody disturbs the reading. The
+    sentinel is in the last page. So the first page, which tells that there are more, is read a second time.
+
+    :raises Conflict: when others change it again and again.
+    """
+    key = escape(instance_id)
+    mine = Compare("PartitionKey", "eq", key)
+    first = await store.query(names.history, mine)
+    if first.continuation is None:
+        return _parted(first.entities)
+    lock = await lock_of(store, names, instance_id)
+    for _ in range(READINGS):
+        before = lock
+        lock, rows = _parted([entity async for entity in store.rows(names.history, mine)])
+        if (before and before.etag) == (lock and lock.etag):
+            return lock, rows
+    raise Conflict(f"the history of {instance_id!r} was changed during each of {READINGS} readings")
+
+
+def _parted(entities: Sequence[Entity]) -> tuple[Entity | None, list[Entity]]:
+    lock = next((entity for entity in entities if entity.row_key == SENTINEL), None)
+    return lock, sorted((entity for entity in entities if entity is not lock), key=lambda row: row.row_key)
+
+
+def _counted(lock: Entity | None, rows: Sequence[Entity]) -> Rows:
+    if lock is None:
         return Rows()
-    current = _generation(rows, sentinel.execution_id)
+    sentinel = _sentinel(lock)
+    current = generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
+    if committed > len(current):
+        found = f"{len(current)} of its {committed} rows are there"
+        raise HistoryUnreadable(f"history of {lock.partition_key!r}, generation {sentinel.execution_id}: {found}")
     surplus, tails = len(current) - committed, len(rows) > len(current)
     return Rows(committed=tuple(current[:committed]), sentinel=sentinel, surplus=surplus, tails=tails)
 
 
 async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:
-    """The events of rows, payloads fetched. :raises HistoryUnreadable: when one is missing."""
+    """The events of rows, payloads fetched. :raises HistoryUnreadable: when one is missing or damaged."""
     kept = list(rows)
     await _restore(store, names, kept)
-    return tuple(decode_event(entity) for entity in kept)
+    try:
+        return tuple(decode_event(entity) for entity in kept)
+    except RecordError as error:
+        raise HistoryUnreadable(str(error)) from error
 
 
 async def sentinel_of(store: Store, names: HubNames, instance_id: str) -> Sentinel | None:
-    """The last checkpoint, with its ETag and the storage service's time of it; None without one."""
-    entity = await store.get(names.history, escape(instance_id), SENTINEL)
-    return None if entity is None else decode_sentinel(entity)
+    """The last checkpoint, with its ETag and the storage service's time of it; None without one.
+
+    :raises HistoryUnreadable: when its row is damaged.
+    """
+    lock = await lock_of(store, names, instance_id)
+    return None if lock is None else _sentinel(lock)
 
 
-def _generation(rows: list[Entity], execution_id: str) -> list[Entity]:
-    """Rows up to the first of another generation: a shorter generation leaves old tails behind (spec §2.4)."""
+async def lock_of(store: Store, names: HubNames, instance_id: str) -> Entity | None:
+    """The sentinel's row, whatever it says: its ETag is the instance's lock."""
+    return await store.get(names.history, escape(instance_id), SENTINEL)
+
+
+def _sentinel(lock: Entity) -> Sentinel:
+    try:
+        return decode_sentinel(lock)
+    except RecordError as error:
+        raise HistoryUnreadable(str(error)) from error
+
+
+def generation(rows: Sequence[Entity], execution_id: str) -> list[Entity]:
+    """Rows up to the first of another generation: a shorter generation leaves old tails behind (spec §2.4).
+
+    :param rows: by their keys.
+    """
     found: list[Entity] = []
-    for entity in sorted(rows, key=lambda row: row.row_key):
+    for entity in rows:
         if entity.properties.get("ExecutionId") != execution_id:
             break
         found.append(entity)
@@ -136,8 +188,20 @@ async def _restore(store: Store, names: HubNames, rows: list[Entity]) -> None:
 async def _restored(store: Store, names: HubNames, entity: Entity, wanted: Mapping[str, str]) -> Entity:
     texts: dict[str, str] = {}
     for column, name in wanted.items():
-        blob = await store.get_blob(names.large_messages, name)
-        if blob is None:
-            raise HistoryUnreadable(f"history row {entity.row_key} of {entity.partition_key!r}: blob {name!r} is gone")
-        texts[column] = decompress(blob.data)
+        try:
+            texts[column] = await payload(store, names, name)
+        except InputError as error:
+            where = f"history row {entity.row_key} of {entity.partition_key!r}"
+            raise HistoryUnreadable(f"{where}: {error}") from error
     return restore(entity, texts)
+
+
+async def payload(store: Store, names: HubNames, name: str) -> str:
+    """The text of a blob. :raises InputError: when it is gone or damaged, or no blob can have such a name."""
+    try:
+        text = await store.get_text(names.large_messages, name)
+    except InputError as error:
+        raise InputError(f"blob {name!r}: {error}") from error
+    if text is None:
+        raise InputError(f"blob {name!r} is gone")
+    return text

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.codec import Packed
 from airflow_provider_taskhub.hub.keys import history_folder, unescape
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
 
@@ -55,7 +55,7 @@ def spill_columns(
     blobs = []
     for column, value in large.items():
         name = f"{stem}-{token():08X}-{column}.json.gz"
-        blobs.append(PutBlob(container=container, name=name, data=compress(value)))
+        blobs.append(PutBlob(container=container, name=name, data=Packed(value)))
         properties[column] = ""
         properties[column + _BLOB_NAME] = name
     return replace(entity, properties=properties), tuple(blobs)

@@ -87,7 +87,8 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
         store.list_blobs(names.logs, f"{history_folder(row.instance_id)}/"),
     )
     lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
-    if lock is not None and not same_start(str(lock.properties.get("ExecutionId")), row.execution_id):
+    current = None if lock is None else lock.properties.get("ExecutionId")
+    if isinstance(current, str) and not same_start(current, row.execution_id):  # else it is damaged, and goes too
         raise Conflict(f"instance {row.instance_id!r} is being started again")
     return Found(row=row, history=history, records=records, hint=hint, blobs=blobs, logs=tuple(x.name for x in logs))
 

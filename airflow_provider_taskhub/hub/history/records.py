@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
+from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.layouts import LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind
@@ -185,6 +186,7 @@ class Sentinel:
     :param commit_id, committed_rows, consumed: of our last commit: its id, the rows of the generation that count, the
         message ids consumed across a generation switch (DESIGN §7). When read from a sentinel that .NET has moved on
         since, they say nothing and are None and empty.
+    :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
     :param custom_status: with what the generation's first checkpoint left it, as the instance row's column has it (spec
         §2.5): until that is written nothing else tells what an earlier generation has set. None in writes: as it was.
     :param timestamp: the storage service's time of the last change; None in writes.
@@ -197,17 +199,16 @@ class Sentinel:
     commit_id: str | None = None
     committed_rows: int | None = None
     consumed: tuple[str, ...] = ()
+    steered: Stamp | None = None
     custom_status: str | None = None
     timestamp: Timestamp | None = None
 
     def committed(self, found: int) -> int:
-        """How many of the generation's rows count: all, but for those of a half commit of ours (K28).
+        """How many of the generation's rows count: as many as we committed; all of them if .NET was the last to commit.
 
-        :param found: rows of the generation in the table.
+        Rows behind them are of a half commit (K28). :param found: rows of the generation in the table.
         """
-        if self.complete or self.committed_rows is None:
-            return found
-        return min(found, self.committed_rows)
+        return found if self.committed_rows is None else self.committed_rows
 
 
 def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
@@ -232,6 +233,8 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
             "TaskHubRows": sentinel.committed_rows,
             "TaskHubConsumed": ",".join(sentinel.consumed),  # "" too: a merge would keep the former ones
         }
+    if sentinel.steered is not None:
+        properties["TaskHubSteered"] = sentinel.steered.text()
     if sentinel.custom_status is not None:
         properties["TaskHubCustomStatus"] = sentinel.custom_status
     return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
@@ -250,9 +253,9 @@ def decode_sentinel(entity: Entity) -> Sentinel:
             f"CheckpointCompletedTimestamp is {wire.shown(completed)}"
         )
     ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
-    commit_id, rows, consumed, status = (
+    commit_id, rows, consumed, steered, status = (
         columns.get(name) if ours else None
-        for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed", "TaskHubCustomStatus")
+        for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed", "TaskHubSteered", "TaskHubCustomStatus")
     )
     return Sentinel(
         execution_id=execution_id,
@@ -260,8 +263,9 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         checkpoint_completed=completed,
         etag=entity.etag,
         commit_id=commit_id if isinstance(commit_id, str) else None,
-        committed_rows=rows if isinstance(rows, int) else None,
+        committed_rows=rows if isinstance(rows, int) and rows >= 0 else None,
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
+        steered=Stamp.parse(steered),
         custom_status=status if isinstance(status, str) else None,
         timestamp=entity.timestamp,
     )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import timedelta
 
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.codec import decompress
+from airflow_provider_taskhub.engine.events import EventType
+from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS
 from airflow_provider_taskhub.errors import InputError, LeaseLost, NotFound, StorageError, Throttled
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.keys import escape
@@ -31,6 +32,10 @@ TURN = 0.5
 """Seconds after which a queue is to be asked again, however much else there is to do."""
 AGAIN = timedelta(seconds=1)
 """Until what could not be kept aside is delivered again."""
+CONTROL_EVENTS = frozenset(HAPPENINGS)
+"""Events that a control queue carries: those that happen to an instance."""
+WORK_EVENTS = frozenset({EventType.TaskScheduled})
+"""Events that the work-item queue carries."""
 _WRAPPED = '"TaskMessage":null'
 """In the text of a message whose payload lies in a blob."""
 
@@ -44,13 +49,12 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
     envelope = decode(message.text)
     name = blob_of(envelope)
     if name is not None:
-        blob = await store.get_blob(names.large_messages, name)
-        if blob is None:
-            raise MessageError(f"its payload blob {name!r} does not exist")
         try:
-            text = decompress(blob.data)
-        except (OSError, ValueError, EOFError) as error:
-            raise MessageError(f"its payload blob {name!r} is not gzip of UTF-8: {error}") from error
+            text = await store.get_text(names.large_messages, name)
+        except InputError as error:
+            raise MessageError(f"its payload blob {name!r} cannot be read: {error}") from error
+        if text is None:
+            raise MessageError(f"its payload blob {name!r} does not exist")
         envelope = unspill(envelope, text)
     assert envelope.message is not None
     instance_id = envelope.message.instance.instance_id
@@ -74,6 +78,7 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
 class Reader:
     """Claims messages of a queue, decodes them and keeps them claimed until told otherwise.
 
+    :param carries: events that this queue carries; every other one goes to quarantine.
     :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
@@ -86,6 +91,7 @@ class Reader:
         store: Store,
         names: HubNames,
         queue: str,
+        carries: Collection[EventType],
         clock: Clock,
         visibility: timedelta,
         max_polling: timedelta,
@@ -95,6 +101,7 @@ class Reader:
         quarantined: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue = queue
+        self._carries = carries
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
         self.visibility = visibility
@@ -303,13 +310,22 @@ class Reader:
         except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
             log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
             return None
-        if held.deliveries > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
-            cause = f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
+        cause = self._unprocessable(held)
+        if cause is not None:
             item = quarantine.of_message(self.queue, message, cause)
             await self._quarantine(replace(item, instance_id=held.message.instance.instance_id), held.deletion())
             return None
         self._renewer.add(held)
         return held
+
+    def _unprocessable(self, held: Held) -> str | None:
+        """Why a message goes to quarantine although it can be decoded; None: it is delivered."""
+        event_type = held.message.event.event_type
+        if event_type not in self._carries:
+            return f"its event is {event_type.name}, which queue {self.queue} does not carry"
+        if held.deliveries > quarantine.MAX_DELIVERIES or held.envelope.failures > quarantine.MAX_FAILURES:
+            return f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
+        return None
 
     async def _quarantine(self, item: quarantine.Quarantined, deletion: DeleteMessage) -> bool:
         """:returns: whether it is kept; else it stays in the queue, and is tried at its next delivery."""
@@ -348,6 +364,7 @@ class ControlReader(Reader):
             store=store,
             names=names,
             queue=tenure.queue,
+            carries=CONTROL_EVENTS,
             clock=clock,
             visibility=visibility,
             max_polling=max_polling,

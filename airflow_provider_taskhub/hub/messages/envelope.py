@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from airflow_provider_taskhub.codec import compress
+from airflow_provider_taskhub.codec import Packed
 from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
@@ -199,7 +199,7 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
         return text, None
     name = _blob_name(envelope.activity_id, envelope.message)
     return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
-        container=container, name=name, data=compress(text)
+        container=container, name=name, data=Packed(text)
     )
 
 

@@ -16,6 +16,7 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
 from airflow_provider_taskhub.values import dataclass
@@ -79,6 +80,12 @@ class Held:
     def deletion(self) -> DeleteMessage:
         """What removes it; of a stale receipt nothing."""
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
+
+    @property
+    def stamp(self) -> Stamp:
+        """When it was sent, as far as that is known."""
+        process = getattr(self.message.event, "taskhub_process", None)
+        return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
 
     @property
     def order(self) -> tuple[Timestamp, int]:

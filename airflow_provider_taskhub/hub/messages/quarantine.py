@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.messages.envelope import (
     unspill,
 )
 from airflow_provider_taskhub.hub.messages.held import ACTION_UUID, Held
+from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
@@ -60,9 +61,10 @@ before anything was begun is none: waiting is no failure, however long."""
 class Quarantined:
     """A row of ``{Hub}Quarantine``.
 
-    :param text: the message as it was in the queue; "" when it was not asked for.
+    :param text: the message as it was in the queue; "" when it was not asked for, or is lost.
     :param stuck: the execution id of an instance that is in quarantine with this message; None: only the message is.
     :param since: the storage service's time of the row; None in writes. :param etag: of the row.
+    :param lost: why there is no text; None: there is, or it was not asked for.
     :param blobs: where the text, and what a spilled message had in its blob, are kept; "" for neither. None in writes.
     """
 
@@ -76,6 +78,7 @@ class Quarantined:
     stuck: str | None = None
     since: Timestamp | None = None
     etag: str = ""
+    lost: str | None = None
     blobs: tuple[str, str] = ("", "")
 
 
@@ -170,7 +173,7 @@ async def stuck(store: Store, names: HubNames, queue: str, instance_id: str | No
     found = set()
     async for entity in store.rows(names.quarantine, And(tuple(conditions)), select=("InstanceId", "Stuck", "PutBack")):
         if not entity.properties.get("PutBack"):
-            found.add((str(entity.properties["InstanceId"]), str(entity.properties["Stuck"])))
+            found.add((str(entity.properties.get("InstanceId", "")), str(entity.properties["Stuck"])))
     return found
 
 
@@ -209,8 +212,8 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
             if other.stuck is not None and other.queue == item.queue and other.message_id != item.message_id:
                 together.append(other)
     for one in (item, *together):
-        if one.blobs[0] and not one.text:
-            raise InputError(f"the text of message {one.message_id} is gone, blob {one.blobs[0]!r}: drop that message")
+        if one.lost is not None:
+            raise InputError(f"the text of message {one.message_id} is gone, {one.lost}: drop that message")
         if one.blobs[1] and await store.get_blob(names.large_messages, one.blobs[1]) is None:
             raise InputError(
                 f"the payload of message {one.message_id} is gone, blob {one.blobs[1]!r}: drop that message"
@@ -272,7 +275,7 @@ async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str
         envelope = decode(item.text)
         if blob is not None:
             envelope = unspill(envelope, decompress(blob.data))
-    except (MessageError, OSError, ValueError, EOFError):
+    except InputError:
         as_it_was = None if blob is None else PutBlob(container=names.large_messages, name=name, data=blob.data)
         return item.text, as_it_was
     message = envelope.message
@@ -301,21 +304,34 @@ def _blob_name(item: Quarantined, what: str) -> str:
 
 async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) -> Quarantined:
     columns = entity.properties
-    body = columns.get("Body")
-    if bodies and not isinstance(body, bytes):
-        blob = await store.get_blob(names.large_messages, str(columns.get("BodyBlobName", "")))
-        body = blob.data if blob else b""
+    text, lost = await _text(store, names, entity) if bodies else ("", None)
     inserted, count, stuck = columns.get("Inserted"), columns.get("DequeueCount"), columns.get("Stuck")
     return Quarantined(
         queue=entity.partition_key,
         message_id=entity.row_key,
         cause=str(columns.get("Cause", "")),
-        text=decompress(body) if isinstance(body, bytes) and body else "",
+        text=text,
         dequeue_count=count if isinstance(count, int) else 0,
         inserted=inserted if isinstance(inserted, Timestamp) else Timestamp(0),
         instance_id=str(columns.get("InstanceId", "")),
         stuck=str(stuck) if stuck else None,
         since=entity.timestamp,
         etag=entity.etag,
+        lost=lost,
         blobs=(str(columns.get("BodyBlobName") or ""), str(columns.get("SpilledBlobName") or "")),
     )
+
+
+async def _text(store: Store, names: HubNames, entity: Entity) -> tuple[str, str | None]:
+    """The text of a row, or why there is none."""
+    body, name = entity.properties.get("Body"), entity.properties.get("BodyBlobName")
+    try:
+        if not isinstance(body, bytes):
+            blob = await store.get_blob(names.large_messages, str(name)) if name else None
+            if blob is None:
+                raise InputError(f"blob {name!r} does not exist" if name else "the row has none")
+            body = blob.data
+        return decompress(body), None
+    except InputError as error:
+        unreadable(names.quarantine, f"{entity.partition_key} {entity.row_key}", str(error))
+        return "", str(error)

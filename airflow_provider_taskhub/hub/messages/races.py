@@ -27,9 +27,11 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.values import dataclass
 
 SECOND = 10_000_000
+STEERING = (ExecutionSuspended, ExecutionResumed)
 RACE_CEILING = 4.0
 LONG_CEILING = 600.0
 SOON, TURN = timedelta(seconds=2), timedelta(minutes=1)
@@ -61,9 +63,11 @@ class Facts:
     :param scheduled: event ids of the scheduling events in the history.
     :param final: the history ends in a completion. :param parent: who has started what is in it.
     :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
+    :param steered: of the newest suspension or resume that was taken, be it in an earlier run.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
     :param row_due: when an instance that is Pending is scheduled to start; None: at once, or it is not Pending.
+    :param row_steered: of the newest suspension or resume that the row tells of an instance that is Pending.
     :param row_suspended: why it is suspended as soon as it begins (``InstanceState.steered``).
     """
 
@@ -73,12 +77,14 @@ class Facts:
     final: bool = False
     parent: ParentInstance | None = None
     seen: Set[str] = frozenset()
+    steered: Stamp | None = None
     row_read: bool = False
     row_execution_id: str | None = None
     row_generation: int | None = None
     row_pending: bool = False
     row_terminated: bool = False
     row_due: Timestamp | None = None
+    row_steered: Stamp | None = None
     row_suspended: str | None = None
 
 
@@ -110,7 +116,7 @@ def judge(
     *,
     execution_id: str | None,
     message_id: str,
-    inserted: Timestamp,
+    stamp: Stamp,
     facts: Facts,
     now: Timestamp,
     deliveries: int = 1,
@@ -120,6 +126,7 @@ def judge(
 
     :param execution_id: the generation that the message is addressed to; None: whatever is current.
     :param message_id: by what a redelivery is known (``Held.identity``).
+    :param stamp: when it was enqueued, and by whom.
     :param now: the storage service's time, or one shortly before.
     :param deliveries: how often somebody has begun to process it, or may have; this time included.
     :param sent: by an orchestration, not by a client.
@@ -127,10 +134,10 @@ def judge(
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
     if isinstance(event, ExecutionStarted):
-        return _start(event, inserted, facts, now, deliveries)
+        return _start(event, stamp.inserted, facts, now, deliveries)
     if scheduling_id(event) is not None:
-        return _response(event, execution_id, inserted, facts)
-    return _control(event, inserted, facts, now, sent)
+        return _response(event, execution_id, stamp.inserted, facts)
+    return _control(event, stamp, facts, now, sent)
 
 
 def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
@@ -231,7 +238,25 @@ def _early(due: Timestamp | None, now: Timestamp) -> Judged | None:
     return Judged(verdict=Verdict.EARLY, reason=f"its instance is to start at {due}", pause=due - now)
 
 
-def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timestamp, sent: bool) -> Judged:
+def precedes(one: Stamp, other: Stamp) -> bool:
+    """Whether a suspension or resume was sent before another one, or is the same one again.
+
+    One process numbers what it sends. Of two processes the queue's time tells the order; within one second of Azure's
+    clock nothing does, and neither precedes the other: the one that is processed later then counts.
+    """
+    if one.process and one.process == other.process:
+        return one.number <= other.number
+    return one.inserted < other.inserted
+
+
+def newest(one: Stamp | None, other: Stamp | None) -> Stamp | None:
+    """The stamp that was sent last."""
+    if one is None or other is None:
+        return one or other
+    return other if precedes(one, other) else one
+
+
+def _control(event: HistoryEvent, stamp: Stamp, facts: Facts, now: Timestamp, sent: bool) -> Judged:
     if isinstance(event, ExecutionTerminated) and facts.execution_id is not None:
         if not is_meant(event, facts.execution_id) and not facts.row_read:
             return Judged(verdict=Verdict.LOOK)
@@ -241,19 +266,22 @@ def _control(event: HistoryEvent, inserted: Timestamp, facts: Facts, now: Timest
             if not is_meant(event, facts.row_execution_id):
                 return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
     if facts.execution_id is not None and not facts.final:
+        if isinstance(event, STEERING) and facts.steered is not None and precedes(stamp, facts.steered):
+            # its worker died with it, and a newer one was taken before it came back: the newer one is what is wanted
+            return Judged(verdict=Verdict.STALE, reason="a newer suspension or resume was taken before it")
         return PROCESS
     if not facts.row_read and not (facts.execution_id is None and isinstance(event, ExecutionTerminated)):
         return Judged(verdict=Verdict.LOOK)
     if facts.execution_id is None or _is_started_again(facts):
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
-        if isinstance(event, ExecutionSuspended | ExecutionResumed) and facts.row_due is not None:
+        if isinstance(event, STEERING) and facts.row_due is not None:
             return Judged(verdict=Verdict.STEER, reason="its instance is to start later")
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
     # a child's start has no row that tells of it, and what its parent sends behind it may have waited with it
-    if isinstance(event, EventRaised) and (sent or _is_newer(inserted, facts)):
+    if isinstance(event, EventRaised) and (sent or _is_newer(stamp.inserted, facts)):
         return Judged(verdict=Verdict.LATE, reason="its instance has ended")
     return Judged(verdict=Verdict.STALE, reason="its instance has ended")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.hub.messages.control import ControlReader
 from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.messages.races import STEERING
 
 State = TypeVar("State")
 
@@ -51,7 +52,7 @@ def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
     A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
     generation, or to this very start, joins it: an event may overtake the start of its instance (K57).
     """
-    ordered = sorted((held for held in mail if not held.gone), key=lambda held: held.order)
+    ordered = _ordered([held for held in mail if not held.gone])
     starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
     if not starts:
         return ordered[:MAX_BATCH], ordered[MAX_BATCH:]
@@ -63,6 +64,21 @@ def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
     end = starts[1] if len(starts) > 1 else len(ordered)
     batch = [ordered[first], *before, *ordered[first + 1 : end]]
     return batch[:MAX_BATCH], [*batch[MAX_BATCH:], *ordered[end:]]
+
+
+def _ordered(mail: Sequence[Held]) -> list[Held]:
+    """The order of processing: by time, then by the sender's count.
+
+    Suspensions and resumes of the same time stay as they arrived. The counts of two processes tell no order, and which
+    of one process's own is older is judged later (``races.precedes``).
+    """
+    ordered = sorted(mail, key=lambda held: held.order)
+    steering = [held for held in mail if isinstance(held.message.event, STEERING)]
+    if len(steering) > 1:
+        places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, STEERING)]
+        for place, held in zip(places, sorted(steering, key=lambda held: held.inserted), strict=True):
+            ordered[place] = held
+    return ordered
 
 
 class Sessions(Generic[State]):

@@ -52,7 +52,7 @@ async def create_hub(
     """Make a hub, finish one that was begun, adopt one that .NET made, or find it as asked for.
 
     :param partitions: 1 to 1024. :param lease_store: of a new hub, table unless told otherwise; None: as it is.
-    :param clock: for the date that people see.
+    :param clock: for the date that people see, and for the pauses between tries.
     :raises ConfigurationError: for a count out of range.
     :raises HubError: the hub is there with another count (K01), newer, or with another lease store (K13).
     """
@@ -61,7 +61,7 @@ async def create_hub(
     info = await _hub_row(store, names)
     if info is None:
         await _check_adoptable(store, names, partitions, lease_store or TABLE)
-        await _retried(lambda: store.create_table(names.controls), f"table {names.controls}")
+        await _retried(lambda: store.create_table(names.controls), f"table {names.controls}", clock)
         row = _entity(HubInfo(partitions=partitions, lease_store=lease_store or TABLE), clock)
         await insert_row(store, names.controls, row)  # refused: another creator was first; its row counts
         info = await _hub_row(store, names)
@@ -70,7 +70,7 @@ async def create_hub(
     _check(info, names, partitions, lease_store)
     await _make_everything(store, names, info, clock)
     if not info.ready:
-        await _mark(store, names, "ready")
+        await _mark(store, names, "ready", clock)
     return replace(info, ready=True)
 
 
@@ -130,7 +130,7 @@ async def ensure_hub(
     return await create_hub(store, names, count, lease_store=lease_store, clock=clock)
 
 
-async def delete_hub(store: Store, names: HubNames) -> None:
+async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """Remove everything of a hub, its row last; interrupted, it can be run again. A missing hub is no error.
 
     First goes the container of the app lease: while a worker serves the hub it is leased, and without it none can
@@ -145,7 +145,7 @@ async def delete_hub(store: Store, names: HubNames) -> None:
             f"hub {names.hub!r} at {store.describe()} is served: stop its workers, wait {SECONDS} s if they were killed"
         ) from None
     if await _hub_row(store, names, deleting=True) is not None:
-        await _mark(store, names, "deleting")
+        await _mark(store, names, "deleting", clock)
     for queue in [*(name for name, _ in await _control_queues(store, names)), names.work_items]:
         await _gone(store.delete_queue(queue))
     for container in (names.leases, names.large_messages, names.logs):
@@ -210,7 +210,7 @@ async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> 
     if columns.get("State") == "deleting" and not deleting:
         raise HubError(f"hub {names.hub!r} at {store.describe()} is being deleted: end it with `taskhub hub delete`")
     partitions, version = columns.get("Partitions"), columns.get("FormatVersion")
-    if not isinstance(partitions, int) or not isinstance(version, int):
+    if not isinstance(partitions, int) or not isinstance(version, int) or not 1 <= partitions <= MAX_PARTITIONS:
         raise HubError(f"the hub row in table {names.controls} is damaged: {dict(columns)}")
     return HubInfo(
         partitions=int(partitions),
@@ -234,11 +234,11 @@ def _entity(info: HubInfo, clock: Clock) -> Entity:
     )
 
 
-async def _mark(store: Store, names: HubNames, state: str) -> None:
+async def _mark(store: Store, names: HubNames, state: str, clock: Clock) -> None:
     entity = Entity(partition_key=_KEY[0], row_key=_KEY[1], properties={"State": state})
     row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag="*")
     try:
-        await _retried(lambda: store.execute(Transact(table=names.controls, rows=(row,))), "the hub row")
+        await _retried(lambda: store.execute(Transact(table=names.controls, rows=(row,))), "the hub row", clock)
     except NotFound:
         raise HubError(f"hub {names.hub!r} was deleted meanwhile") from None
 
@@ -278,23 +278,23 @@ def _tables(names: HubNames) -> tuple[str, ...]:
 
 async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: Clock) -> None:
     """In the original's order (spec §1), each "unless it is there"."""
-    await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}")
+    await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}", clock)
     info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
     with suppress(Conflict):  # it is there
-        await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}")
+        await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}", clock)
     if made.lease_store == BLOB:
-        await _retried(lambda: store.create_container(names.leases), f"container {names.leases}")
+        await _retried(lambda: store.create_container(names.leases), f"container {names.leases}", clock)
         about = {"CreatedAt": clock.utc_now().text(), "PartitionCount": made.partitions, "TaskHubName": names.hub}
         told = PutBlob(container=names.leases, name="taskhub.json", data=json.dumps(about).encode(), if_absent=True)
         with suppress(Conflict):
-            await _retried(lambda: store.execute(told), "blob taskhub.json")
+            await _retried(lambda: store.execute(told), "blob taskhub.json", clock)
     else:
-        await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}")
+        await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}", clock)
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def make(action: Callable[[], Awaitable[object]], what: str) -> None:
         async with limit:
-            await _retried(action, what)
+            await _retried(action, what, clock)
 
     leases = leases_of(store, names, made)
 
@@ -369,7 +369,7 @@ async def _gone(deletion: Awaitable[None]) -> None:
         return
 
 
-async def _retried(action: Callable[[], Awaitable[object]], what: str) -> None:
+async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Clock) -> None:
     """At most 5 tries, then an error that names what could not be made (E05)."""
     for left in range(_TRIES - 1, -1, -1):
         try:
@@ -377,7 +377,7 @@ async def _retried(action: Callable[[], Awaitable[object]], what: str) -> None:
         except (Throttled, Unavailable) as error:
             if not left:
                 raise type(error)(f"{what} of the hub could not be written in {_TRIES} tries: {error}") from error
-            await asyncio.sleep(error.retry_after if isinstance(error, Throttled) else 0.2)
+            await clock.sleep(error.retry_after if isinstance(error, Throttled) else 0.2)
         except StorageError as error:
             error.add_note(f"while making {what}")
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from uuid import UUID
 
 import structlog
 
@@ -96,11 +97,19 @@ class AppLease:
             info = {}
         if not isinstance(info, dict):
             return None, None
-        return info.get("OwnerId"), info.get("DesiredSwapId")
+        return _lease_id(info.get("OwnerId")), _lease_id(info.get("DesiredSwapId"))
 
     async def _write_info(self) -> None:
         data = json.dumps({"OwnerId": self._id, "DesiredSwapId": None}, separators=(",", ":")).encode()
         await self._store.execute(PutBlob(container=self._names.app_lease, name=self._names.app_lease_info, data=data))
+
+
+def _lease_id(value: object) -> str | None:
+    """What no lease can have for an id says nothing."""
+    try:
+        return value if isinstance(value, str) and UUID(value) else None
+    except ValueError:
+        return None
 
 
 class HeldApp:

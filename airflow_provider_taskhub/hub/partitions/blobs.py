@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,9 +30,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound
+from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.partitions.leases import Lease, is_control_queue
+from airflow_provider_taskhub.hub.partitions.leases import Lease, finite, is_control_queue
+from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.storage.primitives import Blob, PutBlob, Store
 
 _FOLDER = "default/"
@@ -77,7 +78,14 @@ class BlobLeases:
     async def read(self, queue: str) -> Lease | None:
         """One lease, or None when its blob is gone."""
         blob = await self._store.get_blob(self._names.leases, _FOLDER + queue)
-        return None if blob is None else decode_blob(queue, blob)
+        if blob is None:
+            return None
+        try:
+            columns = content(blob)
+        except InputError as error:
+            unreadable(self._names.leases, _FOLDER + queue, str(error))
+            columns = {}
+        return decode_blob(queue, columns, blob.etag)
 
     async def write(self, lease: Lease) -> Lease:
         """Write a lease as its owner, if it is still as its ``etag`` says, and lease or release its blob accordingly.
@@ -148,15 +156,21 @@ class BlobLeases:
         return True
 
 
-def decode_blob(queue: str, blob: Blob) -> Lease:
-    """A blob's content as a lease; DurableTask's own has four members, damaged content none."""
+def content(blob: Blob) -> dict[str, Any]:
+    """What a blob's content says. :raises InputError: when it is not a JSON object."""
     try:
         found = json.loads(blob.data)
-    except ValueError:
-        found = {}
-    columns: dict[str, Any] = found if isinstance(found, dict) else {}
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"its content is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"its content is JSON, but no object: {blob.data[:60]!r}")
+    return found
+
+
+def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
+    """A blob's content as a lease: DurableTask's own has four members; what cannot be understood reads as absent."""
     ours = {name.removeprefix("TaskHub"): value for name, value in columns.items() if name.startswith("TaskHub")}
-    epoch, renewals, load = columns.get("Epoch"), ours.get("Renewals"), ours.get("Load")
+    epoch, renewals = columns.get("Epoch"), ours.get("Renewals")
     return Lease(
         queue=queue,
         owner=_text(columns.get("Owner")),
@@ -167,7 +181,7 @@ def decode_blob(queue: str, blob: Blob) -> Lease:
         draining=ours.get("IsDraining") is True,
         epoch=epoch if isinstance(epoch, int) else None,
         renewals=renewals if isinstance(renewals, int) else None,
-        load=float(load) if isinstance(load, int | float) else None,
+        load=finite(ours.get("Load")),
         polled=_time(ours.get("Polled")),
         previous=_text(ours.get("Previous")),
         released=_text(ours.get("Released")),
@@ -175,7 +189,7 @@ def decode_blob(queue: str, blob: Blob) -> Lease:
         extra={name: value for name, value in columns.items() if name not in _KNOWN and not name.startswith("TaskHub")},
         token=_id(columns.get("Token")),
         under=() if (under := _id(ours.get("Under"))) is None else (under,),
-        etag=blob.etag,
+        etag=etag,
     )
 
 
@@ -221,7 +235,7 @@ def _id(value: object) -> str | None:
 def _time(value: object) -> Timestamp | None:
     try:
         return Timestamp.parse(value) if isinstance(value, str) else None
-    except ValueError:
+    except InputError:
         return None
 
 

@@ -6,8 +6,10 @@ clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for pe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -163,7 +165,7 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         draining=columns.get("IsDraining") is True,
         epoch=_count(columns.get(EPOCH)),
         renewals=_count(columns.get(RENEWALS)),
-        load=load if isinstance(load := columns.get(LOAD), float) else None,
+        load=finite(columns.get(LOAD)),
         polled=_time(columns.get(POLLED)),
         previous=_text(columns.get(PREVIOUS)),
         released=_text(columns.get(RELEASED)),
@@ -217,6 +219,15 @@ def _text(value: Property | None) -> str | None:
 
 def _count(value: Property | None) -> int | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def finite(value: object) -> float | None:
+    """A number that can be reckoned with; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    with suppress(OverflowError):
+        return number if math.isfinite(number := float(value)) else None
+    return None
 
 
 def _time(value: Property | None) -> Timestamp | None:

@@ -11,17 +11,19 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.codec import Timestamp, compress, decompress
-from airflow_provider_taskhub.errors import ConfigurationError, Conflict, NotFound
+from airflow_provider_taskhub.codec import Timestamp, compress, decompress, loads
+from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames, Member
-from airflow_provider_taskhub.hub.partitions.leases import Sightings
+from airflow_provider_taskhub.hub.partitions.leases import Sightings, finite
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving, decode_signs, encode_signs
+from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
 
+T = TypeVar("T")
 _PART = 60_000
 """Bytes of one Binary column of names; Azure's limit is 64 KiB."""
 _MAX_PARTS = 12
@@ -177,7 +179,19 @@ class Members:
     # rows
 
     async def _read(self) -> list[_Listing]:
-        return [listing async for row in self._store.rows(self._table) if (listing := _decode(row)) is not None]
+        return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
+
+    def _decoded(self, row: Entity) -> _Listing | None:
+        """A worker whose names cannot be read is listed without them: it lives, and holds partitions."""
+        names: Mapping[str, Any] = {}
+        try:
+            names = _names(row.properties)
+        except InputError as error:
+            unreadable(self._table, row.row_key, f"its names cannot be read: {error}")
+        listing = _decode(row, names)
+        if listing is None:
+            unreadable(self._table, row.row_key, "it names no worker")
+        return listing
 
     async def _write(self, verb: RowVerb, worker: str, columns: Mapping[str, Property | None]) -> None:
         entity = Entity(partition_key="member", row_key=_key(worker), properties=columns)
@@ -218,21 +232,20 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
     return {f"Names{index}": part for index, part in enumerate(parts)}
 
 
-def _decode(entity: Entity) -> _Listing | None:
-    """A row; None for one that is no member's."""
+def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
+    """A row; None for one that is no member's. :param names: what the worker can do, as its row says it."""
     columns = entity.properties
     worker = columns.get("Worker")
     if not isinstance(worker, str):
         return None
-    names = _names(columns)
     started = columns.get("Started")
     member = Member(
         worker=worker,
         started=started if isinstance(started, Timestamp) else Timestamp(0),
         roles=tuple(role for role in str(columns.get("Roles") or "").split(",") if role),
-        apps=names.get("apps", {}),
-        orchestrators=tuple(names.get("orchestrators", ())),
-        activities=tuple(names.get("activities", ())),
+        apps={str(app): str(version) for app, version in _of(names, "apps", dict).items()},
+        orchestrators=tuple(map(str, _of(names, "orchestrators", list))),
+        activities=tuple(map(str, _of(names, "activities", list))),
         running=int(_number(columns.get("Running"), 0)),
         weight=max(1, int(_number(columns.get("Weight"), 1))),
     )
@@ -246,20 +259,30 @@ def _decode(entity: Entity) -> _Listing | None:
             moving=columns.get("Moving") is True,
             due=_number(columns.get("DueSeconds"), 0.0),
         ),
-        renew=_number(columns.get("RenewSeconds"), 10.0),
-        take=_number(columns.get("TakeSeconds"), 30.0),
+        renew=max(0.0, _number(columns.get("RenewSeconds"), 10.0)),
+        take=max(0.0, _number(columns.get("TakeSeconds"), 30.0)),
     )
 
 
 def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
+    """:raises InputError: when they are no gzip or no JSON object."""
     text = columns.get("Names")
-    if isinstance(text, str):
-        return dict(json.loads(text))
-    parts: list[bytes] = []
-    while isinstance(part := columns.get(f"Names{len(parts)}"), bytes):
-        parts.append(part)
-    return dict(json.loads(decompress(b"".join(parts)))) if parts else {}
+    if not isinstance(text, str):
+        parts: list[bytes] = []
+        while isinstance(part := columns.get(f"Names{len(parts)}"), bytes):
+            parts.append(part)
+        text = decompress(b"".join(parts)) if parts else "{}"
+    found = loads(text, what="what stands there")
+    if not isinstance(found, dict):
+        raise InputError(f"what stands there is no JSON object: {text[:60]!r}")
+    return found
+
+
+def _of(names: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    found = names.get(key)
+    return found if isinstance(found, kind) else kind()
 
 
 def _number(value: Property | None, default: float) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    found = finite(value)
+    return default if found is None else found

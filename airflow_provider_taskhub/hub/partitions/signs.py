@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings
+from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, finite
 from airflow_provider_taskhub.storage.primitives import Property
 
 
@@ -64,7 +64,7 @@ def decode_signs(value: Property | None) -> dict[int, Sign]:
     for word in value.split() if isinstance(value, str) else ():
         with suppress(ValueError):
             partition, epoch, renewals, *load = word.split(":")
-            signs[int(partition)] = Sign(int(epoch), int(renewals), float(load[0]) if load else None)
+            signs[int(partition)] = Sign(int(epoch), int(renewals), finite(float(load[0])) if load else None)
     return signs
 
 

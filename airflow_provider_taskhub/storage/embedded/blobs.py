@@ -44,8 +44,8 @@ def put(change: Change, operation: PutBlob) -> str:
         check_write(change, what, found.lease, found.until, operation.lease_id)
         number = found.number
         change.connection.execute("DELETE FROM chunks WHERE blob = ?", (number,))
-    _written(change, number, etag, operation.content_type, len(operation.data))
-    change.connection.execute("INSERT INTO chunks VALUES (?, 0, ?)", (number, operation.data))
+    _written(change, number, etag, operation.content_type, len(operation.body))
+    change.connection.execute("INSERT INTO chunks VALUES (?, 0, ?)", (number, operation.body))
     return _etag(etag)
 
 

@@ -31,7 +31,7 @@ class Blobs:
                 method="PUT",
                 path=_path(operation.container, operation.name),
                 headers=headers,
-                body=operation.data,
+                body=operation.body,
                 what=f"write of blob {operation.container}/{operation.name}",
             )
         )

@@ -1,0 +1,101 @@
+"""What can be read of a history that cannot be loaded: for those who look, and for its instance's end (K46).
+
+Row by row, each payload by itself: one that is damaged or gone takes nothing else with it. Never a base for replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.history.load import PARALLEL, READINGS, generation, lock_of, payload, table_rows
+from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
+from airflow_provider_taskhub.hub.history.records import RecordError, Sentinel, decode_event, decode_sentinel
+from airflow_provider_taskhub.storage.primitives import Entity, Store
+from airflow_provider_taskhub.values import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvage:
+    """:param events: of the current generation, in their order, without what cannot be read.
+    :param unreadable: what cannot be, a line each; none: all of it can.
+    :param lock: the sentinel's row; None: there is no history. :param sentinel: None also for one that is damaged.
+    :param execution_id: of the generation; None: no row tells it.
+    """
+
+    events: tuple[HistoryEvent, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    lock: Entity | None = None
+    sentinel: Sentinel | None = None
+    execution_id: str | None = None
+
+
+async def salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
+    """The history of an instance as far as it can be read. :raises StorageError: as the store says."""
+    for _ in range(READINGS):
+        found = await _salvage(store, names, instance_id)
+        now = await lock_of(store, names, instance_id) if found.unreadable else found.lock
+        if (now and now.etag) == (found.lock and found.lock.etag):
+            break  # else payloads went with their generation while they were read
+    return found
+
+
+async def _salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
+    lock, rows = await table_rows(store, names, instance_id)
+    if lock is None:
+        return Salvage(unreadable=("the history has no sentinel: its rows do not count",) if rows else ())
+    unreadable: list[str] = []
+    sentinel: Sentinel | None = None
+    try:
+        sentinel = decode_sentinel(lock)
+    except RecordError as error:
+        unreadable.append(str(error))
+    execution_id = sentinel.execution_id if sentinel is not None else _first_generation(rows)
+    current = generation(rows, execution_id) if execution_id is not None else []
+    committed = len(current) if sentinel is None else sentinel.committed(len(current))
+    if committed > len(current):
+        unreadable.append(f"{committed - len(current)} of {committed} rows are missing")
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def one(row: Entity) -> tuple[HistoryEvent | None, list[str]]:
+        async with gate:
+            return await _event(store, names, row)
+
+    read = await asyncio.gather(*map(one, current[:committed]))
+    return Salvage(
+        events=tuple(event for event, _ in read if event is not None),
+        unreadable=(*unreadable, *(line for _, lines in read for line in lines)),
+        lock=lock,
+        sentinel=sentinel,
+        execution_id=execution_id,
+    )
+
+
+def _first_generation(rows: list[Entity]) -> str | None:
+    """The generation of the first row, which each new one overwrites."""
+    found = rows[0].properties.get("ExecutionId") if rows else None
+    return found if isinstance(found, str) else None
+
+
+async def _event(store: Store, names: HubNames, row: Entity) -> tuple[HistoryEvent | None, list[str]]:
+    """A row's event, None if it cannot be read, and what is wrong with it. Payloads that are lost are left out."""
+    wanted, lines = blob_columns(row), list[str]()
+    texts: dict[str, str] = {}
+    for column, name in wanted.items():
+        try:
+            texts[column] = await payload(store, names, name)
+        except InputError as error:
+            lines.append(f"{column} of history row {row.row_key}: {error}")
+    try:
+        return decode_event(_without(restore(row, texts), wanted.keys() - texts.keys())), lines
+    except RecordError as error:
+        return None, [*lines, str(error)]
+
+
+def _without(row: Entity, lost: set[str]) -> Entity:
+    if not lost:
+        return row
+    return replace(row, properties={name: value for name, value in row.properties.items() if name not in lost})
