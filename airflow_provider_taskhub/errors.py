@@ -62,12 +62,12 @@ class InstanceNotFound(TaskHubError):
 class UnknownOrchestrator(TaskHubError):
     """No loaded app declares an orchestrator of this name and version.
 
-    :ivar name: of the orchestrator.
+    :ivar name: of the orchestrator. :ivar version: of the instance; "" if it has none.
     """
 
-    def __init__(self, text: str, *, name: str = "") -> None:
+    def __init__(self, text: str, *, name: str = "", version: str = "") -> None:
         super().__init__(text)
-        self.name = name
+        self.name, self.version = name, version
 
 
 class UnknownActivity(TaskHubError):

@@ -204,6 +204,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         apps=registry.apps,
         orchestrators=tuple(registry.orchestrators),
         activities=tuple(registry.activities),
+        accepts=registry.accepts,
     )
 
     async def members() -> tuple[Member, ...]:

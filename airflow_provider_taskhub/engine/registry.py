@@ -141,15 +141,26 @@ class Registry:
         """
         definition = self.orchestrators.get(name)
         if definition is None:
-            raise UnknownOrchestrator(_unknown("orchestrator", name, self.orchestrators), name=name)
+            text = _unknown("orchestrator", name, self.orchestrators)
+            raise UnknownOrchestrator(text, name=name, version=version or "")
         if not definition.accepts(version):
             others = ", ".join(sorted(definition.compatible or ())) or "none"
             raise UnknownOrchestrator(
                 f"orchestrator {name!r} of version {version!r}: app {definition.app!r} here is version "
                 f"{definition.version!r}, compatible with: {others}",
                 name=name,
+                version=version or "",
             )
         return definition
+
+    @property
+    def accepts(self) -> dict[str, tuple[str, ...]]:
+        """Versions of instances that an orchestrator goes on with, of those that do not go on with every version."""
+        return {
+            name: tuple(sorted({definition.version, *definition.compatible}))
+            for name, definition in self.orchestrators.items()
+            if definition.compatible is not None
+        }
 
     def activity(self, name: str) -> ActivityDefinition:
         """:raises UnknownActivity: naming what there is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -156,6 +156,8 @@ class Member:
 
     :param roles: of ``orchestrator``, ``activity``. :param weight: its share of partitions against that of others.
     :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
+    :param accepts: versions of instances that an orchestrator goes on with, its own included; one that is not listed
+        goes on with every version.
     """
 
     worker: str
@@ -168,6 +170,7 @@ class Member:
     running: int = 0
     weight: int = 1
     alive: bool = True
+    accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class RecordState(StrEnum):

@@ -151,6 +151,7 @@ class Host:
                 activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
                 running=backend.work.slots.busy,
                 weight=settings.weight,
+                accepts=registry.accepts if ORCHESTRATOR in options.roles else {},
             )
 
         owner = OwnerThread(

@@ -257,6 +257,7 @@ class Machine:
                 apps=registry.apps,
                 orchestrators=tuple(registry.orchestrators),
                 activities=tuple(registry.activities),
+                accepts=registry.accepts,
             ),
         )
 

@@ -218,7 +218,13 @@ def _key(worker: str) -> str:
 
 def _names_columns(member: Member) -> dict[str, Property | None]:
     """What a worker can do: plain JSON where it fits into one column, else compressed and split."""
-    names = {"apps": dict(member.apps), "orchestrators": member.orchestrators, "activities": member.activities}
+    names: dict[str, object] = {
+        "apps": dict(member.apps),
+        "orchestrators": member.orchestrators,
+        "activities": member.activities,
+    }
+    if member.accepts:
+        names["accepts"] = {name: list(versions) for name, versions in member.accepts.items()}
     text = json.dumps(names, separators=(",", ":"))
     if len(text) <= _PART // 2:
         return {"Names": text}
@@ -248,6 +254,11 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
         activities=tuple(map(str, _of(names, "activities", list))),
         running=int(_number(columns.get("Running"), 0)),
         weight=max(1, int(_number(columns.get("Weight"), 1))),
+        accepts={
+            str(name): tuple(map(str, versions))
+            for name, versions in _of(names, "accepts", dict).items()
+            if isinstance(versions, list)
+        },
     )
     return _Listing(
         member=member,

@@ -1,0 +1,145 @@
+"""Which worker could run what: what work needs, which workers have it, and how the apps of two workers differ.
+
+Pure: members and needs in, answers out. Members are those that the caller knows to be alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from airflow_provider_taskhub.hub.contract import Member
+
+Kind: TypeAlias = Literal["orchestrator", "activity"]
+SHOWN = 20
+"""Names of one kind in a text; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """A function that some work needs.
+
+    :param version: of the instance that an orchestrator runs; "" is any. Activities have none.
+    """
+
+    kind: Kind
+    name: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}" + (f" of version {self.version!r}" if self.version else "")
+
+
+def can_run(member: Member, need: Need) -> bool:
+    """Whether a worker has a function, in a version that its app goes on with."""
+    if need.kind not in member.roles:
+        return False
+    if need.kind == "activity":
+        return need.name in member.activities
+    if need.name not in member.orchestrators:
+        return False
+    accepted = member.accepts.get(need.name)
+    return not need.version or accepted is None or need.version in accepted
+
+
+def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
+    """The live workers that could run what is needed."""
+    return tuple(member for member in members if member.alive and can_run(member, need))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """Who could run something that waits.
+
+    :param able: full names of the live workers that could. :param alive: of all live workers.
+    :param owner: of the instance's partition, who alone can run its orchestrator; None: nobody owns it, or an activity
+        is needed, which every worker can take. :param known: live workers that have the name, in whatever version.
+    """
+
+    need: Need
+    able: tuple[str, ...]
+    alive: tuple[str, ...]
+    known: tuple[str, ...]
+    owner: str | None = None
+
+    @property
+    def hopeless(self) -> bool:
+        """No live worker could run it: the only state in which a no-worker timeout runs."""
+        return not self.able
+
+    @property
+    def another_version(self) -> bool:
+        """Live workers have the name, and none of them the version."""
+        return not self.able and bool(self.known)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Only workers that do not own the instance's partition could run it."""
+        return bool(self.able) and self.owner is not None and self.owner not in self.able
+
+
+def prospect(need: Need, members: Iterable[Member], owner: str | None = None) -> Prospect:
+    """Who could run something that waits.
+
+    :param members: as read; those that are not alive do not count. :param owner: full name of the worker that owns the
+        instance's partition; ignored for activities.
+    """
+    live = [member for member in members if member.alive]
+    return Prospect(
+        need=need,
+        able=tuple(member.worker for member in able(live, need)),
+        alive=tuple(member.worker for member in live),
+        known=tuple(member.worker for member in able(live, Need(need.kind, need.name))),
+        owner=owner if need.kind == "orchestrator" else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the apps of another worker differ from a worker's own.
+
+    :param lacks: functions of ours that the other one lacks. :param more: functions of it that we lack.
+    :param versions: app name, our version, its version.
+    """
+
+    worker: str
+    lacks: tuple[Need, ...] = ()
+    more: tuple[Need, ...] = ()
+    versions: tuple[tuple[str, str, str], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"app {app!r} has version {its!r} there and {ours!r} here" for app, ours, its in self.versions]
+        if self.lacks:
+            parts.append(f"it lacks {listed(self.lacks)}")
+        if self.more:
+            parts.append(f"this worker lacks {listed(self.more)}")
+        return f"worker {self.worker}: {'; '.join(parts)}"
+
+
+def difference(mine: Member, other: Member) -> Difference | None:
+    """How the apps of ``other`` differ from those of ``mine``; None: they do not, as far as both have the same role."""
+    lacks: list[Need] = []
+    more: list[Need] = []
+    kinds: tuple[tuple[Kind, Sequence[str], Sequence[str]], ...] = (
+        ("orchestrator", mine.orchestrators, other.orchestrators),
+        ("activity", mine.activities, other.activities),
+    )
+    for kind, ours, theirs in kinds:
+        if kind in mine.roles and kind in other.roles and ours != theirs:
+            lacks += [Need(kind, name) for name in sorted(set(ours) - set(theirs))]
+            more += [Need(kind, name) for name in sorted(set(theirs) - set(ours))]
+    versions = tuple(
+        (app, version, other.apps[app])
+        for app, version in sorted(mine.apps.items())
+        if other.apps.get(app, version) != version
+    )
+    if not (lacks or more or versions):
+        return None
+    return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions)
+
+
+def listed(needs: Sequence[Need]) -> str:
+    """Needs as a text of bounded length."""
+    shown = ", ".join(map(str, needs[:SHOWN]))
+    return f"{shown} and {len(needs) - SHOWN} more" if len(needs) > SHOWN else shown

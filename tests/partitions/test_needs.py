@@ -1,0 +1,125 @@
+"""Which worker could run what, and how the apps of two workers differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.partitions.needs import Need, able, can_run, difference, prospect
+from airflow_provider_taskhub.jumping import START
+
+BOTH = ("orchestrator", "activity")
+
+
+def worker(name: str, **changes: object) -> Member:
+    values: dict[str, object] = {
+        "worker": f"{name}@host/1",
+        "started": START,
+        "roles": BOTH,
+        "apps": {"orders": "3"},
+        "orchestrators": ("pipeline",),
+        "activities": ("clean",),
+        **changes,
+    }
+    return Member(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("need", "found"),
+    [
+        (Need("orchestrator", "pipeline"), True),
+        (Need("orchestrator", "other"), False),
+        (Need("orchestrator", "clean"), False),
+        (Need("activity", "clean"), True),
+        (Need("activity", "pipeline"), False),
+        (Need("orchestrator", "pipeline", "1"), False),
+        (Need("orchestrator", "pipeline", "2"), True),
+        (Need("orchestrator", "pipeline", "3"), True),
+    ],
+    ids=str,
+)
+def test_a_worker_can_run_what_its_apps_declare_in_a_version_they_accept(need: Need, found: bool) -> None:
+    assert can_run(worker("one", accepts={"pipeline": ("2", "3")}), need) is found
+
+
+def test_a_worker_that_lists_no_versions_accepts_every_version() -> None:
+    assert can_run(worker("one"), Need("orchestrator", "pipeline", "17"))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_worker_without_the_role_can_run_nothing_of_its_kind(kind: str) -> None:
+    other = [role for role in BOTH if role != kind]
+    name = "pipeline" if kind == "orchestrator" else "clean"
+    assert not can_run(worker("one", roles=tuple(other)), Need(kind, name))  # type: ignore[arg-type]
+
+
+def test_only_live_workers_are_able() -> None:
+    members = [worker("one"), worker("dead", alive=False), worker("other", orchestrators=())]
+    assert [member.worker for member in able(members, Need("orchestrator", "pipeline"))] == ["one@host/1"]
+
+
+def test_who_could_run_what_waits() -> None:
+    members = [worker("one"), worker("dead", alive=False), worker("other", orchestrators=(), activities=())]
+    pipeline = Need("orchestrator", "pipeline")
+    here = prospect(pipeline, members, owner="one@host/1")
+    assert (here.able, here.hopeless, here.elsewhere) == (("one@host/1",), False, False)
+    assert here.alive == ("one@host/1", "other@host/1")
+    there = prospect(pipeline, members, owner="other@host/1")
+    assert (there.owner, there.hopeless, there.elsewhere) == ("other@host/1", False, True)
+    free = prospect(pipeline, members)
+    assert (free.owner, free.hopeless, free.elsewhere) == (None, False, False)
+    nobody = prospect(Need("orchestrator", "gone"), members, owner="one@host/1")
+    assert (nobody.hopeless, nobody.elsewhere, nobody.another_version) == (True, False, False)
+
+
+def test_an_activity_needs_no_owner() -> None:
+    found = prospect(Need("activity", "clean"), [worker("one"), worker("two", activities=())], owner="two@host/1")
+    assert (found.owner, found.hopeless, found.elsewhere) == (None, False, False)
+
+
+def test_another_version_is_told_from_an_unknown_name() -> None:
+    members = [worker("one", accepts={"pipeline": ("3",)})]
+    found = prospect(Need("orchestrator", "pipeline", "2"), members, owner="one@host/1")
+    assert (found.hopeless, found.another_version, found.known) == (True, True, ("one@host/1",))
+
+
+def test_what_differs_between_two_workers_is_named() -> None:
+    mine = worker("one", activities=("clean", "publish"))
+    other = worker("two", apps={"orders": "4", "extra": ""}, orchestrators=("pipeline", "report"))
+    found = difference(mine, other)
+    assert found is not None
+    assert found.lacks == (Need("activity", "publish"),)
+    assert found.more == (Need("orchestrator", "report"),)
+    assert found.versions == (("orders", "3", "4"),)
+    assert str(found) == (
+        "worker two@host/1: app 'orders' has version '4' there and '3' here; it lacks activity 'publish'; "
+        "this worker lacks orchestrator 'report'"
+    )
+
+
+def test_same_apps_and_other_roles_are_no_difference() -> None:
+    mine = worker("one")
+    assert difference(mine, worker("two", orchestrators=tuple(reversed(mine.orchestrators)))) is None
+    assert difference(mine, worker("two", roles=("activity",), orchestrators=())) is None
+
+
+def test_a_text_of_many_names_is_short() -> None:
+    mine = worker("one", activities=tuple(f"a{number:03d}" for number in range(500)))
+    found = difference(mine, worker("two", activities=()))
+    assert found is not None
+    assert len(found.lacks) == 500
+    assert str(found).endswith("activity 'a019' and 480 more")
+
+
+def test_a_registry_lists_the_versions_that_its_orchestrators_accept() -> None:
+    strict, open_ = App("strict", version="3", compatible=["2"]), App("open", version="1")
+
+    @strict.orchestrator
+    async def pipeline(ctx: OrchestrationContext) -> None: ...
+
+    @open_.orchestrator
+    async def report(ctx: OrchestrationContext) -> None: ...
+
+    assert Registry.of([strict, open_]).accepts == {"pipeline": ("2", "3")}
