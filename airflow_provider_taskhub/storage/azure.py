@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -180,6 +180,9 @@ class AzureStore(Paged):
     async def count(self, queue: str) -> int:
         rules.check_queue_name(queue)
         return await self._queue_service.count(queue)
+
+    async def release_claims(self, holders: Collection[str]) -> int:
+        return 0
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         self._neighbours.listen(queues)

@@ -13,10 +13,11 @@ from airflow_provider_taskhub.storage.primitives import Store
 _EXAMPLE = "sqlite:///absolute/path/hub.db"
 
 
-def open_store(settings: Settings, *, create: bool = True) -> Store:
+def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> Store:
     """The store of the settings' connection, not opened yet: use it in ``async with``.
 
     :param create: make the file of an embedded hub if it is missing; else that is an error.
+    :param holder: full name of the worker that claims messages through it (:meth:`Store.release_claims`).
     :raises HubError: there is no such file and none is to be made.
     :raises ConfigurationError: for a connection that cannot work, or a missing package, naming the pip extra; never
         with a part of a secret.
@@ -30,7 +31,7 @@ def open_store(settings: Settings, *, create: bool = True) -> Store:
             raise HubError(
                 f"there is no hub {settings.hub!r} at {path}: make it with `taskhub hub create`, or start a worker"
             )
-        return SqliteStore(path)
+        return SqliteStore(path, holder=holder)
     try:
         from airflow_provider_taskhub.storage.azure import AzureStore
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -249,6 +249,9 @@ class FaultyStore(Paged):
         return await self._through(
             "queue.receive", queue, lambda: self._inner.receive(queue, limit=limit, visibility=visibility)
         )
+
+    async def release_claims(self, holders: Collection[str]) -> int:
+        return await self._through("queue.update", holders, lambda: self._inner.release_claims(holders))
 
     async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
         return await self._through("queue.peek", queue, lambda: self._inner.peek(queue, limit=limit))

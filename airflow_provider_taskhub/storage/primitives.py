@@ -12,7 +12,7 @@ Every call has a deadline, is counted by kind in :attr:`Store.requests`, and rai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from datetime import timedelta
@@ -186,11 +186,14 @@ class PutMessage:
 
     :param visibility: delay until it can be received, 0 to 7 days; also how long the claim lasts.
     :param naming: a mark in the text, and the row of an earlier step whose ETag, escaped as in JSON, takes its place.
+    :param claimed: its sender holds the message until ``visibility`` is over (:meth:`Store.release_claims`); else the
+        message is only delayed.
     """
 
     queue: str
     text: str
     visibility: timedelta = timedelta(0)
+    claimed: bool = False
     naming: tuple[str, EtagOf] | None = None
 
 
@@ -198,6 +201,7 @@ class PutMessage:
 class UpdateMessage:
     """Set a claimed message's visibility from now, and its text if given. Result: the new :class:`Receipt`.
 
+    :param claimed: its sender goes on holding the message (:meth:`Store.release_claims`); else it is given back.
     :raises Conflict: when the receipt is stale. :raises NotFound: when the message is gone.
     """
 
@@ -205,6 +209,7 @@ class UpdateMessage:
     message: Receipt | ReceiptHolder
     visibility: timedelta
     text: str | None = None
+    claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +369,13 @@ class Store(Protocol):
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
         """Claim up to ``limit`` (1 to 32) visible messages, oldest first where the store can tell."""
+
+    async def release_claims(self, holders: Collection[str]) -> int:
+        """Make visible what these holders have claimed in any queue; how many messages that were.
+
+        Only for holders that are proven dead. A message gets its old place back, and its old receipt is stale. SQLite
+        knows who holds a message if its store was opened with ``holder``; Azure Storage does not: 0, without a request.
+        """
 
     async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
         """Visible messages, without claiming them (their receipts' pop receipts are empty)."""

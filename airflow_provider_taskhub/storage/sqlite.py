@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,8 @@ class SqliteStore(Paged):
     :param crash: called at each crash point of a unit that goes step by step.
     :param stepwise: carry units out step by step, each operation by itself, instead of as one transaction.
     :param timeout: deadline of one call.
+    :param holder: full name of the worker's incarnation that claims messages through this store
+        (:meth:`release_claims`); empty: its claims end by their visibility only.
     """
 
     local = True
@@ -71,7 +74,9 @@ class SqliteStore(Paged):
         crash: CrashPoint | None = None,
         stepwise: bool = False,
         timeout: timedelta = timedelta(seconds=30),
+        holder: str = "",
     ) -> None:
+        self._holder = holder
         self.requests: Counter[str] = Counter()
         self._path = None if path is None else Path(path).expanduser().absolute()
         self._clock = clock
@@ -116,7 +121,7 @@ class SqliteStore(Paged):
         await self.packed((operation,))
         rules.check_alone(operation)
         self.requests[rules.kind_of(operation)] += 1
-        result: Result = await self._access.write(lambda change: perform(change, operation, ()))
+        result: Result = await self._access.write(lambda change: perform(change, operation, (), self._holder))
         return result
 
     async def commit(self, unit: Unit) -> Results:
@@ -127,7 +132,7 @@ class SqliteStore(Paged):
             return await carry_out(unit, self.execute, self._crash)
         for step in unit.steps:
             self._count(step.operations)
-        results: Results = await self._access.write(lambda change: perform_unit(change, unit))
+        results: Results = await self._access.write(lambda change: perform_unit(change, unit, self._holder))
         return results
 
     def _count(self, operations: Sequence[Operation]) -> None:
@@ -156,9 +161,22 @@ class SqliteStore(Paged):
         if not await self._access.read(lambda connection: self._due(queues.earliest(connection, queue))):
             return []  # an empty poll writes nothing
         messages: list[Message] = await self._access.write(
-            lambda change: queues.receive(change, queue, limit, visibility)
+            lambda change: queues.receive(change, queue, limit, visibility, self._holder)
         )
         return messages
+
+    async def release_claims(self, holders: Collection[str]) -> int:
+        if not holders:
+            return 0
+        self.requests["queue.update"] += 1
+        released: int = await self._access.write(lambda change: queues.release(change, holders))
+        return released
+
+    def held_by(self, holder: str) -> SqliteStore:
+        """The same store, opened by the same ``async with``, for another holder of messages."""
+        other = copy(self)
+        other._holder = holder
+        return other
 
     async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
         rules.check_peek(queue, limit)
@@ -331,20 +349,21 @@ class SqliteStore(Paged):
 # --- works --------------------------------------------------------------------------------------------------------
 
 
-def perform(change: Change, operation: Operation, earlier: Results) -> Result:
+def perform(change: Change, operation: Operation, earlier: Results, holder: str) -> Result:
     """One operation inside a transaction.
 
+    :param holder: who holds the messages that are claimed.
     :param earlier: results of the unit's earlier steps, for :class:`EtagOf`.
     """
     match operation:  # the most frequent first
         case Transact():
             return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
         case PutMessage():
-            return queues.put(change, named(operation, earlier))
+            return queues.put(change, named(operation, earlier), holder)
         case DeleteMessage():
             return queues.delete(change, operation)
         case UpdateMessage():
-            return queues.update(change, operation)
+            return queues.update(change, operation, holder)
         case PutBlob():
             return blobs.put(change, operation)
         case DeleteBlob():
@@ -352,7 +371,7 @@ def perform(change: Change, operation: Operation, earlier: Results) -> Result:
     return None
 
 
-def perform_unit(change: Change, unit: Unit) -> Results:
+def perform_unit(change: Change, unit: Unit, holder: str) -> Results:
     """A whole unit: its check right before the first write, then all steps."""
     if unit.check is not None:
         unit.check()
@@ -360,7 +379,7 @@ def perform_unit(change: Change, unit: Unit) -> Results:
     for step in unit.steps:
         earlier = tuple(results)
         try:
-            results.append(tuple([perform(change, operation, earlier) for operation in step.operations]))
+            results.append(tuple([perform(change, operation, earlier, holder) for operation in step.operations]))
         except Exception as error:
             error.add_note(f"step: {step.name}")
             raise

@@ -7,7 +7,7 @@ out through a :class:`Runner`. So the simulation and ``testing.run`` run the ver
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -35,6 +35,8 @@ ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
 IDLE_CHECKS = 6
 """Looks for idle sessions within one idle timeout."""
 ABSENCE_CHECK = 5.0
+DEATH_CHECK = 0.1
+"""Seconds between two looks at the lock files of this machine's other workers; a look asks the store nothing."""
 POLLS_WHILE_BUSY = 80
 """Receives a second, over all partitions, that traffic in one of them may cost (50 ms a partition at four)."""
 SETTLING = 256
@@ -116,11 +118,17 @@ class Backend:
         me: WorkerIdentity,
         settings: Settings,
         roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
-        dead: Callable[[str], bool] = lambda worker: False,
+        predecessors: Callable[[], Collection[str]] = tuple,
+        died: Callable[[], None] = lambda: None,
         members: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
         closes: Callable[[str, Callable[[], None]], None] = _here,
     ) -> None:
-        """:param closes: closes an orchestrator that is put aside, of an instance id: users' ``finally`` blocks."""
+        """
+        :param predecessors: full names of the workers that are proven dead.
+        :param died: called when one more is proven dead and its messages can be received again.
+        :param closes: closes an orchestrator that is put aside, of an instance id: users' ``finally`` blocks.
+        """
+        self._predecessors, self._died = predecessors, died
         self.hub, self.roles = hub, tuple(roles)
         self._closes = closes
         self._settings = settings
@@ -155,7 +163,7 @@ class Backend:
             times=settings.lease_times,
             limit=settings.activities,
             reader=self._work_reader,
-            dead=dead,
+            dead=lambda worker: worker in predecessors(),
             unknown=self.absences.activity,
             claims=self._claims,
             adopt=self._adopt,
@@ -189,6 +197,8 @@ class Backend:
         if self._settings.session_idle > timedelta(0):
             self._spawn("sessions", self._evict())
         self._spawn("absences", self.absences.run())
+        if self._predecessors is not tuple:
+            self._spawn("deaths", self._watch_deaths())
         if ORCHESTRATOR in self.roles:
             self._spawn("orchestrations", self.orchestrations.run())
         if ACTIVITY in self.roles:
@@ -375,6 +385,23 @@ class Backend:
             return False
         reader.offer(response)
         return True
+
+    async def _watch_deaths(self) -> None:
+        """Let others have at once what a worker held that is proven dead; else it waits for its visibility to end."""
+        known: frozenset[str] = frozenset()
+        while True:
+            dead, pause = frozenset(self._predecessors()), DEATH_CHECK
+            if fresh := dead - known:
+                try:
+                    released = await self.hub.store.release_claims(fresh)
+                except StorageError as error:
+                    pause = 1.0
+                    log.warning("claims_not_released", workers=sorted(fresh), error=str(error))
+                else:
+                    known = dead
+                    log.info("claims_released", workers=sorted(fresh), messages=released)
+                    self._died()
+            await self.hub.clock.sleep(pause)
 
     async def _evict(self) -> None:
         idle = self._settings.session_idle.total_seconds()

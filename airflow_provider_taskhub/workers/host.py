@@ -102,7 +102,7 @@ class Host:
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
         me = incarnation.identity
-        store = await stack.enter_async_context(open_store(settings))
+        store = await stack.enter_async_context(open_store(settings, holder=str(me)))
         names = HubNames(settings.hub)
         info = await admin.ensure_hub(
             store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
@@ -136,7 +136,8 @@ class Host:
             me=me,
             settings=settings,
             roles=options.roles,
-            dead=lambda worker: worker in incarnation.predecessors(),
+            predecessors=incarnation.predecessors,
+            died=lambda: owner.hurry(),
             members=_live(members),
             closes=closer,
         )

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     UpdateMessage,
 )
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 Elapse = Callable[[float], Awaitable[None]]
 LONG = timedelta(minutes=5)
@@ -339,3 +340,62 @@ async def test_requests_are_counted(store: Store, queue: str) -> None:
         "queue.peek": 1,
         "queue.delete": 1,
     }
+
+
+# --- claims of the dead
+
+
+def kept(store: Store) -> Store:
+    """The same place, for a worker whose claims bear its name."""
+    return store.held_by("dead@host/1") if isinstance(store, SqliteStore) else store
+
+
+async def test_claims_of_the_dead_are_released_and_no_others(store: Store, queue: str) -> None:
+    """What it received, renewed and put for itself; not what it delayed, gave back for later, or what others hold."""
+    dead = kept(store)
+    for text in ("received", "renewed", "back later"):
+        await put(store, queue, text)
+        message = await receive_one(dead, queue)
+        if text == "renewed":
+            await dead.execute(UpdateMessage(queue=queue, message=message.receipt, visibility=LONG, claimed=True))
+        elif text == "back later":
+            await update(dead, queue, message.receipt, LONG)
+    await dead.execute(PutMessage(queue=queue, text="own", visibility=LONG, claimed=True))
+    await put(dead, queue, "timer", LONG)
+    await put(store, queue, "of the living")
+    living = await receive_one(store, queue)
+    assert await store.release_claims(["another@host/2"]) == 0
+    assert await store.receive(queue, limit=32, visibility=LONG) == []
+    released = await store.release_claims(["another@host/2", "dead@host/1"])
+    if not store.local:
+        assert released == 0, "Azure Storage does not know who holds a message"
+        return
+    assert released == 3
+    messages = await store.receive(queue, limit=32, visibility=LONG)
+    assert [message.text for message in messages] == ["received", "renewed", "own"], "in their old places"
+    assert [message.dequeue_count for message in messages] == [2, 2, 1]
+    await delete(store, queue, living.receipt)
+    assert await store.release_claims(["dead@host/1"]) == 0, "a second look finds nothing"
+
+
+async def test_a_receipt_of_the_dead_is_stale_once_its_claims_are_released(store: Store, queue: str) -> None:
+    await put(store, queue)
+    message = await receive_one(kept(store), queue)
+    if not await store.release_claims(["dead@host/1"]):
+        assert not store.local
+        return
+    with pytest.raises(Conflict, match="stale"):
+        await delete(store, queue, message.receipt)
+
+
+async def test_a_release_tells_who_waits_for_the_queue(store: Store, queue: str) -> None:
+    if not store.local:
+        assert await store.release_claims(["dead@host/1"]) == 0
+        return
+    await put(store, queue)
+    await receive_one(kept(store), queue)
+    waiting = asyncio.create_task(store.arrival([queue], 60.0))
+    await asyncio.sleep(0)
+    assert await store.release_claims(["dead@host/1"]) == 1
+    async with asyncio.timeout(10):
+        assert await waiting

@@ -196,7 +196,9 @@ class Machine:
         plan: Plan = lambda call: None,
         twice: int | None = None,
         unheard: int | None = None,
+        proves: bool = False,
     ) -> None:
+        """:param proves: it finds the dead by their lock files, as workers of one machine do."""
         self.name, self.world, self.death, self.plan = name, world, death, plan
         self.clock = JumpingClock(skew=skew)
         self.me = WorkerIdentity(name=name, host="host", incarnation=f"{name}-1")
@@ -209,8 +211,11 @@ class Machine:
         self.points: Counter[str] = Counter()
         self.owning: asyncio.Task[None] | None = None
         names = HubNames(world.settings.hub)
+        store = world.store
+        if isinstance(store, SqliteStore):
+            store = store.held_by(str(self.me))
         self.store = Network(
-            Tape(world.store, name, world.tape),
+            Tape(store, name, world.tape),
             self._plan,
             clock=self.clock,
             crash=self._crash,
@@ -236,6 +241,8 @@ class Machine:
             me=self.me,
             settings=world.settings,
             roles=roles,
+            predecessors=self._dead if proves else tuple,
+            died=lambda: self.owner.hurry(),
             members=live,
         )
         started = self.clock.utc_now()
@@ -248,6 +255,7 @@ class Machine:
             listener=self.backend,
             app_name="",
             rng=random.Random(name),
+            predecessors=self._dead if proves else (),
             services=self.backend.services,
             stuck=POLLS_MISSED * world.settings.max_polling,
             member=lambda: Member(
@@ -262,6 +270,9 @@ class Machine:
         )
 
     # dying
+
+    def _dead(self) -> tuple[str, ...]:
+        return tuple(str(machine.me) for machine in self.world.machines if machine.dead)
 
     def _plan(self, call: Call) -> Fault | None:
         if self.dead:

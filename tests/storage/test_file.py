@@ -143,6 +143,46 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     assert "upgrade" in text
 
 
+def older(path: Path) -> None:
+    """Make of a file one of format 1, as earlier versions have written it."""
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE messages DROP COLUMN holder")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+
+
+async def test_a_file_of_format_1_keeps_its_messages_and_gets_the_new_column(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as store:
+        await store.create_queue("abc")
+        await store.execute(PutMessage(queue="abc", text="old"))
+    older(path)
+    for _ in range(2):
+        async with SqliteStore(path, holder="dead@host/1") as store:
+            (message,) = await store.receive("abc", limit=1, visibility=timedelta(minutes=5))
+            assert message.text == "old"
+            assert await store.release_claims(["dead@host/1"]) == 1
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == file.FORMAT == 2
+    connection.close()
+
+
+async def test_a_claim_by_an_older_version_is_not_taken_for_the_one_before_it(tmp_path: Path) -> None:
+    """A worker that has the file open while a newer one migrates it leaves the column as it is."""
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path, holder="dead@host/1") as store:
+        await store.create_queue("abc")
+        await store.execute(PutMessage(queue="abc", text="x"))
+        await store.receive("abc", limit=1, visibility=timedelta(minutes=5))
+
+        def receive_again(change: Change) -> None:
+            change.connection.execute("UPDATE messages SET receipt = ?", (change.next(),))
+
+        await store._access.write(receive_again)
+        assert await store.release_claims(["dead@host/1"]) == 0
+
+
 async def test_a_directory_is_refused(tmp_path: Path) -> None:
     assert "directory" in (await refusal(tmp_path)).lower()
 

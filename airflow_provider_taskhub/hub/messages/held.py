@@ -127,7 +127,7 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
     async with held.changing:
         if held.gone:
             return False
-        update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility)
+        update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=visibility, claimed=True)
 
         async def ask() -> StorageError | None:
             sent = clock.monotonic()

@@ -41,7 +41,8 @@ class Letter:
     claim: timedelta | None = None
 
     def put(self) -> PutMessage:
-        return PutMessage(queue=self.queue, text=self.text, visibility=self.claim or self.delay)
+        visibility = self.claim or self.delay
+        return PutMessage(queue=self.queue, text=self.text, visibility=visibility, claimed=self.claim is not None)
 
     def held(self, receipt: Receipt, *, claimed: float) -> Held:
         """The message as this worker's own, once it is put and the history that it stands for is committed."""

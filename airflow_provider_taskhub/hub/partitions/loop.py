@@ -102,6 +102,7 @@ class PartitionOwner:
         self._slowness = 1.0
         self._due = 0.0
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._ended = asyncio.Event()
         self._begun = False
         self._stop_limit = DRAIN
@@ -210,9 +211,14 @@ class PartitionOwner:
     async def stop(self, timeout: timedelta) -> None:
         """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""
         self._stop_limit = timeout
+        self._hurried.set()
         self._stopping.set()  # in the middle of a start, too
         if self._begun:
             await self._ended.wait()
+
+    def hurry(self) -> None:
+        """Scan now and not at the next turn: another worker is proven dead."""
+        self._hurried.set()
 
     async def _leave(self) -> None:
         """Graceful stop: drain all, release, so that others take within one scan (T50, K58)."""
@@ -303,6 +309,7 @@ class PartitionOwner:
     async def _scanning(self) -> None:
         while not self._stopping.is_set():
             began, least = self._clock.monotonic(), 0.0
+            self._hurried.clear()
             jitter = self._rng.uniform(0.9, 1.1)
             try:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
@@ -320,7 +327,8 @@ class PartitionOwner:
                 least, pause = 1.0, self._scan_every * jitter
                 log.exception("scan_failed")
             await self._collect(began + pause)
-            await within(self._clock, self._stopping, max(least, began + pause - self._clock.monotonic()))
+            if not self._stopping.is_set():
+                await within(self._clock, self._hurried, max(least, began + pause - self._clock.monotonic()))
 
     async def _collect(self, until: float) -> None:
         """While partitions are on their way here, look at these alone, ten times as often as a scan.
@@ -328,7 +336,7 @@ class PartitionOwner:
         Else each would be served by nobody for up to a scan.
         """
         step = max(0.1, self._scan_every / 10)
-        while self._scans.waiting and not self._stopping.is_set() and until - self._clock.monotonic() > step:
-            await within(self._clock, self._stopping, step * self._rng.uniform(0.9, 1.1))
+        while self._scans.waiting and not self._hurried.is_set() and until - self._clock.monotonic() > step:
+            await within(self._clock, self._hurried, step * self._rng.uniform(0.9, 1.1))
             if not await self._attempt("handover_not_seen", self._scans.collect):
                 return

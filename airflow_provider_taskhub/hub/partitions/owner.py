@@ -110,6 +110,12 @@ class OwnerThread:
         """Until the thread has ended. :raises Exception: what ended it, if it was not :meth:`stop`."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
+    def hurry(self) -> None:
+        """Scan now, since another worker is proven dead; from any thread."""
+        if self._owner is not None and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._owner.hurry)
+
     async def stop(self, timeout: timedelta) -> None:
         """Hand everything over within ``timeout``, plus the last storage calls; never waits much longer than that."""
         if self._owner is None or self._loop is None or self._ended.done():

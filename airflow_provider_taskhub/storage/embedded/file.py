@@ -24,7 +24,7 @@ from airflow_provider_taskhub.storage.embedded.moments import boot_identity, boo
 T = TypeVar("T")
 
 APPLICATION = 0x54736B48  # "TskH"
-FORMAT = 1
+FORMAT = 2
 """Of the tables below. A newer package opens an older file by migrating it; an older package refuses a newer file."""
 MAGIC = b"SQLite format 3\0"
 RETRY = (0.0003, 0.0015)
@@ -49,7 +49,7 @@ CREATE TABLE peers (address TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE queues (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
 CREATE TABLE messages (number INTEGER PRIMARY KEY, queue INTEGER NOT NULL, visible INTEGER NOT NULL,
                        inserted INTEGER NOT NULL, receipt INTEGER NOT NULL, dequeues INTEGER NOT NULL,
-                       text TEXT NOT NULL);
+                       text TEXT NOT NULL, holder TEXT);
 CREATE INDEX messages_visible ON messages (queue, visible, number);
 
 CREATE TABLE tables (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE COLLATE NOCASE);
@@ -66,6 +66,8 @@ CREATE UNIQUE INDEX blobs_name ON blobs (container, name);
 CREATE TABLE chunks (blob INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE UNIQUE INDEX chunks_part ON chunks (blob, part);
 """
+MIGRATIONS = {1: "ALTER TABLE messages ADD COLUMN holder TEXT"}
+"""What makes a file of a format one of the next format."""
 
 
 # --- connections --------------------------------------------------------------------------------------------------
@@ -213,11 +215,13 @@ def _adopt(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
             _create(connection)
         elif application != APPLICATION:
             raise _foreign(path, application)
-        elif version != FORMAT:
+        elif version > FORMAT:
             raise ConfigurationError(
                 f"{path} has format {version}, this package reads {FORMAT}: it was written by a newer version; "
                 f"upgrade airflow-provider-taskhub, or {WAY_OUT}"
             )
+        else:
+            _migrate(connection, version)
         _anchor(connection, clock)
         connection.execute("COMMIT")
     except BaseException:
@@ -232,6 +236,14 @@ def _create(connection: sqlite3.Connection) -> None:
     for statement in SCHEMA.split(";"):
         connection.execute(statement)
     connection.execute("INSERT INTO anchor VALUES (0, 0, 0, ?, '')", (random.SystemRandom().getrandbits(62),))
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring an older file to this format. Processes of an older version that have it open go on as they were."""
+    for older in range(version, FORMAT):
+        connection.execute(MIGRATIONS[older])
+    if version != FORMAT:
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def _anchor(connection: sqlite3.Connection, clock: Clock) -> None:

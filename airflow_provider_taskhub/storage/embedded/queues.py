@@ -3,11 +3,15 @@
 A message's id is the file's identity and its number; its pop receipt is the number of the last change. A message made
 visible again at once gets its old place back (``visible`` is then its insertion time), so what a draining worker gives
 back is received in the order in which it was put.
+
+``holder`` says who has claimed a message, behind the receipt of the claim: an older version of this package, which does
+not know the column, changes the receipt, and the entry means nothing any more.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
@@ -25,13 +29,14 @@ from airflow_provider_taskhub.storage.primitives import (
 _LOW = (1 << 64) - 1
 
 
-def put(change: Change, operation: PutMessage) -> Receipt:
+def put(change: Change, operation: PutMessage, holder: str = "") -> Receipt:
+    """:param holder: who claims the message, if the operation claims it."""
     now, number = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
     put = change.connection.execute(
-        "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) "
-        "SELECT ?, id, ?, ?, ?, 0, ? FROM queues WHERE name = ?",
-        (number, visible, now, number, operation.text, operation.queue),
+        "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text, holder) "
+        "SELECT ?, id, ?, ?, ?, 0, ?, ? FROM queues WHERE name = ?",
+        (number, visible, now, number, operation.text, _claim(number, holder, operation.claimed), operation.queue),
     )
     if put.rowcount == 0:
         raise absent("queue", operation.queue)
@@ -39,14 +44,15 @@ def put(change: Change, operation: PutMessage) -> Receipt:
     return _receipt(change.identity, number, number, visible)
 
 
-def update(change: Change, operation: UpdateMessage) -> Receipt:
+def update(change: Change, operation: UpdateMessage, holder: str = "") -> Receipt:
+    """:param holder: who goes on holding the message, if the operation says so."""
     number, inserted = _claimed(change, operation.queue, operation.message)
     now, receipt = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
     place = visible if operation.visibility else inserted
     change.connection.execute(
-        "UPDATE messages SET visible = ?, receipt = ?, text = coalesce(?, text) WHERE number = ?",
-        (place, receipt, operation.text, number),
+        "UPDATE messages SET visible = ?, receipt = ?, text = coalesce(?, text), holder = ? WHERE number = ?",
+        (place, receipt, operation.text, _claim(receipt, holder, operation.claimed), number),
     )
     change.touch(operation.queue, visible)
     return _receipt(change.identity, number, receipt, visible)
@@ -85,14 +91,14 @@ def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tu
     return number, row[1]
 
 
-def receive(change: Change, queue: str, limit: int, visibility: timedelta) -> list[Message]:
+def receive(change: Change, queue: str, limit: int, visibility: timedelta, holder: str = "") -> list[Message]:
     owner = identifier(change.connection, "queues", queue)
     now = change.now()
     visible = now + ticks_of(visibility)
     messages, updates = [], []
     for number, dequeues, inserted, text in _visible(change.connection, owner, now, limit):
         receipt = change.next()
-        updates.append((visible, receipt, number))
+        updates.append((visible, receipt, _claim(receipt, holder, True), number))
         messages.append(
             Message(
                 text=text,
@@ -102,9 +108,35 @@ def receive(change: Change, queue: str, limit: int, visibility: timedelta) -> li
             )
         )
     change.connection.executemany(
-        "UPDATE messages SET visible = ?, receipt = ?, dequeues = dequeues + 1 WHERE number = ?", updates
+        "UPDATE messages SET visible = ?, receipt = ?, holder = ?, dequeues = dequeues + 1 WHERE number = ?", updates
     )
     return messages
+
+
+def release(change: Change, holders: Collection[str]) -> int:
+    """Make visible what these holders have claimed; how many messages that were.
+
+    The search needs no index of its own: invisible messages are few, or they are timers, which have no holder.
+    """
+    found = change.connection.execute(
+        "SELECT m.number, m.inserted, m.receipt, m.holder, q.name FROM messages m JOIN queues q ON m.queue = q.id "
+        "WHERE m.visible > ? AND m.holder IS NOT NULL",
+        (change.now(),),
+    ).fetchall()
+    released = 0
+    for number, inserted, receipt, claim, queue in found:
+        if any(claim == _claim(receipt, holder, True) for holder in holders):
+            change.connection.execute(
+                "UPDATE messages SET visible = ?, receipt = ?, holder = NULL WHERE number = ?",
+                (inserted, change.next(), number),
+            )
+            change.touch(queue, inserted)
+            released += 1
+    return released
+
+
+def _claim(receipt: int, holder: str, claimed: bool) -> str | None:
+    return f"{receipt} {holder}" if holder and claimed else None
 
 
 def peek(connection: sqlite3.Connection, identity: int, queue: str, limit: int, now: int) -> list[Message]:

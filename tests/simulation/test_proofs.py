@@ -1,0 +1,140 @@
+"""A worker that is proven dead: what it held goes on at once, and what the living hold is left alone (E24, K06)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.storage.faults import unsent
+from tests.simulation.world import WHOLE, World, simulate
+
+SOON = 0.5
+"""Seconds from a death to the next step: a look at the lock files, a scan, a receive."""
+
+
+def app_of(ran: Counter[int], seconds: float = 0.0) -> App:
+    app = App("proofs")
+
+    @app.activity
+    async def step(number: int) -> int:
+        ran[number] += 1
+        await asyncio.sleep(seconds)
+        return number + 1
+
+    @app.orchestrator
+    async def chain(ctx: OrchestrationContext, length: int) -> int:
+        number = 0
+        while number < length:
+            number = await ctx.call_activity(step, number)
+        return number
+
+    return app
+
+
+async def _after_death(*, proves: bool) -> float:
+    """Seconds from the death of a worker in the middle of an activity to the end of the instance."""
+    ran: Counter[int] = Counter()
+    async with World(app_of(ran, seconds=1.0), place=WHOLE, partitions=1) as world:
+        one = await world.join("one", proves=proves)
+        await world.clock.sleep(2.0)
+        await world.client.start("chain", 1, instance_id="i")
+        while not ran[0]:
+            await world.clock.sleep(0.05)
+        await world.join("two", proves=proves)
+        await world.clock.sleep(0.2)
+        one.die()
+        began = world.clock.monotonic()
+        while ran[0] == 1:
+            await world.clock.sleep(0.01)
+        took = world.clock.monotonic() - began
+        await world.wait("i")
+        assert ran[0] == 2
+        return took
+
+
+@pytest.mark.rows("E24", "K06")
+def test_what_a_worker_proven_dead_held_goes_on_at_once() -> None:
+    assert simulate(partial(_after_death, proves=True)) <= SOON
+    assert simulate(partial(_after_death, proves=False)) > 2.0, "else by time alone"
+
+
+async def _many() -> None:
+    ran: Counter[int] = Counter()
+    async with World(app_of(ran), place=WHOLE, partitions=2) as world:
+        one, _ = await world.join("one", proves=True), await world.join("two", proves=True)
+        await world.clock.sleep(5.0)
+        for number in range(20):
+            await world.client.start("chain", 40, instance_id=f"i{number}")
+        one.die()
+        for number in range(20):
+            state = await world.wait(f"i{number}", timedelta(seconds=10))
+            assert state.output == "40"
+        released = world.said("claims_released")
+        assert [entry["workers"] for entry in released] == [[str(one.me)]]
+        assert released[0]["messages"] > 0
+
+
+def test_many_chains_survive_a_proven_death() -> None:
+    simulate(_many)
+
+
+async def _living() -> None:
+    """A worker stands still for longer than its messages are its own, and comes back: nobody has released them."""
+    ran: Counter[int] = Counter()
+    async with World(app_of(ran, seconds=30.0), place=WHOLE, partitions=1) as world:
+        await world.join("one", proves=True)
+        await world.clock.sleep(2.0)
+        await world.client.start("chain", 1, instance_id="i")
+        while not ran[0]:
+            await world.clock.sleep(0.05)
+        await world.join("two", proves=True)
+        await world.wait("i")
+        assert ran == {0: 1}
+        assert not world.said("claims_released")
+
+
+def test_what_the_living_hold_is_left_alone() -> None:
+    simulate(_living)
+
+
+async def _outage() -> None:
+    """The store does not answer when the death is found: the claims are released once it does."""
+    ran: Counter[int] = Counter()
+    async with World(app_of(ran, seconds=1.0), place=WHOLE, partitions=1) as world:
+        one = await world.join("one", proves=True)
+        await world.clock.sleep(2.0)
+        await world.client.start("chain", 1, instance_id="i")
+        while not ran[0]:
+            await world.clock.sleep(0.05)
+        two = await world.join("two", proves=True)
+        await world.clock.sleep(0.2)
+        answers = two.store.release_claims
+        tries = 0
+
+        async def refuse(holders: object) -> int:
+            nonlocal tries
+            tries += 1
+            fault = unsent()
+            assert fault.before is not None
+            if tries < 3:
+                raise fault.before
+            return await answers([str(one.me)])
+
+        two.store.release_claims = refuse  # type: ignore[method-assign]
+        one.die()
+        began = world.clock.monotonic()
+        while ran[0] == 1:
+            await world.clock.sleep(0.01)
+        assert 2.0 <= world.clock.monotonic() - began < EMBEDDED_LEASE.visibility.total_seconds()
+        assert tries == 3
+
+
+def test_claims_are_released_when_the_store_answers_again() -> None:
+    simulate(_outage)
