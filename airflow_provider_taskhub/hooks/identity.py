@@ -38,17 +38,39 @@ _LIKE_GENERATION = re.compile(r":g\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskIdentity:
-    """One try of one Airflow task instance.
-
-    :param map_index: -1 for a task that is not mapped. :param owner: the task instance's UUID, new for every try.
-    :param max_tries: as the scheduler stores it: it changes when a user clears the task (spec/airflow.md §0.5).
-    """
+class TaskIds:
+    """An Airflow task in a run, whatever its try. :param map_index: -1 for a task that is not mapped."""
 
     dag_id: str
     run_id: str
     task_id: str
     map_index: int
+
+    def instance_id(self, generation: int) -> str:
+        """The id that this task gives its instance; the same for every try of one generation."""
+        index = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        readable = f"{self.dag_id}:{self.task_id}{index}:{self.run_id}"
+        plain = _PLAIN_RUN.fullmatch(self.run_id) and not _LIKE_GENERATION.search(self.run_id)
+        if not plain or len(readable) > _LONGEST:
+            parts = "\0".join((self.dag_id, self.task_id, str(self.map_index), self.run_id))
+            digest = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[: _LONGEST - 17]}~{digest}"
+        return f"{readable}:g{generation}"
+
+    def started(self, tags: Mapping[str, str] | None) -> bool:
+        """Whether an instance with these tags was started by this task in this run, in whichever try or generation."""
+        mine = {DAG_TAG: self.dag_id, RUN_TAG: self.run_id, TASK_TAG: self.task_id, MAP_TAG: str(self.map_index)}
+        return tags is not None and all(tags.get(name) == value for name, value in mine.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskIdentity(TaskIds):
+    """One try of one Airflow task instance.
+
+    :param owner: the task instance's UUID, new for every try.
+    :param max_tries: as the scheduler stores it: it changes when a user clears the task (spec/airflow.md §0.5).
+    """
+
     try_number: int
     max_tries: int
     owner: str
@@ -66,17 +88,6 @@ class TaskIdentity:
             owner=str(ti.id),
         )
 
-    def instance_id(self, generation: int) -> str:
-        """The id that this task gives its instance; the same for every try of one generation."""
-        index = f"[{self.map_index}]" if self.map_index >= 0 else ""
-        readable = f"{self.dag_id}:{self.task_id}{index}:{self.run_id}"
-        plain = _PLAIN_RUN.fullmatch(self.run_id) and not _LIKE_GENERATION.search(self.run_id)
-        if not plain or len(readable) > _LONGEST:
-            parts = "\0".join((self.dag_id, self.task_id, str(self.map_index), self.run_id))
-            digest = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[: _LONGEST - 17]}~{digest}"
-        return f"{readable}:g{generation}"
-
     def tags(self, generation: int) -> dict[str, str]:
         """Tags by which the instance is found, filtered and cancelled."""
         return {
@@ -90,8 +101,3 @@ class TaskIdentity:
             OWNER_TAG: self.owner,
             WATCH_TAG: "1",
         }
-
-    def started(self, tags: Mapping[str, str] | None) -> bool:
-        """Whether an instance with these tags was started by this task in this run, in whichever try or generation."""
-        mine = {DAG_TAG: self.dag_id, RUN_TAG: self.run_id, TASK_TAG: self.task_id, MAP_TAG: str(self.map_index)}
-        return tags is not None and all(tags.get(name) == value for name, value in mine.items())

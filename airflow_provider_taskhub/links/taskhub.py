@@ -22,12 +22,17 @@ def base_path() -> str:
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
-def task_page(dag_id: str, run_id: str, task_id: str, map_index: int, conn_id: str) -> str:
+def task_page(
+    dag_id: str, run_id: str, task_id: str, map_index: int, conn_id: str, instance_id: str | None = None
+) -> str:
     """Address of the page of a task's instance, within Airflow's own frame.
 
+    :param instance_id: of the DAG author's choice; None: the page derives it from the ids of the task.
     Airflow mirrors the path inside its frame behind the route of a view, so a deep link is route + inner path.
     """
     ids = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index, "conn": conn_id}
+    if instance_id:
+        ids["id"] = instance_id
     base = base_path()
     return f"{base}/plugin/{ROUTE}{base}{URL_PREFIX}/page/instance?{urlencode(ids)}"
 
@@ -41,4 +46,8 @@ class TaskHubInstanceLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is
         """The address, from the ids of the task instance."""
         index: Any = getattr(ti_key, "map_index", None)
         conn_id = getattr(operator, "taskhub_conn_id", "taskhub_default")
-        return task_page(ti_key.dag_id, ti_key.run_id, ti_key.task_id, -1 if index is None else index, conn_id)
+        chosen = getattr(operator, "instance_id", None)
+        if not isinstance(chosen, str) or "{{" in chosen:  # not rendered yet
+            chosen = None
+        index = -1 if index is None else index
+        return task_page(ti_key.dag_id, ti_key.run_id, ti_key.task_id, index, conn_id, chosen)

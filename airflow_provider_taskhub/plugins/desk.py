@@ -2,21 +2,28 @@
 
 A client that stays sees who renews, so ``Member.alive`` means something; and a page that refreshes every two seconds
 does not make a TLS connection every two seconds.
+
+Answers are kept for as long as they are fresh and no longer: histories and logs may hold payloads, and are large.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.hooks.taskhub import open_client
+from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.triggers.journal import of_execution
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState
+    from airflow_provider_taskhub.hub.contract import InstanceState
     from airflow_provider_taskhub.settings import Settings
 
 T = TypeVar("T")
@@ -25,8 +32,12 @@ IDLE = 60.0
 """Seconds after the last request."""
 FRESH = 1.5
 """Seconds for which an answer serves everyone who asks the same: many open pages cost one."""
-_MOST_ANSWERS = 500
-_MOST_ENDED = 2_000
+MOST_BYTES = 64 * 1024 * 1024
+"""Of answers that are kept, about. Beyond it the oldest go before their time."""
+MOST_TALLIES = 2_000
+"""Counts of ended instances that are kept; those that were not looked at for longest go first."""
+_VALUE = 100
+"""Bytes that a value takes in memory besides its texts, about."""
 
 
 class Desk:
@@ -36,8 +47,8 @@ class Desk:
         self._settings = settings
         self._client: asyncio.Future[Client] | None = None
         self._asked = asyncio.Event()
-        self._answers: dict[object, tuple[float, asyncio.Future[Any]]] = {}
-        self._ended: dict[object, tuple[ActivityRecord, ...]] = {}
+        self._answers: dict[object, _Answer] = {}
+        self._tallies: OrderedDict[object, Mapping[str, int]] = OrderedDict()
 
     async def client(self) -> Client:
         """The open client; opened when there is none.
@@ -54,29 +65,50 @@ class Desk:
 
     async def once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> T:
         """The answer to a question that many ask at the same time; at most :data:`FRESH` seconds old."""
-        loop = asyncio.get_running_loop()
-        found = self._answers.get(key)
-        if found is None or (found[1].done() and (loop.time() - found[0] > FRESH or _failed(found[1]))):
-            if len(self._answers) >= _MOST_ANSWERS:
-                self._answers.clear()
-            found = loop.time(), asyncio.ensure_future(self._ask(ask))
-            self._answers[key] = found
-        answer: T = await asyncio.shield(found[1])
-        return answer
+        answer = self._answers.get(key)
+        if answer is None or not answer.serves():
+            answer = self._answers[key] = _Answer(asyncio.ensure_future(self._ask(ask)))
+            answer.future.add_done_callback(partial(self._answered, key, answer))
+        found: T = await asyncio.shield(answer.future)
+        return found
 
-    async def of_instance(self, state: InstanceState) -> tuple[ActivityRecord, ...]:
-        """Activity records of an instance; those of one that has ended do not change, and are asked for once."""
+    async def tally(self, state: InstanceState) -> Mapping[str, int]:
+        """Counts of an instance's activities; those of an ended one do not change, and are asked for once."""
         key = state.instance_id, state.execution_id, state.etag
-        if key in self._ended:
-            return self._ended[key]
-        records = await self.once(
-            ("activities", state.instance_id), lambda client: client.activities(state.instance_id)
-        )
+        if key in self._tallies:
+            self._tallies.move_to_end(key)
+            return self._tallies[key]
+        every = await self.once(("activities", state.instance_id), lambda client: client.activities(state.instance_id))
+        records = of_execution(state, every)
+        tally = views.tally(records)
         if state.status.is_final and all(record.ended is not None for record in records):
-            if len(self._ended) >= _MOST_ENDED:
-                self._ended.clear()
-            self._ended[key] = records
-        return records
+            self._tallies[key] = tally
+            while len(self._tallies) > MOST_TALLIES:
+                self._tallies.popitem(last=False)
+        return tally
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the answers in memory, about."""
+        return sum(answer.size for answer in self._answers.values())
+
+    def _answered(self, key: object, answer: _Answer, _: object) -> None:
+        """Let an answer go when it is no longer fresh; the oldest at once where they take too much together."""
+        answer.loop.call_later(answer.left(), self._forget, key, answer)
+        if answer.failed():
+            return
+        answer.size = size_of(answer.future.result())
+        kept = self.kept
+        for old_key, old in sorted(self._answers.items(), key=lambda item: item[1].asked):
+            if kept <= MOST_BYTES:
+                return
+            if old.future.done():
+                kept -= old.size
+                self._forget(old_key, old)
+
+    def _forget(self, key: object, answer: _Answer) -> None:
+        if self._answers.get(key) is answer:
+            del self._answers[key]
 
     async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
         return await ask(await self.client())
@@ -105,5 +137,34 @@ def desk_of(settings: Settings) -> Desk:
     return desks.setdefault(key, Desk(settings))
 
 
-def _failed(answer: asyncio.Future[Any]) -> bool:
-    return answer.cancelled() or answer.exception() is not None
+class _Answer:
+    """A question that was asked, and its answer once it is there. :ivar size: bytes, about."""
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+        self.loop = asyncio.get_running_loop()
+        self.asked = self.loop.time()
+        self.size = 0
+
+    def left(self) -> float:
+        """Seconds for which the answer is fresh still."""
+        return max(0.0, self.asked + FRESH - self.loop.time())
+
+    def serves(self) -> bool:
+        return not self.future.done() or (self.left() > 0 and not self.failed())
+
+    def failed(self) -> bool:
+        return self.future.cancelled() or self.future.exception() is not None
+
+
+def size_of(value: Any) -> int:
+    """Bytes that an answer of the client takes, about: its texts, and a little for every value."""
+    if isinstance(value, str):
+        return len(value) + _VALUE
+    if isinstance(value, Mapping):
+        return _VALUE + sum(size_of(one) for pair in value.items() for one in pair)
+    if isinstance(value, (tuple, list)):
+        return _VALUE + sum(map(size_of, value))
+    if is_dataclass(value):
+        return _VALUE + sum(size_of(getattr(value, part.name)) for part in fields(value))
+    return 0

@@ -34,16 +34,17 @@ class Lane:
 def timeline(
     history: Sequence[HistoryEvent], records: Sequence[ActivityRecord], show: Callable[[str | None], str]
 ) -> dict[str, Any]:
-    """Lanes, episodes and marks of an instance.
+    """Lanes, episodes and marks of one execution of an instance.
 
-    :param show: how an input may be shown (masked, or not at all).
+    :param records: of this execution only: the numbers of activities begin again with the next.
+    :param show: how an input or a message may be shown (masked, or not at all).
     """
     lanes = {lane.task_id: lane for lane in _scheduled(history, show)}
     for record in records:
         lane = lanes.setdefault(
             record.task_id, Lane(label=record.name, kind="activity", task_id=record.task_id, begun=record.claimed)
         )
-        lane.bars.append(_attempt(record))
+        lane.bars.append(_attempt(record, show))
     _answer(history, lanes)
     ordered = sorted(lanes.values(), key=lambda lane: (lane.begun.ticks, lane.task_id))
     return {
@@ -55,6 +56,11 @@ def timeline(
         "episodes": _episodes(history),
         "marks": [*_events(history), *_losses(records)],
     }
+
+
+def fired_at(event: events.TimerFired) -> Timestamp:
+    """When a timer fired. The event is made together with its timer, and its timestamp says when that was."""
+    return max(event.timestamp, event.fire_at)
 
 
 def milliseconds(time: Timestamp | None) -> float | None:
@@ -84,7 +90,10 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
 
 
 def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
-    """What the history knows of lanes without records: from scheduled to answered. Timers end when they have fired."""
+    """What the history knows of lanes without records: from scheduled to answered.
+
+    A timer ends when it fires. One that had not fired when the instance ended was cancelled then, at the latest.
+    """
     ends: dict[int, tuple[Timestamp, str]] = {}
     for event in history:
         match event:
@@ -93,7 +102,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
                 ends[event.task_scheduled_id] = event.timestamp, "failed"
             case events.TimerFired():
-                ends[event.timer_id] = event.timestamp, "fired"
+                ends[event.timer_id] = fired_at(event), "fired"
     over = next((e.timestamp for e in history if isinstance(e, events.ExecutionCompleted)), None)
     for lane in lanes.values():
         time, state = ends.get(lane.task_id, (over, "cancelled" if over else "scheduled"))
@@ -104,7 +113,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
             lane.bars.append(bar)
 
 
-def _attempt(record: ActivityRecord) -> dict[str, Any]:
+def _attempt(record: ActivityRecord, show: Callable[[str | None], str]) -> dict[str, Any]:
     return {
         "start": milliseconds(record.claimed),
         "end": milliseconds(record.ended),
@@ -112,7 +121,7 @@ def _attempt(record: ActivityRecord) -> dict[str, Any]:
         "worker": record.worker,
         "attempt": record.attempt,
         "progress": record.progress,
-        "message": record.message,
+        "message": show(record.message),
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -11,8 +12,8 @@ from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, OwnerState, PartitionState
-from airflow_provider_taskhub.plugins.timeline import milliseconds, only
-from airflow_provider_taskhub.triggers.journal import able
+from airflow_provider_taskhub.plugins.timeline import fired_at, milliseconds, only
+from airflow_provider_taskhub.triggers.journal import able, execution
 from airflow_provider_taskhub.triggers.outcome import plain, reason
 
 Show = Callable[[str | None], str]
@@ -23,10 +24,8 @@ _LONGEST = 20_000
 _LONGEST_LINE = 240
 
 
-def row(
-    state: InstanceState, records: Sequence[ActivityRecord] | None, members: Sequence[Member], show: Show
-) -> dict[str, Any]:
-    """A line of the list."""
+def row(state: InstanceState, done: Mapping[str, int] | None, members: Sequence[Member], show: Show) -> dict[str, Any]:
+    """A line of the list. :param done: counts of the instance's activities; None: not known."""
     return {
         "id": state.instance_id,
         "status": str(state.status),
@@ -34,7 +33,7 @@ def row(
         "created": milliseconds(state.created),
         "ended": milliseconds(ended(state)),
         "now": now_line(state, members, show),
-        "activities": None if records is None else tally(records),
+        "activities": done,
         "airflow": airflow(state),
     }
 
@@ -53,16 +52,20 @@ def now_line(state: InstanceState, members: Sequence[Member], show: Show) -> str
         return f"waits: no live worker knows {state.name!r}"
     if state.status is Status.PENDING and state.scheduled_start is not None:
         return f"starts {state.scheduled_start.text()[:16].replace('T', ' ')} UTC"
-    status = plain(state.custom_status)
+    if plain(state.custom_status) in (None, ""):
+        return ""
+    shown = show(state.custom_status)  # masked first: joined, a value has lost the name by which it is a secret
+    status = plain(shown)
     if not status:
         return ""
     if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
-        return show(" · ".join(f"{name} {value}" for name, value in status.items()))[:_LONGEST_LINE]
-    return show(status if isinstance(status, str) else state.custom_status)[:_LONGEST_LINE]
+        return " · ".join(f"{name} {value}" for name, value in status.items())[:_LONGEST_LINE]
+    return (status if isinstance(status, str) else shown)[:_LONGEST_LINE]
 
 
 def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
-    """Attempts by state, and how many were retried (after a failure or a loss)."""
+    """Activities of one execution by the state of their last attempt, and how many were retried (after a failure or a
+    loss)."""
     last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
     found = Counter(str(record.state) for record in last.values())
     return {**found, "retried": sum(record.attempt > 1 for record in last.values()), "all": len(last)}
@@ -99,9 +102,21 @@ def instance(state: InstanceState, members: Sequence[Member], show: Show) -> dic
         "output": show(state.output)[:_LONGEST],
         "custom": show(state.custom_status)[:_LONGEST],
         "failure": failure(state.failure, show),
-        "tags": dict(state.tags or {}),
+        "tags": _tags(state.tags or {}, show),
         "airflow": airflow(state),
     }
+
+
+def _tags(tags: Mapping[str, str], show: Show) -> dict[str, str]:
+    """An instance's tags; those that are not written by an Airflow task may hold anything, and are masked."""
+    return {
+        name: value if name.startswith(identity.RESERVED) else _tag(name, value, show) for name, value in tags.items()
+    }
+
+
+def _tag(name: str, value: str, show: Show) -> str:
+    shown = plain(show(json.dumps({name: value}, ensure_ascii=False)))
+    return str(shown[name]) if isinstance(shown, dict) else str(shown)
 
 
 def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None:
@@ -112,6 +127,19 @@ def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None
         "message": show(details.error_message)[:_LONGEST],
         "stack": show(details.stack_trace)[:_LONGEST] if details.stack_trace else None,
         "retryable": not details.is_non_retriable,
+    }
+
+
+def of_task(state: InstanceState) -> dict[str, Any]:
+    """A line of the chooser on a task's tab: which instance of the task it is."""
+    found = airflow(state) or {}
+    return {
+        "id": state.instance_id,
+        "name": state.name,
+        "status": str(state.status),
+        "created": milliseconds(state.created),
+        "generation": found.get("generation", ""),
+        "try": found.get("try", ""),
     }
 
 
@@ -130,6 +158,7 @@ def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
 def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
     """One attempt, as a click on its bar shows it."""
     return {
+        "execution": execution(record),
         "task": record.task_id,
         "attempt": record.attempt,
         "name": record.name,
@@ -139,7 +168,7 @@ def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
         "claimed": milliseconds(record.claimed),
         "ended": milliseconds(record.ended),
         "progress": record.progress,
-        "message": record.message,
+        "message": show(record.message)[:_LONGEST],
         "application": record.application_id,
         "spark_ui": record.spark_ui,
         "log": record.log is not None,
@@ -155,7 +184,7 @@ def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
     lines = [
         {
             "n": number,
-            "time": milliseconds(past[number].timestamp),
+            "time": milliseconds(_time(past[number])),
             "event": past[number].event_type.name,
             "what": _what(past[number], names),
             "payload": show(_payload(past[number]))[:_LONGEST],
@@ -174,6 +203,10 @@ def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:
         elif isinstance(event, events.SubOrchestrationInstanceCreated):
             found[event.event_id] = show(event.input)[:_LONGEST]
     return found
+
+
+def _time(event: HistoryEvent) -> Timestamp:
+    return fired_at(event) if isinstance(event, events.TimerFired) else event.timestamp
 
 
 def _names(past: Sequence[HistoryEvent]) -> dict[int, str]:

@@ -9,8 +9,7 @@ No ``from __future__ import annotations`` here: it breaks dependencies of routes
 """
 
 import asyncio
-import json
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Annotated, Any
@@ -18,20 +17,24 @@ from typing import Annotated, Any
 from airflow.sdk import conf
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import ConfigurationError, StorageError
+from airflow_provider_taskhub.errors import ConfigurationError, InputError, StorageError
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+from airflow_provider_taskhub.hub.contract import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.plugins import generations, views
 from airflow_provider_taskhub.plugins.desk import Desk, desk_of
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
 from airflow_provider_taskhub.plugins.timeline import timeline
+from airflow_provider_taskhub.triggers.journal import execution, of_execution
 
 WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
 """Hours that a list looks back."""
 LOG_LINES = 2_000
+MOST_EARLIER = 200
+"""Attempts of earlier executions that an instance's page lists, the last ones."""
 _ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "instances.js": "text/javascript",
            "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml"}  # fmt: skip
 _PAGES = ("instances", "instance")
@@ -60,7 +63,7 @@ def make_app() -> Any:
         """The hub cannot be used or does not answer: said to the user, not a 500."""
         del request
         status = 503 if isinstance(error, StorageError) else 409
-        return JSONResponse({"detail": str(_masked(str(error)))}, status_code=status)
+        return JSONResponse({"detail": masked(str(error))}, status_code=status)
 
     return app
 
@@ -122,7 +125,7 @@ def _data() -> Any:
         wanted = Status(status) if status else None
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
-        records = await asyncio.gather(*_records(desk, listed.rows))
+        tallies = await asyncio.gather(*_tallies(desk, listed.rows))
         shows = [await _show(state, user) for state in listed.rows]
         return head | {
             "counts": listed.counts,
@@ -131,27 +134,31 @@ def _data() -> Any:
             "offset": offset,
             "rows": [
                 views.row(state, done, members, show)
-                for state, done, show in zip(listed.rows, records, shows, strict=True)
+                for state, done, show in zip(listed.rows, tallies, shows, strict=True)
             ],
         }
 
     @router.get("/instance")
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
         desk, head = await _open(conn)
-        state = await _readable(desk, id, user)
+        state, damaged = await _readable(desk, id, user)
         show = await _show(state, user)
-        past, records, members, partitions, info = await asyncio.gather(
-            desk.once(("history", id), lambda client: client.history(id)),
+        (past, unreadable), attempts, members, partitions, info = await asyncio.gather(
+            desk.once(("history", id), lambda client: client.readable_history(id)),
             desk.once(("activities", id), lambda client: client.activities(id)),
             desk.once("members", lambda client: client.members()),
             desk.once("partitions", lambda client: client.partitions()),
             desk.once("info", lambda client: client.info()),
         )
         partition = partition_of(id, info.partitions)
+        records = of_execution(state, attempts)
+        earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
             "instance": views.instance(state, members, show),
             "served": views.served(next((p for p in partitions if p.partition == partition), None), partition),
+            "unreadable": [show(line) for line in (*damaged, *unreadable)],
             "activities": [views.activity(record, show) for record in records],
+            "earlier": [views.activity(record, show) for record in earlier[-MOST_EARLIER:]],
             "inputs": views.inputs(past, show),
             "tally": views.tally(records),
             "timeline": timeline(past, records, show),
@@ -168,42 +175,50 @@ def _data() -> Any:
         conn: Conn = "",
     ) -> dict[str, Any]:
         """Instances of an Airflow task, the newest first; an unmapped task's tab sends its placeholder as it is."""
-        index = map_index if map_index.lstrip("-").isdigit() else str(identity.UNMAPPED)
-        tags = {
-            identity.DAG_TAG: dag_id,
-            identity.RUN_TAG: run_id,
-            identity.TASK_TAG: task_id,
-            identity.MAP_TAG: index,
-        }
+        index = int(map_index) if map_index.lstrip("-").isdigit() else identity.UNMAPPED
+        ids = identity.TaskIds(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
         dags, administrator = await _rights(user)
         if not administrator and dag_id not in dags:
             raise HTTPException(403, f"you may not read DAG {dag_id!r}")
         for name in [conn] if conn else page_connections():
             desk, head = await _open(name)
-            page = await desk.once(("task", *tags.values()), lambda client: client.list(tags=tags, limit=100))
-            if page.instances:
-                newest = sorted(page.instances, key=lambda s: s.created.ticks if s.created else 0, reverse=True)
-                return head | {"ids": [state.instance_id for state in newest]}
-        return {"ids": []}
+            found = await desk.once(("task", ids), lambda client: generations.of_task(client, ids))
+            if found:
+                return head | {"instances": [views.of_task(state) for state in found]}
+        return {"instances": []}
 
     @router.get("/log")
-    async def log(user: GetUserDep, id: Id, task: int, attempt: int, conn: Conn = "") -> dict[str, Any]:
+    async def log(
+        user: GetUserDep,
+        id: Id,
+        task: int,
+        attempt: int,
+        execution_id: Annotated[str | None, Query(alias="execution", max_length=300)] = None,
+        conn: Conn = "",
+    ) -> dict[str, Any]:
+        """The end of an attempt's log. Without an execution: of the instance's current one."""
         desk, _ = await _open(conn)
-        state = await _readable(desk, id, user)
+        state, _ = await _readable(desk, id, user)
         await asyncio.to_thread(_require, user, state, "TASK_LOGS")
-        records: Sequence[ActivityRecord] = await desk.once(("activities", id), lambda client: client.activities(id))
-        name = next((r.log for r in records if (r.task_id, r.attempt) == (task, attempt)), None)
+        records = await desk.once(("activities", id), lambda client: client.activities(id))
+        wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
+        name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
         if name is None:
             raise HTTPException(404, "this attempt keeps no log")
         text = await desk.once(("log", name), lambda client: client.log(name, last=LOG_LINES))
-        return {"text": _masked(text), "lines": LOG_LINES}
+        return {"text": masked(text), "lines": LOG_LINES}
 
-    async def _readable(desk: Desk, instance_id: str, user: Any) -> InstanceState:
-        """The instance, if the user may see it; who may not learns nothing, not even that it exists."""
-        state = await desk.once(("get", instance_id), lambda client: client.get(instance_id))
+    async def _readable(desk: Desk, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
+        """The instance, and what cannot be read of its row. A user who may not see it does not learn that it exists."""
+        damaged: tuple[str, ...] = ()
+        try:
+            state = await desk.once(("get", instance_id), lambda client: client.get(instance_id))
+        except InputError as error:
+            state = await desk.once(("row", instance_id), lambda client: client.get(instance_id, payloads=False))
+            damaged = (str(error),)
         if state is None or not visible(*await _rights(user))(state):
             raise HTTPException(404, f"there is no instance {instance_id!r}, or you may not see it")
-        return state
+        return state, damaged
 
     return router
 
@@ -223,22 +238,34 @@ async def _hub(conn: str) -> dict[str, str]:
 
 
 async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
-    """The desk of a connection's hub, and what every answer says of it."""
-    conn = conn or page_connections()[0]
+    """The desk of a connection's hub, and what every answer says of it.
+
+    :raises HTTPException: for a connection that the page does not offer, whether or not it exists: Airflow is not
+        asked for it, so that nobody finds out here which connections there are.
+    """
+    from fastapi import HTTPException
+
+    offered = page_connections()
+    conn = conn or offered[0]
+    if conn not in offered:
+        raise HTTPException(
+            404,
+            f"this page does not show connection {conn!r}: add it to the option page_connections in section [taskhub]",
+        )
     settings = await TaskHubHook(conn).asettings()
     place = "embedded" if settings.embedded else "azure"
     return desk_of(settings), {"conn": conn, "hub": settings.hub, "place": place, "time": _now().timestamp() * 1000}
 
 
-def _records(desk: Desk, rows: Sequence[InstanceState]) -> Iterator[Awaitable[tuple[ActivityRecord, ...] | None]]:
-    """Activity records of the rows on a page; those of an ended instance are asked for once."""
+def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Iterator[Awaitable[Mapping[str, int] | None]]:
+    """Counts of the activities of the rows on a page."""
     gate = asyncio.Semaphore(_PARALLEL)
 
-    async def one(state: InstanceState) -> tuple[ActivityRecord, ...] | None:
+    async def one(state: InstanceState) -> Mapping[str, int] | None:
         if state.status is Status.PENDING:
             return None
         async with gate:
-            return await desk.of_instance(state)
+            return await desk.tally(state)
 
     return (one(state) for state in rows)
 
@@ -270,7 +297,7 @@ async def _show(state: InstanceState, user: Any) -> views.Show:
         await asyncio.to_thread(_require, user, state, "TASK_INSTANCE")
     except HTTPException:
         return lambda text: _HIDDEN if text else ""
-    return _masked
+    return masked
 
 
 def _require(user: Any, state: InstanceState, entity: str) -> None:
@@ -284,21 +311,6 @@ def _require(user: Any, state: InstanceState, entity: str) -> None:
     dag_id = (state.tags or {}).get(identity.DAG_TAG)
     if dag_id is not None:
         requires_access_dag("GET", DagAccessEntity[entity], dag_id)(None, user)
-
-
-def _masked(text: str | None) -> str:
-    """A payload through Airflow's masker: known secrets, and values under names like ``password``."""
-    from airflow.sdk.log import redact
-
-    if not text:
-        return ""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return str(redact(text))
-    if not isinstance(value, (dict, list)):
-        return str(redact(text))
-    return json.dumps(redact(value, max_depth=20), ensure_ascii=False)
 
 
 def _file(name: str) -> bytes:

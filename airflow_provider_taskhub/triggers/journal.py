@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import RecordState
 
 if TYPE_CHECKING:
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 _LONGEST_STATUS = 500
+
+
+def execution(record: ActivityRecord) -> str:
+    """Id of the execution that an attempt belongs to. A start over and a continue-as-new begin a new execution of the
+    same instance, and the numbers of its activities begin again."""
+    return record.instance.execution_id or ""
+
+
+def of_execution(state: InstanceState, records: Sequence[ActivityRecord]) -> tuple[ActivityRecord, ...]:
+    """Attempts of the instance's current execution, without those of earlier ones."""
+    return tuple(record for record in records if execution(record) == (state.execution_id or ""))
 
 
 def able(members: Sequence[Member], orchestrator: str) -> tuple[Member, ...]:
@@ -24,14 +36,16 @@ def able(members: Sequence[Member], orchestrator: str) -> tuple[Member, ...]:
 
 
 def served_by(members: Sequence[Member], orchestrator: str) -> str:
-    """Who is alive, with their apps, and who of them knows the orchestrator."""
+    """A sentence about the hub's live workers: their names and apps, and how many of them know the orchestrator."""
     live = [member for member in members if member.alive]
     if not live:
-        return "no worker is alive"
-    knows = able(live, orchestrator)
-    count = f"{len(live)} live worker{'s' if len(live) > 1 else ''}"
-    known = f"{len(knows)} of them know {orchestrator!r}" if knows else f"none of them knows {orchestrator!r}"
-    return f"{count}: {_few([_described(member) for member in live])}; {known}"
+        return "no worker of the hub is alive"
+    knows = len(able(live, orchestrator))
+    names = _few([_described(member) for member in live])
+    if len(live) == 1:
+        return f"hub served by 1 live worker: {names}; it {'knows' if knows else 'does not know'} {orchestrator!r}"
+    known = "none of them knows" if not knows else "1 of them knows" if knows == 1 else f"{knows} of them know"
+    return f"hub served by {len(live)} live workers: {names}; {known} {orchestrator!r}"
 
 
 def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
@@ -48,26 +62,51 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
 
 
 class Journal:
-    """Remembers what was said, so that every change is said once."""
+    """Remembers what was said, so that every change is said once.
+
+    Says nothing of executions that were over before its first look: an earlier try of the task has said it. Executions
+    that begin later, by continue-as-new, are told apart by a line between them.
+    """
 
     def __init__(self) -> None:
         self._status = ""
         self._custom: str | None = None
-        self._records: dict[tuple[int, int], RecordState] = {}
+        self._execution: str | None = None
+        self._earlier: set[str] = set()
+        self._said: dict[tuple[str, int, int], RecordState] = {}
 
     def lines(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
-        """What is new since the last call, in the order of the activities."""
-        for record in sorted(records, key=lambda r: (r.claimed.ticks, r.task_id, r.attempt)):
-            key = record.task_id, record.attempt
-            if self._records.get(key) is not record.state:
-                self._records[key] = record.state
-                yield _activity(record)
+        """What is new since the last call: of earlier executions first, then in the order of the activities."""
+        current = state.execution_id or ""
+        if self._execution is None:
+            self._execution = current
+            self._earlier = {execution(record) for record in records}
+        self._earlier.discard(current)
+        ours = sorted(
+            (record for record in records if execution(record) not in self._earlier),
+            key=lambda r: (r.claimed.ticks, r.task_id, r.attempt),
+        )
+        yield from self._changes(record for record in ours if execution(record) != current)
+        if current != self._execution:
+            self._execution = current
+            yield f"{state.name} has begun a new execution: numbers of activities and attempts begin again"
+        yield from self._changes(record for record in ours if execution(record) == current)
+        self._said = {_key(record): record.state for record in ours}
         if state.custom_status not in (None, "", "null", self._custom):
             self._custom = state.custom_status
-            yield f"{state.name} says: {(state.custom_status or '')[:_LONGEST_STATUS]}"
+            yield f"{state.name} says: {masked(state.custom_status)[:_LONGEST_STATUS]}"
         if state.status != self._status:
             self._status = state.status
             yield f"{state.name} is {state.status}"
+
+    def _changes(self, records: Iterable[ActivityRecord]) -> Iterator[str]:
+        for record in records:
+            if self._said.get(_key(record)) is not record.state:
+                yield _activity(record)
+
+
+def _key(record: ActivityRecord) -> tuple[str, int, int]:
+    return execution(record), record.task_id, record.attempt
 
 
 def _activity(record: ActivityRecord) -> str:

@@ -268,7 +268,7 @@ class _Absence:
         self._limit = settings.no_worker_timeout.total_seconds() if limit is None else limit
         self._well = self._known = self._clock.monotonic()
         self._said: str | None = None
-        self._trouble = ""
+        self._trouble, self._what = "", "the hub"
 
     def lines(self, seen: Wait) -> Iterator[str]:
         """What is new about workers and the hub's health."""
@@ -277,13 +277,17 @@ class _Absence:
         trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
         if trouble != self._trouble:
             self._trouble = trouble
-            yield f"the hub cannot be read, trying again: {trouble}" if trouble else "the hub can be read again"
+            if trouble:
+                self._what = f"instance {seen.instance_id}" if seen.alone else "the hub"
+                yield f"{self._what} cannot be read, trying again: {trouble}"
+            else:
+                yield f"{self._what} can be read again"
         if seen.members is None or not self._orchestrator:
             return
         said = served_by(seen.members, self._orchestrator)
         if said != self._said:
             self._said = said
-            yield f"hub served by {said}"
+            yield said
 
     def over(self, seen: Wait) -> str | None:
         """Why to give up, once the time is over."""

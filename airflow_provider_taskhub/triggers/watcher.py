@@ -45,6 +45,7 @@ class Wait:
 
     :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
     :param trouble: why the hub, or this instance in it, cannot be read now; None when it can.
+    :param alone: the trouble is this instance's: the hub can be read.
     """
 
     instance_id: str
@@ -53,6 +54,7 @@ class Wait:
     records: tuple[ActivityRecord, ...] = ()
     members: tuple[Member, ...] | None = None
     trouble: Exception | None = None
+    alone: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -166,7 +168,7 @@ class Watcher:
                 except StorageError:
                     raise  # the hub cannot be read
                 except Exception as error:  # this instance cannot, which is no trouble of the others
-                    self._report(error, self._waits.get(instance_id, ()))
+                    self._report(error, self._waits.get(instance_id, ()), alone=True)
                 else:
                     self._tell(instance_id, state, records)
 
@@ -190,11 +192,11 @@ class Watcher:
             wait.looked, wait.state, wait.records, wait.trouble = True, state, records, None
             wait.changed.set()
 
-    def _report(self, error: Exception, waits: Iterable[Wait]) -> None:
+    def _report(self, error: Exception, waits: Iterable[Wait], *, alone: bool = False) -> None:
         if isinstance(error, ExceptionGroup):
             error = error.exceptions[0] if isinstance(error.exceptions[0], Exception) else error
         for wait in waits:
-            wait.trouble = error
+            wait.trouble, wait.alone = error, alone
             wait.changed.set()
 
     def _everyone(self) -> Iterator[Wait]:

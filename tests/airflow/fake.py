@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
-from airflow_provider_taskhub.errors import InstanceExists, InstanceNotFound
+from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
     HubInfo,
@@ -40,9 +40,12 @@ def member(worker: str = "a@host/1", *orchestrators: str, alive: bool = True) ->
     )
 
 
-def record(state: RecordState, *, task_id: int = 0, attempt: int = 1, **more: Any) -> ActivityRecord:
+def record(
+    state: RecordState, *, task_id: int = 0, attempt: int = 1, execution: str = "e", **more: Any
+) -> ActivityRecord:
+    """An attempt. :param execution: as :meth:`FakeHub.put` gives it, unless it is an earlier one."""
     fields: dict[str, Any] = {
-        "instance": OrchestrationInstance(instance_id="i"),
+        "instance": OrchestrationInstance(instance_id="i", execution_id=execution),
         "task_id": task_id,
         "action_id": f"a{task_id}",
         "attempt": attempt,
@@ -59,6 +62,7 @@ def record(state: RecordState, *, task_id: int = 0, attempt: int = 1, **more: An
 class FakeHub:
     """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method.
     :param damaged: by instance id, raised by requests for its records.
+    :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
     """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
@@ -70,6 +74,8 @@ class FakeHub:
     hints: set[str] = field(default_factory=set)
     down: Exception | None = None
     damaged: dict[str, Exception] = field(default_factory=dict)
+    damaged_payloads: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
@@ -143,7 +149,10 @@ class FakeClient:
         )
 
     async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:
-        state = self._count("get").instances.get(instance_id)
+        hub = self._count("get")
+        state = hub.instances.get(instance_id)
+        if payloads and instance_id in hub.damaged_payloads:
+            raise InputError(hub.damaged_payloads[instance_id])
         return state if payloads or state is None else replace(state, input=None, output=None)
 
     async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> None:
@@ -176,13 +185,16 @@ class FakeClient:
 
     async def list(self, **asked: Any) -> SimpleNamespace:
         hub = self._count("list")
-        tags = asked.get("tags") or {}
-        found = [one for one in hub.instances.values() if tags.items() <= (one.tags or {}).items()]
+        tags, prefix = asked.get("tags") or {}, asked.get("prefix") or ""
+        found = [
+            one
+            for name, one in sorted(hub.instances.items())
+            if tags.items() <= (one.tags or {}).items() and name.startswith(prefix)
+        ][: asked.get("limit", 100)]
         return SimpleNamespace(instances=tuple(found), continuation=None)
 
-    async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
-        self._count("history")
-        return ()
+    async def readable_history(self, instance_id: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
+        return (), self._count("history").unreadable.get(instance_id, ())
 
     async def partitions(self) -> tuple[PartitionState, ...]:
         return self._count("partitions").serving

@@ -270,7 +270,6 @@ def test_logs_need_the_right_to_task_logs(ask: Any, filled: FakeHub) -> None:
 def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:
     from airflow_provider_taskhub.errors import HubError, Unavailable
 
-    assert ask("/api/instances?conn=gone")[0] == 409
     assert ask("/api/instances?window=never")[0] == 422
     filled.down = Unavailable("no answer within 30 s")
     assert ask("/api/instances") == (503, {"detail": "no answer within 30 s"})

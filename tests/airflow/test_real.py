@@ -30,7 +30,7 @@ def test_an_orchestration_between_two_tasks(real: RealAirflow) -> None:
     assert real.xcom("sums", run) == {"sum": 14, "run": run}, "the output, its type kept; tags reach the orchestration"
     log = real.log("sums", run)
     assert f"instance {hub_id('sums', run)} started" in log
-    assert re.search(r"hub served by 1 live worker: first.*\(tests 7\); 1 of them know 'sums'", log)
+    assert re.search(r"hub served by 1 live worker: first.*\(tests 7\); it knows 'sums'", log)
     assert "sums is Completed" in log
     assert len(re.findall(r"square #\d+, attempt 1, completed on first", log)) == 3
     links = real.get(f"{real.path('sums', run)}/links")["extra_links"]

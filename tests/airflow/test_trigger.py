@@ -140,8 +140,8 @@ def test_an_instance_that_cannot_be_read_is_the_trouble_of_its_own_wait(
     play(scenario)
     troubles = [line for line in said(capsys) if "read" in line]
     assert troubles == [
-        "the hub cannot be read, trying again: InputError: row 'x' is damaged",
-        "the hub can be read again",
+        "instance bad cannot be read, trying again: InputError: row 'x' is damaged",
+        "instance bad can be read again",
     ]
 
 
@@ -264,7 +264,7 @@ def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pyte
 
     play(scenario)
     assert said(capsys)[1:] == [
-        "hub served by 1 live worker: a@host/1 (flights 3); 1 of them know 'flights_delays'",
+        "hub served by 1 live worker: a@host/1 (flights 3); it knows 'flights_delays'",
         "flights_delays is Pending",
         'flights_delays says: {"months":8}',
         "flights_delays is Running",

@@ -271,12 +271,12 @@ def test_data_needs_a_login_and_rights(real: RealAirflow, runs: Runs) -> None:
     assert real.request("GET", "/taskhub/api/log", user="vera", params=log).status_code == 404
     of_task = {"dag_id": "secret", "run_id": "r", "task_id": "hub"}
     assert real.request("GET", "/taskhub/api/task", user="vera", params=of_task).status_code == 403
-    assert real.get("/taskhub/api/task", user="olga", **of_task)["ids"] == [SECRET]
+    assert real.get("/taskhub/api/task", user="olga", **of_task)["instances"][0]["id"] == SECRET
 
 
 def test_what_cannot_be_shown_is_said(login: Login, runs: Runs) -> None:
     page = login("admin", "/taskhub/page/instances?conn=gone")
-    expect(page.get_by_role("alert")).to_contain_text("connection 'gone' does not exist")
+    expect(page.get_by_role("alert")).to_contain_text("this page does not show connection 'gone'")
     page = login("admin", "/taskhub/page/instance?id=nothing")
     expect(page.get_by_role("alert")).to_contain_text("there is no instance 'nothing'")
 

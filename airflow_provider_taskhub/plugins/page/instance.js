@@ -10,17 +10,32 @@ const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "
 
 main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
 
-/** From a task's tab there is no id: its newest instance is shown. */
+/** From a task's tab there is no id: the newest of the task's instances is shown. */
 async function find() {
   if (id) return true;
   const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
   if (!task.dag_id) throw Object.assign(new Error("No instance was named."), { code: 404 });
   const found = await ask("task", { ...task, conn });
-  if (!found.ids.length) return false;
-  [id] = found.ids;
-  others = found.ids;
+  others = found.instances;
+  if (!others.length) {
+    id = await chosenId(task);
+    return Boolean(id);
+  }
+  [{ id }] = others;
   conn = found.conn;
   return true;
+}
+
+/** An instance id of the DAG author's choice cannot be derived: the task has pushed it, and Airflow's own API has it. */
+async function chosenId({ dag_id, run_id, task_id, map_index }) {
+  const part = encodeURIComponent;
+  const index = /^-?\d+$/.test(map_index) ? map_index : "-1";
+  const entry = `${base}/api/v2/dags/${part(dag_id)}/dagRuns/${part(run_id)}/taskInstances/${part(task_id)}/xcomEntries/instance_id?map_index=${index}`;
+  const answer = await fetch(entry, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return null;
+  const { value } = await answer.json();
+  if (typeof value !== "string") return null;
+  try { return String(JSON.parse(value)); } catch { return value; }
 }
 
 async function load() {
@@ -42,11 +57,12 @@ function show(answer) {
 
 function paint() {
   const { instance, served, tally, activities } = last;
+  if (chosen && ![...activities, ...last.earlier].some(isChosen) && chosen.execution !== instance.execution) [chosen, log] = [null, null];
   const live = instance.ended == null;
   document.title = `${instance.id} · TaskHub`;
   parts.head.replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}` }, "Instances"), " ›"),
-      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), others.length > 1 ? generations() : null),
+      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), others.length > 1 ? chooser() : null),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
@@ -55,7 +71,9 @@ function paint() {
       fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
-  parts.note.replaceChildren(...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+  const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Not everything of this instance can be read. "), "What can be is shown.",
+    el("details", {}, el("summary", { class: "small" }, `what cannot be (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
+  parts.note.replaceChildren(...broken, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
     : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
   paintTimeline(live);
@@ -85,10 +103,14 @@ function said(tally) {
     .filter(([key]) => tally[key]).map(([key, name]) => `${tally[key]} ${name}`).join(" · ");
 }
 
-function generations() {
-  return el("label", { class: "small mute", style: "margin-left:auto" }, "of this task: ",
-    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, others.map((one) => el("option", { value: one, selected: one === id }, one.slice(one.lastIndexOf(":") + 1)))));
+/** The instances that the task has started, one for each time that it was cleared, the newest first. */
+function chooser() {
+  return el("label", { class: "small mute", style: "margin-left:auto" }, "instances of this task: ",
+    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, others.map((one) =>
+      el("option", { value: one.id, selected: one.id === id }, `${one.name} · generation ${one.generation} · try ${one.try} · ${one.status}`))));
 }
+
+const isChosen = (one) => chosen !== null && one.execution === chosen.execution && one.task === chosen.task && one.attempt === chosen.attempt;
 
 function paintTimeline(live) {
   const { instance, timeline } = last;
@@ -102,7 +124,7 @@ function paintTimeline(live) {
   }
   const width = Math.max(700, parts.time.clientWidth || 1190);
   const focus = document.activeElement?.getAttribute?.("aria-label");
-  const picture = draw(timeline, { from, to, now: last.time, live, width, chosen: chosen && `${chosen.task}/${chosen.attempt}`, pick: choose });
+  const picture = draw(timeline, { from, to, now: last.time, live, width, chosen: chosen?.execution === instance.execution ? `${chosen.task}/${chosen.attempt}` : null, pick: (task, attempt) => choose(instance.execution, task, attempt) });
   const workers = workersOf(timeline.lanes);
   const square = (style, name) => el("span", {}, el("i", { style }), name);
   parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
@@ -116,17 +138,18 @@ function paintTimeline(live) {
   if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
 }
 
-function choose(task, attempt) {
-  chosen = { task, attempt };
+/** The numbers of activities and attempts begin again with every execution of an instance. */
+function choose(execution, task, attempt) {
+  chosen = { execution, task, attempt };
   log = null;
   paint();
-  const record = last.activities.find((one) => one.task === task && one.attempt === attempt);
+  const record = [...last.activities, ...last.earlier].find(isChosen);
   if (record?.log) fetchLog(record);
 }
 
 async function fetchLog(record) {
   const wanted = chosen;
-  try { log = (await ask("log", { id, conn, task: record.task, attempt: record.attempt })).text || "(nothing was written)"; } catch (error) { log = `(${error.message})`; }
+  try { log = (await ask("log", { id, conn, execution: record.execution, task: record.task, attempt: record.attempt })).text || "(nothing was written)"; } catch (error) { log = `(${error.message})`; }
   if (wanted === chosen) paintDetail(last.activities);
 }
 
@@ -135,12 +158,13 @@ function paintDetail(activities) {
     parts.detail.replaceChildren(el("h2", {}, "Input and output"), payloads(last.instance));
     return;
   }
-  const attempts = activities.filter((one) => one.task === chosen.task);
-  const record = attempts.find((one) => one.attempt === chosen.attempt);
-  const lane = last.timeline.lanes.find((one) => one.task === chosen.task);
+  const current = chosen.execution === last.instance.execution;
+  const attempts = (current ? activities : last.earlier).filter((one) => one.execution === chosen.execution && one.task === chosen.task);
+  const record = attempts.find(isChosen);
+  const lane = current ? last.timeline.lanes.find((one) => one.task === chosen.task) : null;
   const rows = [];
   const pair = (name, ...value) => rows.push(el("dt", {}, name), el("dd", {}, ...value));
-  const input = last.inputs[chosen.task];
+  const input = current ? last.inputs[chosen.task] : null;
   if (input) pair("input", el("pre", {}, pretty(input)));
   if (record) {
     pair("state", record.state, record.message ? ` · ${record.message}` : "", record.progress != null ? ` · ${Math.round(record.progress * 100)} %` : "");
@@ -150,10 +174,10 @@ function paintDetail(activities) {
     if (record.result) pair("output", el("pre", {}, pretty(record.result)));
     if (record.failure) pair("error", el("pre", {}, `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
     for (const other of attempts.filter((one) => one !== record))
-      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
+      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
     if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
   } else pair("state", lane?.bars[0]?.state ?? "");
-  parts.detail.replaceChildren(el("h2", {}, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", " ",
+  parts.detail.replaceChildren(el("h2", {}, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
     el("button", { class: "small", style: "padding:0 8px", onclick: () => { chosen = null; paint(); } }, "close")), el("dl", { class: "pairs" }, ...rows));
 }
 
@@ -180,9 +204,13 @@ function paintHistory() {
 }
 
 function paintMore(instance) {
-  const kept = parts.more.querySelector("details")?.open;
+  const kept = parts.more.querySelector("details.tags")?.open, keptEarlier = parts.more.querySelector("details.earlier")?.open;
   const tags = Object.entries(instance.tags).sort();
-  parts.more.replaceChildren(...(tags.length ? [el("details", { style: "margin-top:20px", open: kept }, el("summary", { class: "small" }, `tags (${tags.length}), execution ${instance.execution}`),
+  const before = last.earlier.length ? [el("details", { class: "earlier", style: "margin-top:20px", open: keptEarlier }, el("summary", { class: "small" }, `attempts of earlier executions (${last.earlier.length})`),
+    el("div", { class: "scroll", style: "margin-top:8px" }, el("table", {}, el("thead", {}, el("tr", {}, ["Activity", "Attempt", "State", "Worker", "Started", ""].map((text) => el("th", {}, text)))), el("tbody", {}, last.earlier.map((one) =>
+      el("tr", {}, el("td", {}, `${one.name} #${one.task}`), el("td", {}, one.attempt), el("td", {}, one.state), el("td", { title: one.worker }, worker(one.worker)), el("td", {}, time(one.claimed)),
+        el("td", {}, el("button", { class: "small", style: "padding:0 8px", onclick: () => choose(one.execution, one.task, one.attempt) }, "show"))))))))] : [];
+  parts.more.replaceChildren(...before, ...(tags.length ? [el("details", { class: "tags", style: "margin-top:20px", open: kept }, el("summary", { class: "small" }, `tags (${tags.length}), execution ${instance.execution}`),
     el("dl", { class: "pairs", style: "margin-top:8px" }, ...tags.flatMap(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value)])))] : []));
 }
 
