@@ -20,6 +20,7 @@
     ├── TaskFailedError             inside an orchestrator: an activity or a child failed
     │   └── SubOrchestrationFailedError
     ├── OrchestrationError          raised by an orchestrator to fail; carries ``retryable``
+    ├── WorkerFailed                a worker cannot go on, and has ended
     └── NonDeterminismError         the orchestrator decided otherwise than its history says
 """
 
@@ -145,6 +146,10 @@ class OrchestrationError(TaskHubError):
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class WorkerFailed(TaskHubError):
+    """A worker cannot go on, and has ended: a part of it that everything needs did."""
 
 
 class NonDeterminismError(TaskHubError):

@@ -29,6 +29,7 @@ from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationErr
 from airflow_provider_taskhub.hub.contract import Member, WorkerIdentity
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
 from airflow_provider_taskhub.workers.calls import arguments, details, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
@@ -218,10 +219,9 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         backend.taken(only)
         try:
             state = await client.start(name, input)
-            raising = asyncio.create_task(_raise(client, clock, state.instance_id, events))
-            ended = await client.wait(state.instance_id, longest=86_400.0)
-            raising.cancel()
-            await asyncio.gather(raising, return_exceptions=True)
+            async with owned() as start:
+                start(_raise(client, clock, state.instance_id, events))
+                ended = await client.wait(state.instance_id, longest=86_400.0)
         finally:
             await backend.drain(0.0)
             backend.lost(only, "the run is over")

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.client import Client, PurgeResult
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
+from airflow_provider_taskhub.supervision import owned
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
@@ -488,14 +489,15 @@ async def _watch(client: Client, instance_id: str, timeout: float | None, *, qui
     limit = timedelta(seconds=timeout) if timeout is not None else None
     if quiet or not errors.is_terminal:
         return await client.wait(instance_id, timeout=limit)
-    waiting = asyncio.create_task(client.wait(instance_id, timeout=limit))
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
-        line = progress.add_task("waiting")
-        while not waiting.done():
-            progress.update(line, description=await _standing(client, instance_id))
-            await asyncio.wait((waiting,), timeout=1.0)
-    return await waiting
+    async with owned() as start:
+        waiting = start(client.wait(instance_id, timeout=limit))
+        with Progress(*columns, console=errors, transient=True) as progress:
+            line = progress.add_task("waiting")
+            while not waiting.done():
+                progress.update(line, description=await _standing(client, instance_id))
+                await asyncio.wait((waiting,), timeout=1.0)
+        return await waiting
 
 
 async def _standing(client: Client, instance_id: str) -> str:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.hooks.taskhub import open_client
 from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.journal import of_execution
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Desk:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client: asyncio.Future[Client] | None = None
+        self._supervisor = Supervisor()
         self._asked = asyncio.Event()
         self._answers: dict[object, _Answer] = {}
         self._tallies: OrderedDict[object, Mapping[str, int]] = OrderedDict()
@@ -60,14 +62,14 @@ class Desk:
             loop = asyncio.get_running_loop()
             self._client = loop.create_future()
             # of no request's context: it outlives them
-            self._task = loop.create_task(self._keep(self._client), context=contextvars.Context())
+            self._supervisor.spawn(self._keep(self._client), name="desk", context=contextvars.Context())
         return await asyncio.shield(self._client)
 
     async def once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> T:
         """The answer to a question that many ask at the same time; at most :data:`FRESH` seconds old."""
         answer = self._answers.get(key)
         if answer is None or not answer.serves():
-            answer = self._answers[key] = _Answer(asyncio.ensure_future(self._ask(ask)))
+            answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", told=True))
             answer.future.add_done_callback(partial(self._answered, key, answer))
         found: T = await asyncio.shield(answer.future)
         return found

@@ -7,7 +7,6 @@ operation, so that the plan sees each of them.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -36,6 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 from airflow_provider_taskhub.storage.steps import Together, carry_out, one_by_one
+from airflow_provider_taskhub.supervision import Supervisor
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class FaultyStore(Paged):
         self._stepwise = stepwise
         self._together = together
         self._calls = 0
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way = Supervisor(clock)
         self.local = inner.local
         self.requests = inner.requests
 
@@ -204,7 +204,7 @@ class FaultyStore(Paged):
         if fault.before is not None:
             raise fault.before
         if fault.straggles is not None:
-            self._keep(asyncio.create_task(self._arrive(fault.straggles, do)))
+            self._under_way.spawn(self._arrive(fault.straggles, do))
             raise Unavailable("overtaken (fault)", maybe_done=True)
         result = await do()
         if fault.pause:
@@ -212,10 +212,6 @@ class FaultyStore(Paged):
         if fault.after is not None:
             raise fault.after
         return result
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
 
     async def _arrive(self, seconds: float, do: Callable[[], Awaitable[object]]) -> None:
         await self._clock.sleep(seconds)

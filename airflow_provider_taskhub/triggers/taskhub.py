@@ -20,6 +20,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
+from airflow_provider_taskhub.supervision import Supervisor
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
@@ -38,7 +39,7 @@ SETTLE = 5.0
 """Seconds from its start before which a trigger does not fire. The process that deferred its task may not have ended:
 Airflow fails a task that goes on before the executor has reported that (apache/airflow#67287, #72716), 1.8 s behind
 the deferral on a busy machine."""
-_KILLS: set[asyncio.Task[None]] = set()
+_KILLS = Supervisor()
 """Detached kills: Airflow cancels ``on_kill`` again every second (spec/airflow.md §0.4)."""
 _KILLED_BY = {"failed": "task marked failed", "success": "task marked success", "skipped": "task skipped"}
 
@@ -111,10 +112,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         """A user has killed the task, or so Airflow says: look again, then terminate what this trigger owns."""
         if self.owner is None:
             return
-        task = asyncio.create_task(self._kill())
-        _KILLS.add(task)
-        task.add_done_callback(_KILLS.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(_KILLS.spawn(self._kill(), name=f"terminate {self.instance_id}"))
 
     async def _outcome(self) -> TriggerEvent:
         try:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError, Throttled
+from airflow_provider_taskhub.supervision import Supervisor, first, owned
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
@@ -74,6 +75,7 @@ class Watcher:
         self._members: tuple[Member, ...] | None = None
         self._members_read = float("-inf")
         self._wake = asyncio.Event()
+        self._supervisor = Supervisor(clock)
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -87,7 +89,7 @@ class Watcher:
         self._wake.set()
         if self._task is None or self._task.done():
             # an empty context: the watcher's logs and portals are nobody's task's in particular
-            self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+            self._task = self._supervisor.keep("watch", self._run, context=contextvars.Context())
         try:
             yield wait
         finally:
@@ -111,7 +113,7 @@ class Watcher:
                 async with self._connect() as client:
                     while await self._poll(client):
                         failures = 0
-            except Exception as error:  # whatever it is, waits go on (spec/airflow.md §0.10)
+            except Exception as error:  # whatever it is, waits go on
                 failures += 1
                 self._report(error, self._everyone())
                 await self._clock.sleep(_back_off(error, failures))
@@ -130,13 +132,7 @@ class Watcher:
 
     async def _pause(self, seconds: float) -> None:
         """Until the next poll; a new wait cuts it short, so that a task already done is not kept waiting."""
-        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
-        wake = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait((sleep, wake), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleep.cancel()
-            wake.cancel()
+        await first(self._clock.sleep(seconds), self._wake.wait())
 
     async def _read(self, client: Client) -> None:
         hinted = [instance for instance in await client.completions() if instance in self._waits][:AT_ONCE]
@@ -172,10 +168,8 @@ class Watcher:
                 else:
                     self._tell(instance_id, state, records)
 
-        async with asyncio.TaskGroup() as group:
-            for instance_id in instances:
-                if instance_id in self._waits:
-                    group.create_task(one(instance_id))
+        async with owned() as start:
+            await asyncio.gather(*(start(one(instance)) for instance in instances if instance in self._waits))
 
     async def _read_members(self, client: Client) -> None:
         now = self._clock.monotonic()
@@ -193,8 +187,6 @@ class Watcher:
             wait.changed.set()
 
     def _report(self, error: Exception, waits: Iterable[Wait], *, alone: bool = False) -> None:
-        if isinstance(error, ExceptionGroup):
-            error = error.exceptions[0] if isinstance(error.exceptions[0], Exception) else error
         for wait in waits:
             wait.trouble, wait.alone = error, alone
             wait.changed.set()

@@ -14,6 +14,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.runner import Runner
@@ -44,19 +45,20 @@ class Attempt:
             self.record = news.onto(self.record)
             self._changed.set()
 
-        running = asyncio.create_task(runner.run(request, progress=progress))
-        beating = asyncio.create_task(self._beat())
-        try:
-            await asyncio.wait((running, beating), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                return running.result()
-            beating.result()
-            raise AssertionError("a heartbeat ends by raising while its attempt runs")
-        finally:
-            running.cancel()
-            self._ended = True  # a heartbeat under way is waited for: cut off, it would leave us with an old ETag
-            self._changed.set()
-            await asyncio.gather(running, beating, return_exceptions=True)
+        async with owned() as start:
+            running = start(runner.run(request, progress=progress))
+            beating = start(self._beat())
+            try:
+                await asyncio.wait((running, beating), return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    return running.result()
+                beating.result()
+                raise AssertionError("a heartbeat ends by raising while its attempt runs")
+            finally:
+                running.cancel()
+                self._ended = True  # a heartbeat under way is waited for: cut off, it would leave us with an old ETag
+                self._changed.set()
+                await asyncio.gather(running, beating, return_exceptions=True)
 
     async def lose(self, why: str) -> None:
         """Say that the attempt ended without an outcome, so that the next one need not wait."""

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.sessions import Sessions
 from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities import Activities
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.live import Live
@@ -43,6 +44,8 @@ SETTLING = 256
 """Activities that have ended, and whose responses are on their way to the store."""
 POLLS_MISSED = 3
 """Longest polling intervals without a poll after which a partition counts as stuck (K12)."""
+LAST_WORKS = 60.0
+"""Seconds that a stopping worker waits for messages on their way back into their queues."""
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
 
@@ -136,10 +139,8 @@ class Backend:
         self._readers: dict[str, ControlReader] = {}
         self.quarantined = 0
         """Messages that this worker has brought into quarantine since its start."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self.supervisor = Supervisor(hub.clock)
         self._hurried = float("-inf")
-        self.dead_loops: list[str] = []
         self.draining = False
         self.absences = Absences(hub, members, settings.no_worker_timeout)
         self.sessions: Sessions[Live] = Sessions(
@@ -195,17 +196,17 @@ class Backend:
     def start(self) -> None:
         """Begin to work, on the running loop."""
         if self._settings.session_idle > timedelta(0):
-            self._spawn("sessions", self._evict())
-        self._spawn("absences", self.absences.run())
+            self.supervisor.keep("sessions", self._evict)
+        self.supervisor.keep("absences", self.absences.run)
         if self._predecessors is not tuple:
-            self._spawn("deaths", self._watch_deaths())
+            self.supervisor.keep("deaths", self._watch_deaths)
         if ORCHESTRATOR in self.roles:
-            self._spawn("orchestrations", self.orchestrations.run())
+            self.supervisor.keep("orchestrations", self.orchestrations.run)
         if ACTIVITY in self.roles:
-            self._spawn("activities", self.activities.run())
-            self._spawn("overdue", self.work.relieve())
-            self._spawn("plain activities", self.work.watch())
-            self._spawn(self.work.reader.queue, self.work.reader.run())
+            self.supervisor.keep("activities", self.activities.run)
+            self.supervisor.keep("overdue", self.work.relieve)
+            self.supervisor.keep("plain activities", self.work.watch)
+            self.supervisor.keep(self.work.reader.queue, self.work.reader.run)
 
     async def drain(self, timeout: float) -> None:
         """Take nothing new, give back what has not begun, let what runs end.
@@ -215,7 +216,7 @@ class Backend:
         self.draining = True
         if ACTIVITY in self.roles:
             await self.work.reader.stop()
-            self._end("activities")
+            self.supervisor.end("activities")
             await self.work.reader.give_back(self.work.slots.clear(), begun=False)
             await self.activities.drain(timeout)
 
@@ -223,26 +224,7 @@ class Backend:
         """After the partitions are given up: end every loop."""
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
-        for name in list(self._tasks):
-            self._end(name)
-        await asyncio.gather(*self._background, return_exceptions=True)
-
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks[name] = task
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        task.add_done_callback(lambda done: self._ended(name, done))
-
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.error("loop_died", loop=name, error=repr(task.exception()))
-            self.dead_loops.append(name)
-
-    def _end(self, name: str) -> None:
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
+        await self.supervisor.close(LAST_WORKS)
 
     # partitions (TenureListener, on this loop)
 
@@ -260,9 +242,10 @@ class Backend:
             limit_bytes=self._settings.buffer_bytes,
             deliver=self._deliver,
             quarantined=self._count_quarantined,
+            supervisor=self.supervisor,
         )
         self._readers[tenure.queue] = reader
-        self._spawn(tenure.queue, reader.run())
+        self.supervisor.keep(tenure.queue, reader.run)
 
     def asked(self, tenure: Tenure) -> None:
         reader = self._readers.get(tenure.queue)
@@ -270,9 +253,7 @@ class Backend:
             tenure.drained()
             return
         log.info("partition_draining", partition=tenure.partition)
-        task = asyncio.create_task(self._hand_over(reader), name=f"drain {tenure.queue}")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self.supervisor.spawn(self._hand_over(reader), name=f"drain {tenure.queue}")
 
     def lost(self, tenure: Tenure, reason: str) -> None:
         reader = self._readers.get(tenure.queue)
@@ -281,26 +262,27 @@ class Backend:
         del self._readers[tenure.queue]
         reader.stopping = True
         left = self.sessions.close(reader)
-        self._end(tenure.queue)
-        task = asyncio.create_task(reader.give_back(left, begun=False))  # safe without the lease: receipts decide
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self.supervisor.end(tenure.queue)
+        # safe without the lease: receipts decide
+        self.supervisor.spawn(reader.give_back(left, begun=False), name=f"give back {tenure.queue}")
 
     async def _hand_over(self, reader: ControlReader) -> None:
         """Finish the episodes under way, make everything else visible at once, then let the lease go (K58)."""
-        await reader.stop()
-        left = self.sessions.close(reader)
-        await reader.give_back(left, begun=False)
         try:
-            async with asyncio.timeout(PARTITION_DRAIN):
-                await self.sessions.settled(reader)
-        except TimeoutError:
-            log.warning("drain_timeout", partition=reader.tenure.partition)
-        await reader.give_back(reader.held())
-        if self._readers.get(reader.queue) is reader:
-            del self._readers[reader.queue]
-            self._end(reader.queue)
-        reader.tenure.drained()
+            await reader.stop()
+            left = self.sessions.close(reader)
+            await reader.give_back(left, begun=False)
+            try:
+                async with asyncio.timeout(PARTITION_DRAIN):
+                    await self.sessions.settled(reader)
+            except TimeoutError:
+                log.warning("drain_timeout", partition=reader.tenure.partition)
+            await reader.give_back(reader.held())
+        finally:  # whatever went wrong: the partition is not kept from others
+            if self._readers.get(reader.queue) is reader:
+                del self._readers[reader.queue]
+                self.supervisor.end(reader.queue)
+            reader.tenure.drained()
 
     # messages
 
@@ -341,6 +323,7 @@ class Backend:
             room=room,
             deliver=deliver,
             quarantined=self._count_quarantined,
+            supervisor=self.supervisor,
         )
 
     def _count_quarantined(self) -> None:
@@ -374,9 +357,7 @@ class Backend:
             else:
                 reader.adopt(held)
         if back:
-            task = asyncio.create_task(self.work.reader.give_back(back, begun=False))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self.supervisor.spawn(self.work.reader.give_back(back, begun=False), name="give back")
 
     def _offer(self, response: Offered) -> bool:
         reader = self._readers.get(response.queue)

@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from airflow_provider_taskhub.supervision import Supervisor
+
 log = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
@@ -32,6 +34,7 @@ class Dispatcher:
     def __init__(self, name: str, processor: Processor[Item], limit: int) -> None:
         self.name = name
         self._processor, self._limit = processor, limit
+        self._tasks = Supervisor()
         self._running: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
 
@@ -50,7 +53,7 @@ class Dispatcher:
                 self._room.clear()
                 await self._room.wait()
             item = await self._processor.next()
-            task = asyncio.create_task(self._one(item), name=self.name)
+            task = self._tasks.spawn(self._one(item), name=self.name)
             self._running.add(task)
             task.add_done_callback(self._ended)
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
@@ -18,6 +19,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
+from airflow_provider_taskhub.supervision import Supervisor, first, owned
 from airflow_provider_taskhub.workers.lanes import (
     ActivityOutcome,
     ActivityProgress,
@@ -27,7 +29,7 @@ from airflow_provider_taskhub.workers.lanes import (
     choose,
 )
 from airflow_provider_taskhub.workers.output import LogSink
-from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener, within
+from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener
 from airflow_provider_taskhub.workers.protocol import Configure
 from airflow_provider_taskhub.workers.warden import Warden
 
@@ -132,7 +134,7 @@ class ExecutorPool:
         """By whether it is of suspects, who run alone."""
         self._busy = 0
         self._activities: Mapping[str, bool] = {}
-        self._keepers: list[asyncio.Task[None]] = []
+        self.supervisor = Supervisor(clock)
         self._stopped = False
         self._warden = Warden(lock_fd=lock_fd)
         self._idle = asyncio.Event()
@@ -155,11 +157,11 @@ class ExecutorPool:
         """
         self._warden.start()
         plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
-        starts = [asyncio.create_task(self._start_executor(seat)) for seat in plain]
         try:
-            executors = await asyncio.gather(*starts)
+            async with owned() as start:
+                executors = await asyncio.gather(*(start(self._start_executor(seat)) for seat in plain))
         except BaseException as error:
-            await self._give_up(starts)
+            await self._give_up()
             if isinstance(error, ExecutorError):
                 raise ConfigurationError(f"activities cannot run: {error}") from error
             raise
@@ -169,16 +171,11 @@ class ExecutorPool:
             seat.wanted.set()
         if self._warm:
             self.warm()
-        self._keepers = [
-            asyncio.create_task(self._keep(seat), name=f"seat {seat.lane} {number}")
-            for number, seat in enumerate(self._seats)
-        ]
+        for number, seat in enumerate(self._seats):
+            self.supervisor.keep(f"executor {seat.lane} {number}", partial(self._keep, seat))
 
-    async def _give_up(self, starts: Sequence[asyncio.Task[Executor]]) -> None:
+    async def _give_up(self) -> None:
         """Leave nothing behind of a start that failed or was cancelled."""
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
         ready = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
         await self._warden.close()
@@ -197,13 +194,10 @@ class ExecutorPool:
         """
         self._stopped = True
         self._refuse(tuple(Lane), ExecutorError("the worker is stopping"))
-        idle = asyncio.create_task(self._idle.wait())
-        if not await within(self._clock, idle, timeout):
-            idle.cancel()
+        await first(self._idle.wait(), self._clock.sleep(timeout.total_seconds()))
+        if not self._idle.is_set():
             _log.warning("executors_killed_busy", running=self._busy)
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self.supervisor.close()
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
         await self._warden.close()

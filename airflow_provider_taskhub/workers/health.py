@@ -11,7 +11,9 @@ import structlog
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import Backend
+from airflow_provider_taskhub.workers.executor import ExecutorPool
 
 log = structlog.get_logger(__name__)
 
@@ -22,19 +24,40 @@ HEAD_BYTES = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What the probes see. :param started: monotonic second."""
+    """What the probes see.
+
+    :param pool: of the executors; None: this worker runs no activities. :param started: monotonic second.
+    """
 
     backend: Backend
     owner: OwnerThread
     started: float
+    pool: ExecutorPool | None = None
+
+    @property
+    def _supervisors(self) -> tuple[Supervisor, ...]:
+        found = self.backend.supervisor, self.owner.supervisor, self.pool.supervisor if self.pool else None
+        return tuple(supervisor for supervisor in found if supervisor is not None)
+
+    def failing(self) -> tuple[str, ...]:
+        """Loops of the worker that cannot be kept running: they fail again and again."""
+        return tuple(name for supervisor in self._supervisors for name in supervisor.failing)
 
     def live(self) -> bool:
         """Whether every loop of the worker runs."""
-        return not self.backend.dead_loops
+        return not self.failing()
 
     def ready(self) -> bool:
         """Whether the worker takes work."""
         return self.live() and not self.backend.draining
+
+    def _restarts(self) -> list[str]:
+        counts = sorted(item for supervisor in self._supervisors for item in tuple(supervisor.restarts.items()))
+        return [
+            "# HELP taskhub_loop_restarts_total Background loops that failed and were started again, by loop.",
+            "# TYPE taskhub_loop_restarts_total counter",
+            *(f'taskhub_loop_restarts_total{{loop="{name}"}} {count}' for name, count in counts),
+        ]
 
     def metrics(self) -> str:
         """Prometheus' text format."""
@@ -57,6 +80,7 @@ class Health:
             ),
             _metric("taskhub_oldest_poll_seconds", backend.oldest_poll, "Age of the oldest last poll of a partition."),
             _metric("taskhub_uptime_seconds", backend.hub.clock.monotonic() - self.started, "Since the start."),
+            *self._restarts(),
             "# HELP taskhub_storage_requests_total Storage requests by kind: for work, and for leases.",
             "# TYPE taskhub_storage_requests_total counter",
         ]
@@ -132,9 +156,13 @@ def respond(health: Health, request_line: str) -> tuple[str, str]:
         return "405 Method Not Allowed", "GET /live, /ready or /metrics\n"
     match parts[1].split("?")[0]:
         case "/live":
-            return ("200 OK", "live\n") if health.live() else ("503 Service Unavailable", "a loop has died\n")
+            failing = health.failing()
+            text = f"loops that fail again and again: {', '.join(failing)}\n"
+            return ("200 OK", "live\n") if not failing else ("503 Service Unavailable", text)
         case "/ready":
-            return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", "draining\n")
+            failing = health.failing()
+            text = f"loops that fail again and again: {', '.join(failing)}\n" if failing else "draining\n"
+            return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", text)
         case "/metrics":
             return "200 OK", health.metrics()
         case _:

@@ -20,6 +20,7 @@ import structlog
 from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.errors import WorkerFailed
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin
@@ -27,6 +28,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
+from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
@@ -83,19 +85,25 @@ class Host:
     def __init__(self, settings: Settings, options: Options) -> None:
         self._settings, self._options = settings, options
         self._stopping = asyncio.Event()
+        self._failure: str | None = None
 
     def stop(self) -> None:
         """Drain and end; from a signal handler of the loop."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until :meth:`stop`."""
+        """Work until :meth:`stop`.
+
+        :raises WorkerFailed: when the worker cannot go on; it has been stopped in order.
+        """
         apps = [load_app(name) for name in self._options.apps]
         registry = Registry.of(apps)
         async with AsyncExitStack() as stack:
             await self._start(stack, registry, apps)
             await self._stopping.wait()
             log.info("worker_stopping")
+        if self._failure is not None:
+            raise WorkerFailed(self._failure)
 
     async def _start(self, stack: AsyncExitStack, registry: Registry, apps: Sequence[App]) -> None:
         settings, options = self._settings, self._options
@@ -175,7 +183,7 @@ class Host:
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
         if options.health_port is not None:
-            health = Health(backend=backend, owner=owner, started=SYSTEM_CLOCK.monotonic())
+            health = Health(backend=backend, owner=owner, pool=pool, started=SYSTEM_CLOCK.monotonic())
             await serve(stack, health, options.health_port)
         log.info(
             "worker_ready",
@@ -188,16 +196,21 @@ class Host:
 
     def _watch(self, stack: AsyncExitStack, owner: OwnerThread) -> None:
         """A partitions thread that ends by itself ends the worker: it could never serve again."""
+        supervisor = Supervisor()
 
         async def watch() -> None:
             try:
                 await owner.wait()
+                reason = "the thread that holds its partitions ended"
             except Exception as error:
-                log.error("partitions_ended", error=repr(error))
-            self._stopping.set()
+                reason = f"the thread that holds its partitions ended: {type(error).__name__}: {error}"
+            if not self._stopping.is_set():
+                self._failure = reason
+                log.error("worker_failed", reason=reason)
+                self._stopping.set()
 
-        task = asyncio.create_task(watch(), name="watch owner")
-        stack.callback(task.cancel)
+        supervisor.keep("watch partitions", watch)
+        stack.push_async_callback(supervisor.close)
 
     def _watch_episodes(self, stack: AsyncExitStack, backend: Backend, closer: Closer) -> None:
         processor = backend.processor

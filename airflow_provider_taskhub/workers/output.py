@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.supervision import Supervisor, first
 
 _log = structlog.get_logger()
 
@@ -40,6 +41,7 @@ class OutputLog:
         self._lines: deque[str] = deque(maxlen=TAIL_LINES)
         self._partial = b""
         self._closing = asyncio.Event()
+        self._tasks = Supervisor(clock)
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -52,7 +54,7 @@ class OutputLog:
         self._waiting += data[: self._left]
         self._left -= min(self._left, len(data))
         if self._waiting and (self._pump is None or self._pump.done()):
-            self._pump = asyncio.create_task(self._run(), name=f"log {self._name}")
+            self._pump = self._tasks.spawn(self._run(), name=f"log {self._name}")
 
     async def close(self) -> None:
         """Append what is left, within ten seconds."""
@@ -82,13 +84,7 @@ class OutputLog:
     async def _collect(self) -> None:
         """Give more output a moment to come, unless the attempt is over or enough is there."""
         if len(self._waiting) < _MAX_BATCH and not self._closing.is_set():
-            pause = asyncio.create_task(self._clock.sleep(_BATCH_AFTER))
-            closing = asyncio.create_task(self._closing.wait())
-            try:
-                await asyncio.wait({pause, closing}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pause.cancel()
-                closing.cancel()
+            await first(self._clock.sleep(_BATCH_AFTER), self._closing.wait())
 
 
 def _line(data: bytes) -> str:

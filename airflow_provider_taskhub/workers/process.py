@@ -19,6 +19,7 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.supervision import Supervisor, owned
 from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.launch import ChildProcess, describe, launch
@@ -154,6 +155,7 @@ class Executor:
         self._failed: StartFailed | None = None
         self._process: ChildProcess | None = None
         self._started: asyncio.Future[Ready] | None = None
+        self._supervisor = Supervisor(clock)
         self._life: asyncio.Task[None] | None = None
 
     @property
@@ -182,7 +184,7 @@ class Executor:
         self._process = await launch(lock_fd=self._configure.lock_fd)
         self._warden.watch(self._process.pid)
         self._started = asyncio.get_running_loop().create_future()
-        self._life = asyncio.create_task(self._live(self._process), name=f"executor {self.name}")
+        self._life = self._supervisor.spawn(self._live(self._process), name=f"executor {self.name}")
 
     async def _get_ready(self) -> Ready:
         assert self._started is not None
@@ -350,9 +352,9 @@ class Executor:
 
     async def _live(self, process: ChildProcess) -> None:
         """From a started process to a buried one."""
-        reading = asyncio.create_task(self._read(process.reader))
-        output = asyncio.create_task(self._read_output(process.output))
-        watch = asyncio.create_task(self._watch(process))
+        reading = self._supervisor.spawn(self._read(process.reader), name=f"read {self.name}")
+        output = self._supervisor.keep(f"output {self.name}", lambda: self._read_output(process.output))
+        watch = self._supervisor.keep(f"watch {self.name}", lambda: self._watch(process))
         code = await self._exit_code(process, reading)
         aboard = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
         for attempt in aboard:
@@ -490,9 +492,7 @@ async def within(clock: Clock, future: asyncio.Future[Any], timeout: timedelta |
     if timeout is None:
         await asyncio.shield(future)
         return True
-    alarm: asyncio.Future[Any] = asyncio.ensure_future(clock.sleep(timeout.total_seconds()))
-    try:
+    async with owned() as start:
+        alarm = start(clock.sleep(timeout.total_seconds()))
         await asyncio.wait({future, alarm}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        alarm.cancel()
     return future.done()

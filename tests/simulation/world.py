@@ -432,7 +432,7 @@ class World:
         return [entry for entry in self.logs if entry["event"] == event]
 
     def defects(self) -> list[Any]:
-        wrong = ("episode_defect", "dispatch_defect", "activity_defect", "loop_died")
+        wrong = ("episode_defect", "dispatch_defect", "activity_defect", "loop_failed", "task_failed")
         return [entry for entry in self.logs if entry["event"] in wrong]
 
     async def queued(self) -> int:

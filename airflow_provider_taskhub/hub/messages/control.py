@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, g
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit, breather
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 from airflow_provider_taskhub.storage.rules import check_key
+from airflow_provider_taskhub.supervision import Supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +84,7 @@ class Reader:
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
     :param quarantined: called for each of its messages that was brought into quarantine.
+    :param supervisor: keeps the renewals of what is held; None: one of its own.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class Reader:
         deliver: Callable[[Held], None],
         check: Callable[[], None] = lambda: None,
         quarantined: Callable[[], None] = lambda: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.queue = queue
+        self._supervisor = supervisor or Supervisor(clock)
         self._carries = carries
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
@@ -196,9 +200,13 @@ class Reader:
             await self.give_back([held], delay=AGAIN)
 
     async def run(self) -> None:
-        """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it."""
-        renewing = asyncio.create_task(self._renewer.run(), name=f"renew {self.queue}")
+        """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it.
+
+        It may be started again after another error: what is held stays held.
+        """
+        renewing = self._supervisor.keep(f"renew {self.queue}", self._renewer.run)
         prepared = False
+        self._stopped.clear()
         try:
             while not self.stopping:
                 try:
@@ -219,7 +227,6 @@ class Reader:
         finally:
             self._stopped.set()
             renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
 
     async def _prepare(self) -> None:
         """What must be known before the first receive."""
@@ -359,6 +366,7 @@ class ControlReader(Reader):
         limit_bytes: int,
         deliver: Callable[[ControlReader, Held], None],
         quarantined: Callable[[], None] = lambda: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         super().__init__(
             store=store,
@@ -378,6 +386,7 @@ class ControlReader(Reader):
             deliver=self._buffer,
             check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late (T21)
             quarantined=quarantined,
+            supervisor=supervisor,
         )
         self.tenure = tenure
         self.load = Load(clock.monotonic())

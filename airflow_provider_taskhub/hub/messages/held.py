@@ -19,6 +19,7 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
+from airflow_provider_taskhub.supervision import Supervisor, owned
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
@@ -141,19 +142,17 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
                 held.receipt, held.claimed = receipt, sent
             return None
 
-        tries, errors = [asyncio.ensure_future(ask())], []
-        try:
+        errors = []
+        async with owned() as start:
+            tries = [start(ask())]
             answered, _ = await asyncio.wait(tries, timeout=visibility.total_seconds() / 4)
             if not answered:
-                tries.append(asyncio.ensure_future(ask()))
+                tries.append(start(ask()))
             for answer in asyncio.as_completed(tries):
                 error = await answer
                 if error is None:
                     return True
                 errors.append(error)
-        finally:
-            for one in tries:
-                one.cancel()
         held.gone = any(isinstance(error, Conflict | NotFound) for error in errors)
         if not held.gone:
             log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(errors[0]))
@@ -216,18 +215,23 @@ class Renewer:
         self._held.pop(held.message_id, None)
 
     async def run(self) -> None:
-        """Renew for ever; cancelled by its owner."""
+        """Renew for ever; cancelled by its owner. A renewal that fails is tried again; it ends no other."""
         interval = self._visibility.total_seconds() / 4
-        async with asyncio.TaskGroup() as renewals:
+        renewals = Supervisor(self._clock)
+        try:
             while True:
                 await self._clock.sleep(interval)
                 due = self._clock.monotonic() - interval
                 for held in self._held.values():
                     if held.claimed <= due and not held.gone and held not in self._busy:
                         self._busy.add(held)
-                        renewals.create_task(self._renew(held))
+                        renewals.spawn(self._renew(held), name=f"renew {held.message_id}")
+        finally:
+            await renewals.close()
 
     async def _renew(self, held: Held) -> None:
-        async with self._gate:
-            await renew(self._store, held, self._visibility, self._clock)
-        self._busy.discard(held)
+        try:
+            async with self._gate:
+                await renew(self._store, held, self._visibility, self._clock)
+        finally:
+            self._busy.discard(held)

@@ -10,6 +10,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.supervision import Supervisor, first
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -30,35 +31,18 @@ async def attempt(event: str, call: Callable[[], Awaitable[None]], deadline: flo
 
 async def within(clock: Clock, event: asyncio.Event, seconds: float) -> bool:
     """Whether the event came within ``seconds`` by this clock."""
-    waits = {asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep(seconds))}
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+    await first(event.wait(), clock.sleep(seconds))
     return event.is_set()
 
 
-class Tasks:
+class Tasks(Supervisor):
     """Tasks of one event loop, and a way into it from other threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call it on the loop; from any thread."""
         with suppress(RuntimeError):  # the loop has ended, and everything with it
             self._loop.call_soon_threadsafe(callback)
-
-    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def end(self) -> None:
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

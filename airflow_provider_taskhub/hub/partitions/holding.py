@@ -6,11 +6,12 @@ Takes nothing and decides nothing about shares: that is ``scan``'s. No error end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -82,7 +83,7 @@ class Holding:
         self._paused_until = float("-inf")
         self._figures = figures
         self._began = began
-        self._tasks = Tasks()
+        self._tasks = Tasks(clock)
         self._held: dict[int, Held] = {}
         self._snapshot: tuple[Held, ...] = ()
         self._services: Mapping[int, Service] = {}
@@ -159,14 +160,14 @@ class Holding:
 
     # --- renewals: in parallel, under a deadline --------------------------------------------------------------------
 
-    def attempts(self, services: Mapping[int, Service]) -> list[asyncio.Task[bool]]:
-        """One try to renew each, begun. Whatever fails keeps its lease until give-up.
+    def attempts(self, services: Mapping[int, Service]) -> list[Coroutine[Any, Any, bool]]:
+        """One try to renew each. Whatever fails keeps its lease until give-up.
 
         :param services: what the host says of its partitions, published with their leases.
         """
         self._services = services
         self._look_for_stuck()
-        return [asyncio.ensure_future(self._attempt("partition_not_renewed", self._renew, held)) for held in self]
+        return [self._attempt("partition_not_renewed", self._renew, held) for held in self]
 
     async def _attempt(self, event: str, write: Callable[[Held], object], held: Held) -> bool:
         where = {"partition": held.tenure.partition, "left": round(held.tenure.left(), 1)}
@@ -332,4 +333,4 @@ class Holding:
         """The worker ends, without a word to the store: report the losses."""
         for held in self:
             self.lose(held, "the worker ended")
-        await self._tasks.end()
+        await self._tasks.close()

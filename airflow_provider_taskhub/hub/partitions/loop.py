@@ -31,6 +31,7 @@ from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.supervision import Supervisor
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -99,6 +100,7 @@ class PartitionOwner:
         self._holding: Holding | None = None
         self._scanner: Scanner | None = None
         self.figures = Figures()
+        self.supervisor = Supervisor(clock)
         self._slowness = 1.0
         self._due = 0.0
         self._stopping = asyncio.Event()
@@ -193,20 +195,19 @@ class PartitionOwner:
             self._ended.set()
 
     async def _own(self) -> None:
-        scanning = asyncio.create_task(self._scanning())
-        others = self._renewing(), self._telling(), self._holding_app()
-        tasks = [scanning, *(asyncio.create_task(other) for other in others)]
+        scanning = self.supervisor.keep("partitions: scan", self._scanning)
+        self.supervisor.keep("partitions: renew", self._renewing)
+        self.supervisor.keep("partitions: announce", self._telling)
+        self.supervisor.keep("partitions: app lease", self._holding_app)
         if self._watchdog:
-            tasks.append(asyncio.create_task(self._watching()))
+            self.supervisor.keep("partitions: watchdog", self._watching)
         try:
             await self._stopping.wait()
             await scanning  # it ends by itself, after the claims that are under way
             await self._leave()
         finally:
-            for task in tasks:
-                task.cancel()
+            await self.supervisor.close()
             await self._holds.end()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self, timeout: timedelta) -> None:
         """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.supervision import Supervisor
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -90,6 +91,11 @@ class OwnerThread:
     def figures(self) -> Figures:
         """What has happened to its partitions so far."""
         return Figures() if self._owner is None else self._owner.figures
+
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """Of the loops that hold partitions; None before they began."""
+        return None if self._owner is None else self._owner.supervisor
 
     @property
     def requests(self) -> Counter[str]:
