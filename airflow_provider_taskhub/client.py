@@ -19,7 +19,6 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
-    EventType,
     ExecutionResumed,
     ExecutionStarted,
     ExecutionSuspended,
@@ -50,6 +49,8 @@ from airflow_provider_taskhub.hub.contract import (
     StartPolicy,
 )
 from airflow_provider_taskhub.hub.history import activities as records
+from airflow_provider_taskhub.hub.history import blame
+from airflow_provider_taskhub.hub.history.blame import FailedAttempt
 from airflow_provider_taskhub.hub.history.instances import created_row, ended
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
@@ -69,13 +70,8 @@ from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
-    And,
-    Compare,
     Entity,
     EtagOf,
-    Filter,
-    Or,
-    Property,
     PutBlob,
     RowOperation,
     RowVerb,
@@ -92,8 +88,6 @@ TRIES = 5
 """Of an operation that others keep disturbing."""
 PURGED_AT_ONCE = 8
 """Instances that a purge of many removes side by side."""
-MAX_DEPTH = 10
-"""Generations of children among which the failed attempt of an orchestration is looked for."""
 SCAN_PAGES = 50
 """Pages of rows that one call of :meth:`Client.list` may read before it answers with what it has."""
 
@@ -117,16 +111,6 @@ class PurgeResult:
     purged: int
     complete: bool
     failed: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedAttempt:
-    """An attempt that failed. :param name: of the activity. :param log: name of its log."""
-
-    name: str
-    task_id: int
-    attempt: int
-    log: str
 
 
 class Client:
@@ -629,54 +613,14 @@ class Client:
         return tuple(blob.name for blob in blobs)
 
     async def failed_attempt(self, instance_id: str) -> FailedAttempt | None:
-        """The newest attempt of the activity that failed last, recorded or not; None where none has, or kept no log.
+        """The last attempt of the activity that made the instance fail, recorded or not; None where it kept no log, and
+        where no activity did: the orchestrator raised an error of its own.
 
-        Where a child failed last, it is the child's. Of a history this reads a column of the current generation's
-        failures, never their payloads.
+        Where a child made it fail, the attempt is the child's.
         """
-        for _ in range(MAX_DEPTH):
-            state = await self.get(instance_id, payloads=False)
-            if state is None:
-                return None
-            kinds = (EventType.TaskFailed, EventType.SubOrchestrationInstanceFailed)
-            failed = await self._newest(state, "TaskScheduledId", *kinds)
-            if failed is None or not isinstance(task_id := failed[1], int):
-                return None
-            if failed[0] == EventType.TaskFailed.name:
-                return await self._logged(state, task_id)
-            made = Compare("EventId", "eq", task_id)
-            child = await self._newest(state, "InstanceId", EventType.SubOrchestrationInstanceCreated, where=made)
-            instance_id = str(child[1]) if child is not None else ""
-        return None
-
-    async def _logged(self, state: InstanceState, task_id: int) -> FailedAttempt | None:
-        instance_id = state.instance_id
-        folder = f"{history_folder(instance_id)}/{state.execution_id or ''}/{task_id:06d}-"  # as a worker names its log
-        logs = await self.hub.store.list_blobs(self.hub.names.logs, folder)
-        attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
-        if not attempts:
-            return None
-        made = Compare("EventId", "eq", task_id)
-        scheduled = await self._newest(state, "Name", EventType.TaskScheduled, where=made)
-        name = str(scheduled[1] or "") if scheduled is not None else ""
-        newest = max(attempts)
-        return FailedAttempt(name=name, task_id=task_id, attempt=newest, log=attempts[newest])
-
-    async def _newest(
-        self, state: InstanceState, column: str, *kinds: EventType, where: Filter | None = None
-    ) -> tuple[str, Property | None] | None:
-        """Kind and a column of the newest event of some kinds in the instance's current generation."""
-        parts: list[Filter] = [
-            Compare("PartitionKey", "eq", escape(state.instance_id)),
-            Compare("ExecutionId", "eq", state.execution_id or ""),
-            Or(tuple(Compare("EventType", "eq", kind.name) for kind in kinds)),
-        ]
-        if where is not None:
-            parts.append(where)
-        found = None
-        async for row in self.hub.store.rows(self.hub.names.history, And(tuple(parts)), select=("EventType", column)):
-            found = str(row.properties.get("EventType")), row.properties.get(column)
-        return found
+        return await blame.failed_attempt(
+            self.hub.store, self.hub.names, instance_id, lambda one: self.get(one, payloads=False)
+        )
 
     # quarantine
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.errors import ConfigurationError, StorageError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -31,6 +31,8 @@ R = TypeVar("R")
 DEFAULT_CONNECTION = "taskhub_default"
 _CONNECTION_STRING = re.compile(r"(^|;)\s*(AccountName|UseDevelopmentStorage|\w+Endpoint|SharedAccessSignature)=", re.I)
 _ACCOUNT_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(blob|queue|table)\.(?P<suffix>[a-z0-9.-]+)", re.ASCII)
+_REQUEST = re.compile(r"^[^:]*\b(row|rows|table|queue|message|messages|blob|blobs|container)\b[^:]*: ")
+"""What a storage error names first: the request, by names that only this package uses."""
 _TEST_DEADLINE = 20.0
 """Seconds that the button "Test" waits for the hub."""
 
@@ -94,11 +96,18 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         return _run(call)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the hub answers, and what it says."""
+        """Whether the hub answers, and what it says.
+
+        Airflow tests a copy of the connection under a random id, and does not tell the id of the connection: the answer
+        leaves it away, as well as the names of the hub's tables and queues.
+        """
         try:
             return True, self.run(_describe)
+        except StorageError as error:
+            return False, f"the hub's storage does not answer: {_REQUEST.sub('', str(error))}"
         except Exception as error:
-            return False, f"{type(error).__name__}: {error}"
+            text = str(error).replace(f"connection {self.taskhub_conn_id!r}", "this connection")
+            return False, text if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {text}"
 
     def _without_connection(self) -> Settings:
         from airflow_provider_taskhub.settings import load_settings

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout
 
+from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
@@ -79,7 +80,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             self.log.info("woken by the trigger of another wait (for %s): waiting again", event["instance_id"])
             self._wait()
         if event["reason"] == "timeout":
-            raise AirflowSensorTimeout(f"instance {self.instance_id}: {event['message']}")
+            raise AirflowSensorTimeout(f"instance {self.instance_id}: {self._overdue(event['message'])}")
         if event["reason"] != "reached":
             raise AirflowException(f"instance {self.instance_id}: {event['message']}")
         wanted, status = self._statuses() or (Status.COMPLETED,), Status(event["status"])
@@ -91,6 +92,16 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             why = reason(state) if state is not None else "no reason known"
             raise AirflowException(f"instance {self.instance_id} {status.lower()}: {why}")
         return plain(state.output) if state is not None else None
+
+    def _overdue(self, message: str) -> str:
+        """What the log says of a wait that took too long: most often the instance id is wrong."""
+        try:
+            state = TaskHubHook(self.taskhub_conn_id).run(self._read)
+        except TaskHubError as error:
+            return f"{message}; the hub cannot be read now: {error}"
+        if state is None:
+            return f"{message}, and there is no such instance in the hub: it never appeared, or it was purged"
+        return f"{message}; it is {state.status}"
 
     async def _read(self, client: Client) -> InstanceState | None:
         return await client.get(self.instance_id)

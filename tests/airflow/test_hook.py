@@ -103,9 +103,28 @@ def test_the_test_button(hub: FakeHub) -> None:
     hub.workers = ()
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by no worker now.")
     hub.down = HubError("there is no hub 'TaskHub': taskhub hub create")
-    assert TaskHubHook().test_connection() == (False, "HubError: there is no hub 'TaskHub': taskhub hub create")
-    hub.down = Unavailable("no answer")
-    assert TaskHubHook().test_connection()[0] is False
+    assert TaskHubHook().test_connection() == (False, "there is no hub 'TaskHub': taskhub hub create")
+
+
+@pytest.mark.parametrize(
+    "request_text", ["row ('hub', 'hub') of table 'HubControls': ", "queue 'hub-control-00': ", ""]
+)
+def test_the_test_button_names_no_table_of_the_hub(hub: FakeHub, request_text: str) -> None:
+    hub.down = Unavailable(f"{request_text}no connection to http://127.0.0.1:10002: refused")
+    text = "the hub's storage does not answer: no connection to http://127.0.0.1:10002: refused"
+    assert TaskHubHook().test_connection() == (False, text)
+
+
+def test_the_test_button_does_not_show_the_random_id_that_airflow_tests_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra, text in (
+        ({}, "this connection names no hub: fill in its field 'Hub'"),
+        ({"hub": "Flights", "storage": "tape"}, "this connection: field 'Storage' is 'tape'"),
+    ):
+        monkeypatch.setenv("AIRFLOW_CONN_QKDZXY", json.dumps({"conn_type": "taskhub", "extra": extra}))
+        works, said = TaskHubHook("qkdzxy").test_connection()
+        assert not works
+        assert said.startswith(text)
+        assert "qkdzxy" not in said
 
 
 async def test_the_hook_also_runs_where_a_loop_runs(hub: FakeHub) -> None:

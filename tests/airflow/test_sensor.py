@@ -6,6 +6,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
 
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
 from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeHub
@@ -32,8 +33,15 @@ def test_a_wanted_status_succeeds_and_another_end_fails(hub: FakeHub) -> None:
 
 
 def test_the_deadline_is_the_sensors_timeout(hub: FakeHub) -> None:
-    with pytest.raises(AirflowSensorTimeout, match="the time allowed is over"):
-        waiting().finish(Ti(), reason="timeout", message="the time allowed is over")
+    over = {"reason": "timeout", "message": "the time allowed is over"}
+    with pytest.raises(AirflowSensorTimeout, match="over, and there is no such instance in the hub: it never appeared"):
+        waiting().finish(Ti(), **over)
+    hub.put("i", Status.RUNNING)
+    with pytest.raises(AirflowSensorTimeout, match="the time allowed is over; it is Running"):
+        waiting().finish(Ti(), **over)
+    hub.down = Unavailable("no answer")
+    with pytest.raises(AirflowSensorTimeout, match="over; the hub cannot be read now: no answer"):
+        waiting().finish(Ti(), **over)
 
 
 @pytest.mark.parametrize("other", [{"owner": "an operator's"}, {"instance_id": "another"}])

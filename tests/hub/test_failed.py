@@ -63,3 +63,42 @@ def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: s
             assert (attempt.name, attempt.task_id, attempt.log) == ("load", 1, log)
 
     run(play(), limit=timedelta(minutes=5))
+
+
+@app.orchestrator
+async def own_error(ctx: OrchestrationContext, path: str) -> None:
+    try:
+        await ctx.call_activity(load, path)
+    except Exception:
+        await ctx.call_activity(load, "")
+    raise AttributeError("of the orchestrator's own")
+
+
+@app.orchestrator
+async def first_of_two(ctx: OrchestrationContext, path: str) -> None:
+    errors = []
+    for name in (f"{path} 1", f"{path} 2"):
+        try:
+            await ctx.call_activity(load, name)
+        except Exception as error:
+            errors.append(error)
+    raise ValueError("both failed") from errors[0]
+
+
+@pytest.mark.parametrize(("orchestrator", "task_id"), [("own_error", None), ("first_of_two", 0)])
+def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: str, task_id: int | None) -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            await client.start(orchestrator, "flights", instance_id="i")
+            ended = await client.wait("i", timeout=timedelta(minutes=1))
+            assert ended.status is Status.FAILED
+            for number in range(2):
+                log = f"{history_folder('i')}/{ended.execution_id}/{number:06d}-001.log"
+                await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
+            attempt = await client.failed_attempt("i")
+            assert (None if attempt is None else attempt.task_id) == task_id
+
+    run(play(), limit=timedelta(minutes=5))
