@@ -7,10 +7,12 @@ the instance row of a start, puts messages, and reads.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field, replace
 from datetime import datetime, timedelta
+from getpass import getuser
 from typing import Any
 from uuid import uuid4
 
@@ -67,6 +69,8 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.hub.rewinds import rewind
+from airflow_provider_taskhub.hub.snapshots import Snapshots, Waiting
+from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
@@ -126,6 +130,7 @@ class Client:
         self.routes = Routes(self._looks, hub.names, hub.clock)
         """Which worker serves an instance, for whoever must speak to that worker (T55)."""
         self._members = Members(hub.store, hub.names, times=times, clock=hub.clock)
+        self._snapshots = Snapshots(hub, self._looks)
 
     @classmethod
     @asynccontextmanager
@@ -344,17 +349,25 @@ class Client:
         await self._quiet(instance_id)
         return ended
 
-    async def suspend(self, instance_id: str, reason: str = "") -> InstanceState:
+    async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
         """Hold an instance: what it has asked for goes on, but it decides nothing before :meth:`resume` (K46).
 
         One that has not begun yet is held in its first turn: what it decides there waits too, unless that is its end.
 
         :param reason: becomes the instance's output until it ends, as in DurableTask.
+        :param by: who orders it, for those who ask later why the instance waits; None: ``user@host`` of this process.
         :raises InstanceNotFound: when there is no such instance.
         :raises InputError: when it has ended, or for a reason that no store takes.
         """
         check_text(reason, "the reason")
-        event = ExecutionSuspended(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
+        ordered = _user_and_host() if by is None else by
+        check_column(ordered, "by")
+        event = ExecutionSuspended(
+            timestamp=self.hub.clock.utc_now(),
+            reason=reason,
+            taskhub_process=self.hub.process,
+            taskhub_by=ordered,
+        )
         return await self._steer(instance_id, event, "suspended")
 
     async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
@@ -579,6 +592,36 @@ class Client:
                 await news(pause)
                 pause = min(longest, pause * 1.5)
 
+    async def waiting(self, instance_id: str, *, prove: bool = False) -> tuple[Why, ...]:
+        """Why an instance does not go on, the strongest reason first; nothing for one that works or has ended.
+
+        Some six requests, however long its history is.
+
+        :param prove: find out which workers live, at most 1.5 renewal intervals, instead of believing what this client
+            has seen so far: a worker that has died is listed until others have missed it.
+        :raises InstanceNotFound: when there is no such instance.
+        """
+        row = await self._existing(instance_id)
+        return await self._snapshots.one(row, await self.members(prove=prove and not row.status.is_final))
+
+    async def waiting_of(
+        self, states: Collection[InstanceState], *, members: Sequence[Member] | None = None
+    ) -> dict[str, tuple[Why, ...]]:
+        """As :meth:`waiting`, for many at once: some five requests, and one for each of at most 100 that run.
+
+        :param states: rows as just read. :param members: as just read; None: read now.
+        :returns: by instance id; without those that work or have ended.
+        """
+        return await self._snapshots.many(states, await self.members() if members is None else members)
+
+    async def waiting_instances(self, *, members: Sequence[Member] | None = None) -> Waiting:
+        """Instances that stand still, counted by their strongest reason, with examples.
+
+        At most 500 rows of each open status are read, and 100 running instances are looked at: :attr:`Waiting.complete`
+        says whether these are all. Parameters as in :meth:`waiting_of`.
+        """
+        return await self._snapshots.scan(await self.members() if members is None else members)
+
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
         """The events of the instance's current generation.
 
@@ -690,3 +733,11 @@ class Client:
                 await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
 
         await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
+
+
+def _user_and_host() -> str:
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # a process of a user without a name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

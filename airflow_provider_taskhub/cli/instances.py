@@ -16,9 +16,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
 from airflow_provider_taskhub.client import Client, PurgeResult
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
+from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.supervision import owned
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
@@ -31,6 +32,8 @@ CreatedFrom = Annotated[str | None, typer.Option(help="Only from this time on, I
 CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
 Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
 MAX_LISTED = 1000
+LOOK = 2.0
+"""Seconds between two looks of `wait` at what an instance waits for."""
 
 
 @app.command("list")
@@ -75,8 +78,18 @@ def list_(
 
 
 @app.command()
-def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> None:
-    """Print one instance: state, input and output, recorded activities, history.
+def show(
+    instance_id: InstanceId,
+    once: Annotated[
+        bool, typer.Option("--once", help="Believe that every worker listed lives: answers at once.")
+    ] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Print one instance: state, input and output, recorded activities, history, and what it waits for.
+
+    Looks until every worker listed has renewed its row, at most 1.5 renewal intervals, unless the instance has ended:
+    a worker that has died stays listed for a while.
 
     What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
     Such an instance goes on no more: terminate it, then it can be purged.
@@ -89,15 +102,29 @@ def show(instance_id: InstanceId, hub: HubName = None, json: AsJson = False) -> 
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
         served = None if state.status.is_final else await client.routes.refresh(instance_id)
-        return state, served, await client.activities(instance_id), await client.readable_history(instance_id)
+        activities, history = await client.activities(instance_id), await client.readable_history(instance_id)
+        if not json:
+            _show(state, served, activities, *history)
+        waits = await client.waiting(instance_id, prove=not once)
+        if not json and waits:
+            console.print(f"waits: {_why(waits)}", soft_wrap=True)
+        return state, served, activities, history, waits
 
-    state, served, activities, (history, unreadable) = _with_client(hub, work)
+    state, served, activities, (history, unreadable), waits = _with_client(hub, work)
     if json:
         events = [{"type": event.event_type.name, **plain(event)} for event in history]
         worker = None if served is None else served.owner
         shown = {"instance": state, "worker": worker, "served": served, "activities": activities, "history": events}
-        as_json(shown | {"unreadable": unreadable})
-        return
+        as_json(shown | {"unreadable": unreadable, "waits": waits})
+
+
+def _show(
+    state: InstanceState,
+    served: Ownership | None,
+    activities: tuple[ActivityRecord, ...],
+    history: tuple[HistoryEvent, ...],
+    unreadable: tuple[str, ...],
+) -> None:
     _print_state(state)
     if served is not None:
         _print_served(served)
@@ -487,17 +514,31 @@ def _tags(pairs: list[str] | None) -> dict[str, str]:
 async def _watch(client: Client, instance_id: str, timeout: float | None, *, quiet: bool) -> InstanceState:
     """Wait with a line that says where the instance stands now."""
     limit = timedelta(seconds=timeout) if timeout is not None else None
-    if quiet or not errors.is_terminal:
-        return await client.wait(instance_id, timeout=limit)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     async with owned() as start:
         waiting = start(client.wait(instance_id, timeout=limit))
-        with Progress(*columns, console=errors, transient=True) as progress:
-            line = progress.add_task("waiting")
-            while not waiting.done():
-                progress.update(line, description=await _standing(client, instance_id))
-                await asyncio.wait((waiting,), timeout=1.0)
-        return await waiting
+        return await (_spun if errors.is_terminal and not quiet else _told)(client, instance_id, waiting)
+
+
+async def _told(client: Client, instance_id: str, waiting: asyncio.Task[InstanceState]) -> InstanceState:
+    """Say on standard error what an instance waits for, whenever that changes."""
+    said = ""
+    await asyncio.wait((waiting,), timeout=LOOK)
+    while not waiting.done():
+        if (text := _why(await _reasons(client, instance_id))) != said:
+            said = text
+            errors.print(f"waits: {text}" if text else "goes on", soft_wrap=True)
+        await asyncio.wait((waiting,), timeout=LOOK)
+    return await waiting
+
+
+async def _spun(client: Client, instance_id: str, waiting: asyncio.Task[InstanceState]) -> InstanceState:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("waiting")
+        while not waiting.done():
+            progress.update(line, description=await _standing(client, instance_id))
+            await asyncio.wait((waiting,), timeout=1.0)
+    return await waiting
 
 
 async def _standing(client: Client, instance_id: str) -> str:
@@ -506,7 +547,22 @@ async def _standing(client: Client, instance_id: str) -> str:
         return "not there"
     running = [r for r in await client.activities(instance_id) if r.state is RecordState.RUNNING]
     names = ", ".join(sorted({record.name for record in running}))
-    return f"{state.status}" + (f", running {len(running)}: {names}" if running else "")
+    if running:
+        return f"{state.status}, running {len(running)}: {names}"
+    waits = _why(await _reasons(client, instance_id))
+    return f"{state.status}, waits: {waits}" if waits else f"{state.status}"
+
+
+async def _reasons(client: Client, instance_id: str) -> tuple[Why, ...]:
+    """Why it waits; nothing while that cannot be read: the wait itself says what is wrong."""
+    try:
+        return await client.waiting(instance_id)
+    except (StorageError, InstanceNotFound):
+        return ()
+
+
+def _why(reasons: tuple[Why, ...]) -> str:
+    return "; ".join(why.text for why in reasons)
 
 
 def _finish(state: InstanceState, *, json: bool, ended: bool) -> None:

@@ -14,7 +14,8 @@ from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, pl
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.partitions.controls import names
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import Findings, Steering
+from airflow_provider_taskhub.hub.snapshots import Waiting
 
 T = TypeVar("T")
 
@@ -433,7 +434,13 @@ def check(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Exit status 1 when a partition has no lease row or nobody alive to serve it, or too few workers live.
+    """Exit status 1 when a partition has no lease row or nobody alive to serve it, too few workers live, or an instance
+    waits for something that somebody must mend.
+
+    Says what instances wait for, with examples. To be mended: no live worker knows the orchestrator or an activity, or
+    accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline; no
+    triggerer. Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant
+    to. At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
 
     Also when workers were given different lease times: partitions of one that renews seldom are taken late by all.
 
@@ -443,15 +450,41 @@ def check(
 
     Example: taskhub partitions check --min-nodes 3 --json
     """
-    findings = _steer(hub, lambda steering: steering.check(floor=min_nodes))
+    settings = settings_of(hub=hub)
+
+    async def work() -> tuple[Findings, Waiting]:
+        async with Client.open(settings) as client:
+            findings = await client.steering.check(floor=min_nodes)
+            return findings, await client.waiting_instances(members=findings.members)
+
+    findings, waiting = run(work())
+    well = not findings.problems and not waiting.faults
     if json:
-        as_json({"problems": findings.problems, "live": findings.live, "controls": findings.controls})
+        found = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
+        as_json(found | {"waiting": _waiting(waiting), "waiting_complete": waiting.complete})
     else:
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
-        if not findings.problems:
+        if well:
             console.print(f"all is well: {plural(len(findings.live), 'live worker')}")
+        _show_waiting(waiting)
         if findings.controls:
             _show_controls(findings.controls)
-    if findings.problems:
+    if not well:
         raise typer.Exit(int(Exit.FAILED))
+
+
+def _waiting(waiting: Waiting) -> list[dict[str, object]]:
+    return [
+        {"reason": reason, "count": count, "fault": reason.is_fault, "examples": waiting.examples[reason]}
+        for reason, count in waiting.counts.items()
+    ]
+
+
+def _show_waiting(waiting: Waiting) -> None:
+    """What must be mended comes first."""
+    least = "" if waiting.complete else "at least "
+    for reason, count in sorted(waiting.counts.items(), key=lambda item: not item[0].is_fault):
+        console.print(f"{least}{plural(count, 'instance')} waiting, {reason}:", soft_wrap=True)
+        for example in waiting.examples[reason]:
+            console.print(f"  {example.instance_id}: {example.text}", soft_wrap=True)

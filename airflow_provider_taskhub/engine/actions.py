@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from airflow_provider_taskhub.engine.awaits import NOTHING, Awaits
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionResumed,
@@ -51,6 +52,7 @@ class Episode:
     :param status: runtime status at the end; a running instance says RUNNING or SUSPENDED.
     :param custom_status: JSON text, or None for null.
     :param completed: the completion event, when the instance ended in this episode.
+    :param awaits: what the instance waits for at the end; nothing when it has ended.
     :param stale: new events that the episode set aside unprocessed (other generation, wrong echo, duplicates), with a
         reason each; their messages are deleted and the reason is logged.
     """
@@ -65,6 +67,7 @@ class Episode:
     status: Status
     custom_status: str | None
     completed: ExecutionCompleted | None = None
+    awaits: Awaits = NOTHING
     stale: tuple[tuple[HistoryEvent, str], ...] = ()
 
     @property

@@ -138,6 +138,11 @@ class Timer(CancellableTask[None]):
             Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until), self
         )
 
+    @property
+    def fire_at(self) -> Timestamp:
+        """The end of its last stretch."""
+        return self._fire_at
+
     def recorded(self, fire_at: Timestamp) -> None:
         """The history says how far this stretch goes; .NET's are longer, and fire early."""
         self._until = fire_at
@@ -155,13 +160,14 @@ class Timer(CancellableTask[None]):
 
 
 class Wait(CancellableTask[Any]):
-    """An external event by name."""
+    """An external event by name. :param since: the orchestration's time when the wait began."""
 
-    __slots__ = ("_annotation", "name")
+    __slots__ = ("_annotation", "name", "since")
 
-    def __init__(self, name: str, annotation: Any) -> None:
+    def __init__(self, name: str, annotation: Any, since: Timestamp) -> None:
         super().__init__()
         self.name = name
+        self.since = since
         self._annotation = annotation
 
     def raised(self, input: str | None) -> None:

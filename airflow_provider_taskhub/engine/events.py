@@ -332,12 +332,15 @@ class HistoryState(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSuspended(HistoryEvent):
-    """:param taskhub_process: names the client process that has sent the message; None in a history."""
+    """:param taskhub_process: names the client process that has sent the message; None in a history.
+    :param taskhub_by: who ordered it, such as ``ann@node7``; None where the client does not say so.
+    """
 
     event_type = EventType.ExecutionSuspended
 
     reason: str | None = None
     taskhub_process: str | None = None
+    taskhub_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

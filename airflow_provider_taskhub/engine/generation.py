@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, verdict_of
+from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.driver import Driver, Returned
@@ -244,6 +246,31 @@ class Generation:
         self._undecided.clear()
         return decided
 
+    def awaits(self) -> Awaits:
+        """What it waits for now."""
+        named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
+        timer: Timestamp | None = None
+        for entry in islice(self._open.values(), LOOKED_AT):
+            if isinstance(entry.waiter, Timer):
+                if not entry.waiter.is_complete:
+                    timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
+            else:
+                named[entry.action.kind][entry.action.name] = None
+        events = [
+            AwaitedEvent(name=task.name, since=task.since)
+            for waits in islice(self._waits.values(), LOOKED_AT)
+            if (task := next((one for one in islice(waits, LOOKED_AT) if not one.is_complete), None))
+        ]
+        activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
+        return Awaits(
+            activities=tuple(islice(activities, NAMED)),
+            children=tuple(islice(children, NAMED)),
+            events=tuple(events[:NAMED]),
+            timer=timer,
+            complete=max(len(activities), len(children), len(events)) <= NAMED
+            and max(len(self._open), len(self._waits)) <= LOOKED_AT,
+        )
+
     def carried(self) -> list[HistoryEvent]:
         """What the next generation begins with."""
         kept: list[HistoryEvent] = list(self._unclaimed.values()) if self._keep_events else []
@@ -283,7 +310,7 @@ class Generation:
 
     def wait(self, name: str, annotation: Any) -> Wait:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
-        task = Wait(name, annotation)
+        task = Wait(name, annotation, self.time)
         key = name.casefold()
         numbers = self._unclaimed_by_name.get(key)
         if numbers:
@@ -352,6 +379,7 @@ class Generation:
             if not task.is_complete:  # else cancelled
                 task.raised(event.input)
                 return
+        self._waits.pop(key, None)
         self._unclaimed[self._raised] = event
         self._unclaimed_by_name.setdefault(key, deque()).append(self._raised)
         self._raised += 1

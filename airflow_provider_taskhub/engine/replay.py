@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode, Outbound
+from airflow_provider_taskhub.engine.awaits import NOTHING
 from airflow_provider_taskhub.engine.context import Log
 from airflow_provider_taskhub.engine.endings import response as response_of
 from airflow_provider_taskhub.engine.events import (
@@ -201,6 +202,7 @@ class Execution:
             status=generation.status,
             custom_status=generation.custom_status,
             completed=completed,
+            awaits=NOTHING if completed is not None else generation.awaits(),
             stale=tuple(stale),
         )
 
@@ -242,6 +244,7 @@ class Execution:
             status=generation.status,
             custom_status=generation.custom_status,
             completed=completed,
+            awaits=NOTHING if completed is not None else generation.awaits(),
         )
 
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:

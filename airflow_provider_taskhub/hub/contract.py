@@ -154,7 +154,8 @@ class TenureListener(Protocol):
 class Member:
     """A live worker as it lists itself in ``{Hub}Members``.
 
-    :param roles: of ``orchestrator``, ``activity``. :param weight: its share of partitions against that of others.
+    :param roles: of ``orchestrator``, ``activity``, or ``watcher`` for a reader that runs nothing.
+    :param weight: its share of partitions against that of others.
     :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
     :param accepts: versions of instances that an orchestrator goes on with, its own included; one that is not listed
         goes on with every version.
@@ -265,6 +266,8 @@ class InstanceState:
 
     :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
+    :param suspended_by: who ordered its suspension; None: it is not suspended, or the order does not say so.
+    :param suspended_at: when, by that machine's clock; for people.
     :param steered: what a scheduled one was told before its start (K41); None: nothing.
     :param etag: of the row.
     """
@@ -284,6 +287,8 @@ class InstanceState:
     generation: int | None = None
     tags: Mapping[str, str] | None = None
     failure: FailureDetails | None = None
+    suspended_by: str | None = None
+    suspended_at: Timestamp | None = None
     steered: Steered | None = None
     etag: str = ""
 

@@ -96,6 +96,7 @@ _ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
 _MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
 _ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
 _PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
+_BY = _ours("TaskHubBy", "taskhub_by")
 _EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
 
 _NAME = _text("Name", "name", required=True)
@@ -171,7 +172,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
         _layout(ev.EventRaised, _NAME, _INPUT, _TRACE),
         _layout(ev.ContinueAsNew, *_COMPLETION),
         _layout(ev.GenericEvent, before=(_text("Data", "data"),)),
-        _layout(ev.ExecutionSuspended, _REASON, own=(_PROCESS,)),
+        _layout(ev.ExecutionSuspended, _REASON, own=(_PROCESS, _BY)),
         _layout(ev.ExecutionResumed, _REASON, own=(_PROCESS,)),
         _layout(ev.ExecutionRewound, *_REWOUND),
     )

@@ -176,3 +176,23 @@ def test_what_is_logged_stands_in_no_answer(path: Path) -> None:
     assert json.loads(done.stdout)["activities"][0]["state"] == "unknown"
     assert "row_unreadable" in done.stderr
     assert "'paused'" in done.stderr
+
+
+def test_show_says_what_an_instance_waits_for() -> None:
+    as_json("start", "flights", "--id", "later", "--at", "2999-01-01")
+    as_json("start", "flights", "--id", "lost")
+    assert "waits: its start is scheduled for 2999-01-01 00:00:00 UTC" in taskhub("show", "later").stdout
+    assert "waits: no live worker knows orchestrator 'flights'" in taskhub("show", "lost").stdout
+    (why,) = as_json("show", "lost", "--once")["waits"]
+    assert why["reason"] == "no_worker_knows_orchestrator"
+    assert "no worker that runs orchestrators is alive" in why["text"]
+
+
+def test_wait_says_on_standard_error_what_an_instance_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_taskhub.cli.instances.LOOK", 0.1)
+    as_json("start", "flights", "--id", "lost")
+    for form in ((), ("--json",)):
+        result = taskhub("wait", "lost", "--timeout", "1", *form)
+        assert result.exit_code == Exit.TIMEOUT
+        assert result.stdout == ""
+        assert result.stderr.count("waits: no live worker knows orchestrator 'flights'") == 1, "only what changes"

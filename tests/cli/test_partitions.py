@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF
+from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
@@ -280,3 +280,44 @@ def test_what_is_said_of_caps_is_what_was_done() -> None:
     for wrong in (("2", "--lift"), ("--per-turn", "1", "--lift"), ("--per-turn", "1", "--node", "etl"), ()):
         taskhub("cap", *wrong, code=2)
     assert lines("controls") == ["no orders in force"]
+
+
+async def listed(path: Path, worker: str, orchestrator: str) -> None:
+    """A worker that lists itself once, and never again."""
+    async with SqliteStore(path / "hub.db") as store:
+        member = Member(
+            worker=worker,
+            started=START,
+            roles=("orchestrator", "activity"),
+            apps={"flights": "1"},
+            orchestrators=(orchestrator,),
+            activities=(),
+        )
+        await Members(store, HubNames("TaskHub")).announce(member)
+
+
+def test_a_check_says_what_instances_wait_for_and_fails_for_what_must_be_mended(tmp_path: Path) -> None:
+    taskhub("create")
+    taskhub("offline", "0", "1", "2", "3", "--reason", "repair")
+    start = ["instances", "start", "flights", "--id"]
+    assert "all is well" in taskhub("check", "--min-nodes", "0")
+    assert CliRunner().invoke(app, [*start, "lost"]).exit_code == 0
+    found = as_json("check", "--min-nodes", "0", code=1)
+    assert found["problems"] == []
+    assert [(item["reason"], item["count"], item["fault"]) for item in found["waiting"]] == [
+        ("partition_offline", 1, True)
+    ]
+    text = taskhub("check", "--min-nodes", "0", code=1)
+    assert "all is well" not in text
+    assert "1 instance waiting, partition_offline:" in text
+    assert "lost: partition" in text
+    assert "(repair): taskhub partitions online" in text
+    taskhub("online", "0", "1", "2", "3")
+    assert CliRunner().invoke(app, [*start, "later", "--at", "2999-01-01"]).exit_code == 0
+    asyncio.run(listed(tmp_path, "ann@a/1", "trains"))
+    found = as_json("check", "--min-nodes", "0", code=1)
+    assert [(item["reason"], item["count"], item["fault"]) for item in found["waiting"]] == [
+        ("starts_later", 1, False),
+        ("no_worker_knows_orchestrator", 1, True),
+    ]
+    assert found["waiting_complete"] is True

@@ -76,7 +76,12 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     house.json("instances", "start", "waiting", "--id", "held", "--tag", "team=a")
     held = house.command("instances", "suspend", "held", "--reason", "hold on")
     assert (held.returncode, held.stdout) == (OK, "held: asked to hold\n"), held.stderr
-    until(lambda: house.json("instances", "show", "held")["instance"]["status"] == "Suspended", what="suspended")
+    shown = ("instances", "show", "held", "--once")
+    until(lambda: house.json(*shown)["instance"]["status"] == "Suspended", what="suspended")
+    assert [why["reason"] for why in house.json(*shown)["waits"]] == ["suspended"]
+    checked = house.command("partitions", "check")
+    told = "suspended by" in checked.stdout and ": hold on. To let it go on" in checked.stdout
+    assert (checked.returncode, told) == (OK, True), checked.stdout
     assert house.json("instances", "raise-event", "held", "go", "--data", "5")["sent"] is True
     refused = house.command("instances", "purge", "held")
     assert (refused.returncode, "Suspended: terminate it" in refused.stderr) == (USAGE, True), refused.stderr

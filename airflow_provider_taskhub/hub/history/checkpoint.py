@@ -12,6 +12,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import HubNames, Stamp
+from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
 from airflow_provider_taskhub.hub.history.instances import changed, merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
 from airflow_provider_taskhub.hub.history.records import (
@@ -320,6 +321,7 @@ def _history_steps(
             consumed=consumed,
             steered=stored.steered if last or episode.switched else None,  # else its row does not count yet
             custom_status=custom_status,
+            awaits=encode_awaits(episode.awaits) if last else None,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
         if index == 0 and stored.sentinel_etag is None:

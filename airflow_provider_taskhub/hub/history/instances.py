@@ -50,6 +50,8 @@ FAILURE = "TaskHubFailure"
 STEERED = "TaskHubSteered"
 """Our own column: the newest suspension or resume before a scheduled start, ``stamp:identities``; ``=reason`` follows
 if it was a suspension."""
+SUSPENDED = "TaskHubSuspended"
+"""Our own column: ``ticks:who`` of the suspension that holds the instance; "" once it was resumed."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 
@@ -213,8 +215,15 @@ def _columns(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Pro
         case ExecutionTerminated():
             return {"CompletedTime": now, "Output": texts.place(event.input, "Output", _NEVER)}
         case ExecutionSuspended() | ExecutionResumed():
-            return {"Output": texts.place(event.reason, "Output", _NEVER)}
+            return {"Output": texts.place(event.reason, "Output", _NEVER), SUSPENDED: _suspended(event)}
     return {}
+
+
+def _suspended(event: ExecutionSuspended | ExecutionResumed) -> str | None:
+    """None keeps the column: an instance that begins suspended has it from before its start."""
+    if isinstance(event, ExecutionResumed):
+        return ""
+    return None if event.taskhub_by is None else f"{event.timestamp.ticks}:{event.taskhub_by}"
 
 
 def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
@@ -365,7 +374,7 @@ def steered_row(
         text += f"={event.reason or ''}"
     if utf16_bytes(text) > MAX_PROPERTY_BYTES:
         return None
-    return _row(instance_id, {"LastUpdatedTime": now, STEERED: text})
+    return _row(instance_id, {"LastUpdatedTime": now, STEERED: text, SUSPENDED: _suspended(event)})
 
 
 def _steered(text: str | None) -> Steered | None:
@@ -389,6 +398,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
     :func:`large_texts`.
     """
     columns = _Columns(entity)
+    ticks, _, by = (columns.text(SUSPENDED) or "").partition(":")
     state = InstanceState(
         instance_id=unescape(entity.partition_key),
         execution_id=columns.text("ExecutionId"),
@@ -405,6 +415,8 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         generation=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
         steered=_steered(columns.text(STEERED)),
+        suspended_by=by or None,
+        suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() else None,
         etag=entity.etag,
     )
     failure = columns.object(FAILURE, Kind.FAILURE) if state.status is Status.FAILED else None

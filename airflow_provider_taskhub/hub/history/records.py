@@ -189,6 +189,8 @@ class Sentinel:
     :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
     :param custom_status: with what the generation's first checkpoint left it, as the instance row's column has it (spec
         §2.5): until that is written nothing else tells what an earlier generation has set. None in writes: as it was.
+    :param awaits: what the instance waited for when our last commit ended, as ``awaits_column`` writes it; "": nothing
+        was known of it. None in writes: as it was.
     :param timestamp: the storage service's time of the last change; None in writes.
     """
 
@@ -201,6 +203,7 @@ class Sentinel:
     consumed: tuple[str, ...] = ()
     steered: Stamp | None = None
     custom_status: str | None = None
+    awaits: str | None = None
     timestamp: Timestamp | None = None
 
     def committed(self, found: int) -> int:
@@ -237,7 +240,20 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
         properties["TaskHubSteered"] = sentinel.steered.text()
     if sentinel.custom_status is not None:
         properties["TaskHubCustomStatus"] = sentinel.custom_status
+    if sentinel.awaits is not None:
+        properties["TaskHubAwaits"] = sentinel.awaits
     return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
+
+
+_OURS = (
+    "TaskHubCommit",
+    "TaskHubRows",
+    "TaskHubConsumed",
+    "TaskHubSteered",
+    "TaskHubCustomStatus",
+    "TaskHubAwaits",
+)
+"""Columns of ours that say nothing once .NET has committed after us."""
 
 
 def decode_sentinel(entity: Entity) -> Sentinel:
@@ -253,10 +269,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
             f"CheckpointCompletedTimestamp is {wire.shown(completed)}"
         )
     ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
-    commit_id, rows, consumed, steered, status = (
-        columns.get(name) if ours else None
-        for name in ("TaskHubCommit", "TaskHubRows", "TaskHubConsumed", "TaskHubSteered", "TaskHubCustomStatus")
-    )
+    commit_id, rows, consumed, steered, status, awaits = (columns.get(name) if ours else None for name in _OURS)
     return Sentinel(
         execution_id=execution_id,
         complete=columns.get("IsCheckpointComplete") is True,
@@ -267,6 +280,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
         steered=Stamp.parse(steered),
         custom_status=status if isinstance(status, str) else None,
+        awaits=awaits if isinstance(awaits, str) else None,
         timestamp=entity.timestamp,
     )
 

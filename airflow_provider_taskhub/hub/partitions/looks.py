@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.hub.contract import BLOB, HubInfo, HubNames, Ownership, OwnerState
+from airflow_provider_taskhub.hub.contract import BLOB, Control, HubInfo, HubNames, Ownership, OwnerState
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease, newer
 from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
@@ -66,6 +66,8 @@ class Looks:
         self._watched: dict[int, _Watched] = {}
         self._pace: Mapping[str, tuple[float, float]] = {}
         self._offline: frozenset[int] = frozenset()
+        self.controls: tuple[Control, ...] = ()
+        """The orders in force, as last read."""
         self._one = asyncio.Lock()
         """One look at a time: of two under way the older reading may come last, and what the other had read already
         would count as a new sign of life (T83). A count of renewals tells them apart, but rows of .NET have none."""
@@ -99,8 +101,8 @@ class Looks:
                 self._watched[partition] = self._note(lease, began, self._clock.monotonic())
 
     async def _with_orders(self, reading: Awaitable[T]) -> T:
-        found, self._pace, controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
-        self._offline = orders(controls, ()).rules.offline
+        found, self._pace, self.controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
+        self._offline = orders(self.controls, ()).rules.offline
         return found
 
     async def prove(self, partition: int | None = None) -> None:

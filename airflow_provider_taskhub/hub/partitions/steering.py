@@ -14,7 +14,7 @@ from getpass import getuser
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, InputError, PartitionNotFound
-from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames, Ownership, OwnerState
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames, Member, Ownership, OwnerState
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import newer
@@ -47,6 +47,7 @@ class Findings:
     :param nowhere: partitions that nobody alive may serve.
     :param times: workers that live, by seconds between their renewals and of their take time.
     :param live: workers that count. :param floor: how many of them were asked for.
+    :param members: all that are listed, alive as the check has proven it.
     """
 
     missing: tuple[int, ...]
@@ -59,6 +60,7 @@ class Findings:
     live: tuple[str, ...]
     floor: int
     controls: tuple[Control, ...]
+    members: tuple[Member, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -285,6 +287,7 @@ class Steering:
             live=live,
             floor=floor,
             controls=controls,
+            members=listed,
         )
 
     async def _looks(self) -> Looks:

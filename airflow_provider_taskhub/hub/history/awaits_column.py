@@ -1,0 +1,53 @@
+"""What an instance waits for, as a column of its sentinel: written with every checkpoint, so it costs no request.
+
+The instance row cannot hold it: a checkpoint that changes nothing for a reader leaves that row alone, and a listing
+would show what the instance awaited some episodes ago.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.awaits import NOTHING, AwaitedEvent, Awaits
+from airflow_provider_taskhub.errors import InputError
+
+LONGEST_NAME = 200
+"""Characters of a name that are kept: 60 names at most, so the column stays within Azure's 64 KiB."""
+
+
+def encode_awaits(awaits: Awaits) -> str:
+    """The column's text; "" for nothing: a merge would keep the former one."""
+    if not awaits:
+        return ""
+    found: dict[str, Any] = {}
+    if awaits.activities:
+        found["activities"] = [name[:LONGEST_NAME] for name in awaits.activities]
+    if awaits.children:
+        found["children"] = [name[:LONGEST_NAME] for name in awaits.children]
+    if awaits.events:
+        found["events"] = {event.name[:LONGEST_NAME]: event.since.ticks for event in awaits.events}
+    if awaits.timer is not None:
+        found["timer"] = awaits.timer.ticks
+    if not awaits.complete:
+        found["complete"] = False
+    return json.dumps(found, separators=(",", ":"))
+
+
+def decode_awaits(text: str | None) -> Awaits:
+    """What a column says; nothing for one that is missing or damaged."""
+    try:
+        found = json.loads(text or "{}")
+        timer = found.get("timer")
+        return Awaits(
+            activities=tuple(map(str, found.get("activities", ()))),
+            children=tuple(map(str, found.get("children", ()))),
+            events=tuple(
+                AwaitedEvent(name=name, since=Timestamp(int(since))) for name, since in found.get("events", {}).items()
+            ),
+            timer=None if timer is None else Timestamp(int(timer)),
+            complete=found.get("complete") is not False,
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError, InputError):
+        return NOTHING

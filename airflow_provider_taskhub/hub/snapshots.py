@@ -1,0 +1,228 @@
+"""Reading what ``waiting`` decides from, with a bounded number of requests however many instances a hub has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.awaits import Awaits
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, InstanceState, Member, Ownership
+from airflow_provider_taskhub.hub.history.awaits_column import decode_awaits
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
+from airflow_provider_taskhub.hub.history.queries import query_filter
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.waiting import Kept, Reason, Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.values import dataclass
+
+PARALLEL = 16
+"""Sentinels read at the same time."""
+SENTINELS = 100
+"""Running instances of one answer whose sentinel is read: what the others wait for is not told."""
+ROWS = 500
+"""Rows of one status that a scan reads."""
+PAGES = 10
+"""Requests for the rows of one status: a store may answer with few rows and more to come."""
+QUARANTINED = 1000
+EXAMPLES = 3
+"""Instances that a scan names for each reason."""
+BELIEVED = 5.0
+"""Seconds for which a reader believes what it read of the hub: a page asks again every 2 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """An instance that waits. :param text: why, as :class:`Why` says it."""
+
+    instance_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Instances of a hub that stand still, by their strongest reason.
+
+    :param counts: of instances. :param examples: some of them.
+    :param complete: False if not all instances were looked at: the counts are then the least that there are.
+    """
+
+    counts: Mapping[Reason, int] = field(default_factory=dict)
+    examples: Mapping[Reason, tuple[Example, ...]] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def faults(self) -> tuple[Reason, ...]:
+        """The reasons among them that somebody must mend."""
+        return tuple(reason for reason in self.counts if reason.is_fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """The hub as last read. :param read: monotonic second. :param kept: by instance id."""
+
+    read: float
+    served: Mapping[int, Ownership]
+    controls: tuple[Control, ...]
+    kept: Mapping[str, Sequence[Kept]]
+
+
+class Snapshots:
+    """Why instances of a hub stand still. Belongs to one event loop.
+
+    :param looks: of this reader.
+    """
+
+    def __init__(self, hub: Hub, looks: Looks) -> None:
+        self._hub, self._looks = hub, looks
+        self._around: _Around | None = None
+        self._reading = asyncio.Lock()
+
+    async def one(self, state: InstanceState, members: Sequence[Member]) -> tuple[Why, ...]:
+        """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests.
+
+        :param members: with watchers, alive as the caller has proven it.
+        """
+        if state.status.is_final:
+            return ()
+        partition = partition_of(state.instance_id, self._looks.partitions)
+        _, kept, awaits = await asyncio.gather(
+            self._looks.glance(partition), self._kept(state.instance_id), self._awaits(state)
+        )
+        served = self._looks.ownership(partition)
+        around = _Around(
+            read=0.0, served={partition: served}, controls=self._looks.controls, kept={state.instance_id: kept}
+        )
+        return self._whys(state, members, around, awaits)
+
+    async def many(self, states: Iterable[InstanceState], members: Sequence[Member]) -> dict[str, tuple[Why, ...]]:
+        """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
+
+        Of the instances that run, :data:`SENTINELS` are looked at, those first that changed the longest ago.
+        """
+        found = [state for state in states if not state.status.is_final]
+        if not found:
+            return {}
+        around = await self._read_around()
+        running = sorted((state for state in found if state.status is Status.RUNNING), key=_changed)[:SENTINELS]
+        gate = asyncio.Semaphore(PARALLEL)
+
+        async def awaits(state: InstanceState) -> Awaits | None:
+            async with gate:
+                return await self._awaits(state)
+
+        read = await asyncio.gather(*map(awaits, running))
+        known = {state.instance_id: one for state, one in zip(running, read, strict=True)}
+        whys = {state.instance_id: self._whys(state, members, around, known.get(state.instance_id)) for state in found}
+        return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
+
+    async def scan(self, members: Sequence[Member]) -> Waiting:
+        """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at."""
+        open_ones = (Status.SUSPENDED, Status.PENDING, Status.RUNNING)
+        read = await asyncio.gather(*map(self._rows, open_ones))
+        states = [state for rows, _ in read for state in rows]
+        whys = await self.many(states, members)
+        counts: dict[Reason, int] = defaultdict(int)
+        examples: dict[Reason, list[Example]] = defaultdict(list)
+        for instance_id, reasons in whys.items():
+            strongest = reasons[0]
+            if strongest.reason is Reason.ACTIVITIES:
+                continue  # it works
+            counts[strongest.reason] += 1
+            if len(examples[strongest.reason]) < EXAMPLES:
+                examples[strongest.reason].append(Example(instance_id=instance_id, text=strongest.text))
+        order = [reason for reason in Reason if reason in counts]
+        whole = all(end for _, end in read) and sum(state.status is Status.RUNNING for state in states) <= SENTINELS
+        return Waiting(
+            counts={reason: counts[reason] for reason in order},
+            examples={reason: tuple(examples[reason]) for reason in order},
+            complete=whole,
+        )
+
+    def _whys(
+        self, state: InstanceState, members: Sequence[Member], around: _Around, awaits: Awaits | None
+    ) -> tuple[Why, ...]:
+        partition = partition_of(state.instance_id, self._looks.partitions)
+        order = next((one for one in around.controls if _offline(one, partition)), None)
+        found = Snapshot(
+            state=state,
+            members=members,
+            served=around.served.get(partition),
+            offline_by=order.by if order is not None else "",
+            offline_reason=order.reason if order is not None else "",
+            quarantined=around.kept.get(state.instance_id, ()),
+            awaits=awaits,
+            now=self._hub.clock.utc_now(),
+        )
+        reasons, alone = why(found), unwatched(state, members)
+        return reasons if alone is None else (*reasons, alone)
+
+    async def _read_around(self) -> _Around:
+        async with self._reading:
+            now = self._hub.clock.monotonic()
+            if self._around is not None and now - self._around.read < BELIEVED:
+                return self._around
+            hub = self._hub
+            _, items = await asyncio.gather(
+                self._looks.look(), quarantine.listing(hub.store, hub.names, bodies=False, limit=QUARANTINED)
+            )
+            kept: dict[str, list[Kept]] = defaultdict(list)
+            for item in items:
+                kept[item.instance_id].append(_kept(item))
+            self._around = _Around(
+                read=now,
+                served={number: self._looks.ownership(number) for number in range(self._looks.partitions)},
+                controls=self._looks.controls,
+                kept=kept,
+            )
+            return self._around
+
+    async def _kept(self, instance_id: str) -> Sequence[Kept]:
+        items = await quarantine.listing(
+            self._hub.store, self._hub.names, bodies=False, limit=EXAMPLES, instance_id=instance_id
+        )
+        return [_kept(item) for item in items]
+
+    async def _awaits(self, state: InstanceState) -> Awaits | None:
+        """What its last checkpoint left it waiting for; None: nothing tells."""
+        if state.status is not Status.RUNNING:
+            return None
+        try:
+            sentinel = await sentinel_of(self._hub.store, self._hub.names, state.instance_id)
+        except HistoryUnreadable:
+            return None
+        if sentinel is None or sentinel.awaits is None:
+            return None
+        return decode_awaits(sentinel.awaits)
+
+    async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
+        """Rows of a status, and whether these are all."""
+        hub, where = self._hub, query_filter(statuses=(status,))
+        found: list[InstanceState] = []
+        continuation: str | None = None
+        for _ in range(PAGES):
+            page = await hub.store.query(hub.names.instances, where, limit=ROWS - len(found), continuation=continuation)
+            found.extend(hub.state_of(entity) for entity in page.entities if entity.row_key == "")
+            continuation = page.continuation
+            if continuation is None:
+                return found, True
+            if len(found) >= ROWS:
+                break
+        return found, False
+
+
+def _kept(item: quarantine.Quarantined) -> Kept:
+    return Kept(message_id=item.message_id, cause=item.cause, stuck=item.stuck is not None)
+
+
+def _offline(control: Control, partition: int) -> bool:
+    return control.kind is ControlKind.OFFLINE and control.partition == partition
+
+
+def _changed(state: InstanceState) -> Timestamp:
+    return state.updated or state.created or Timestamp(0)

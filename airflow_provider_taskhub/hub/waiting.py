@@ -1,0 +1,272 @@
+"""Why an instance does not go on: one pure decision for the command line, the page, Airflow's log and the metrics.
+
+Everything that reads a store is in ``snapshots``. Decides nothing that a worker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.awaits import NOTHING, Awaits
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import InstanceState, Member, Ownership, OwnerState
+from airflow_provider_taskhub.hub.partitions.needs import Kind, Need, able
+from airflow_provider_taskhub.values import dataclass
+
+ORCHESTRATOR, ACTIVITY, WATCHER = "orchestrator", "activity", "watcher"
+"""Roles of a member. A watcher waits for instances on behalf of Airflow's tasks, and runs nothing."""
+AIRFLOW_TAG = "taskhub.watch"
+"""Tag of an instance that an Airflow task waits for."""
+_MOST_NAMES = 5
+
+
+class Reason(StrEnum):
+    """What an instance waits for."""
+
+    OFFLINE = "partition_offline"
+    QUARANTINE = "quarantine"
+    SUSPENDED = "suspended"
+    STARTS_LATER = "starts_later"
+    NO_ORCHESTRATOR = "no_worker_knows_orchestrator"
+    VERSION = "no_worker_has_version"
+    NOT_OWNER = "owner_does_not_know_orchestrator"
+    UNSERVED = "partition_unserved"
+    NO_ACTIVITY = "no_worker_knows_activity"
+    EVENTS = "event"
+    TIMER = "timer"
+    CHILDREN = "child"
+    ACTIVITIES = "activity"
+    NO_TRIGGERER = "no_triggerer"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether somebody must mend something before the instance goes on; else it waits as it is meant to."""
+        return self in _FAULTS
+
+
+_FAULTS = frozenset(
+    {
+        Reason.OFFLINE,
+        Reason.QUARANTINE,
+        Reason.NO_ORCHESTRATOR,
+        Reason.VERSION,
+        Reason.NOT_OWNER,
+        Reason.UNSERVED,
+        Reason.NO_ACTIVITY,
+        Reason.NO_TRIGGERER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """One reason. :param text: a sentence that names what is waited for, and the way out where there is one."""
+
+    reason: Reason
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A message for the instance that is in quarantine.
+
+    :param stuck: the whole instance is: nothing of it runs. :param message_id: to put it back, or to drop it.
+    """
+
+    message_id: str
+    cause: str
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What is known of an instance and of the hub around it.
+
+    :param members: workers and watchers; only those with ``alive`` count.
+    :param served: who owns its partition; None: not known.
+    :param offline_by, offline_reason: of the order that takes its partition offline; "" if it is not known.
+    :param quarantined: messages for it. :param awaits: as its last checkpoint left it; None: not known.
+    :param now: by this machine's clock.
+    """
+
+    state: InstanceState
+    members: Sequence[Member]
+    served: Ownership | None = None
+    offline_by: str = ""
+    offline_reason: str = ""
+    quarantined: Sequence[Kept] = ()
+    awaits: Awaits | None = None
+    now: Timestamp
+
+
+def why(found: Snapshot) -> tuple[Why, ...]:
+    """Every reason why an instance stands still, the strongest first; nothing for one that works or has ended.
+
+    An instance whose activities are known to live workers waits for these (:attr:`Reason.ACTIVITIES`), which is work.
+    """
+    state = found.state
+    if state.status.is_final:
+        return ()
+    reasons = [*_ordered(found), *_held(found), *_unable(found)]
+    if not reasons:
+        reasons = [*_awaited(found.awaits or NOTHING, found)]
+    return tuple(reasons)
+
+
+def _ordered(found: Snapshot) -> Iterable[Why]:
+    served = found.served
+    if served is not None and (served.offline or served.state is OwnerState.OFFLINE):
+        by = f" by {found.offline_by}" if found.offline_by else ""
+        reason = f" ({found.offline_reason})" if found.offline_reason else ""
+        yield Why(
+            reason=Reason.OFFLINE,
+            text=f"partition {served.partition} was taken offline{by}{reason}: "
+            f"taskhub partitions online {served.partition}",
+        )
+    stuck = [kept for kept in found.quarantined if kept.stuck]
+    kept = (stuck or [*found.quarantined])[:1]
+    if kept:
+        what = "it is in quarantine" if stuck else "a message for it is in quarantine"
+        yield Why(
+            reason=Reason.QUARANTINE,
+            text=f"{what}: {_short(kept[0].cause)}. Mend the cause, then: taskhub quarantine put-back "
+            f"{kept[0].message_id}",
+        )
+
+
+def _held(found: Snapshot) -> Iterable[Why]:
+    """What a person ordered for this instance."""
+    state = found.state
+    suspended = state.steered.suspended if state.steered is not None and state.status is Status.PENDING else None
+    if state.status is Status.SUSPENDED or suspended is not None:
+        reason = (state.output if state.status is Status.SUSPENDED else suspended) or ""
+        by = f" by {state.suspended_by}" if state.suspended_by else ""
+        since = f" since {clock(state.suspended_at)}" if state.suspended_at is not None else ""
+        said = f": {_short(reason)}" if reason else ""
+        yield Why(
+            reason=Reason.SUSPENDED,
+            text=f"suspended{by}{since}{said}. To let it go on: taskhub instances resume {state.instance_id}",
+        )
+    elif state.status is Status.PENDING and state.scheduled_start is not None and state.scheduled_start > found.now:
+        yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(state.scheduled_start)}")
+
+
+def _unable(found: Snapshot) -> Iterable[Why]:
+    """What workers lack."""
+    state = found.state
+    if any(_held(found)) and state.status is not Status.SUSPENDED:
+        return  # nobody has to know it before its start
+    live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
+    need = Need("orchestrator", state.name, state.version)
+    fit, known = able(live, need), able(live, Need("orchestrator", state.name))
+    if not known:
+        yield Why(reason=Reason.NO_ORCHESTRATOR, text=unknown("orchestrator", state.name, live))
+    elif not fit:
+        there = few([f"{member.worker} ({_apps(member)})" for member in known])
+        yield Why(
+            reason=Reason.VERSION,
+            text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}. "
+            "Start a worker whose app has that version, or declares it compatible",
+        )
+    elif (served := found.served) is not None and not served.offline:
+        yield from _misplaced(need, served, live, fit)
+    yield from _without_activity(found)
+
+
+def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Sequence[Member]) -> Iterable[Why]:
+    owner = next((member for member in live if member.worker == served.owner), None)
+    if owner is None:
+        last = f": its last owner {served.owner} is not alive" if served.owner else ""
+        yield Why(
+            reason=Reason.UNSERVED,
+            text=f"nobody serves partition {served.partition}{last}. A live worker takes it within a scan, unless an "
+            "order forbids that: taskhub partitions check",
+        )
+    elif owner not in fit:
+        others = few([member.worker for member in fit])
+        yield Why(
+            reason=Reason.NOT_OWNER,
+            text=f"partition {served.partition} is owned by {owner.worker}, which cannot run {need}; "
+            f"{others} can and does not own it. Let all workers of a hub load the same apps",
+        )
+
+
+def _without_activity(found: Snapshot) -> Iterable[Why]:
+    workers = [member for member in found.members if member.alive and ACTIVITY in member.roles]
+    for name in (found.awaits or NOTHING).activities:
+        if not able(workers, Need("activity", name)):
+            yield Why(reason=Reason.NO_ACTIVITY, text=unknown("activity", name, workers))
+
+
+def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
+    more = "" if awaits.complete else " and more"
+    if awaits.events:
+        named = few([f"{event.name!r} (since {clock(event.since)})" for event in awaits.events])
+        first = awaits.events[0].name
+        yield Why(
+            reason=Reason.EVENTS,
+            text=f"it awaits event{'s' if len(awaits.events) > 1 else ''} {named}{more}. "
+            f"To send one: taskhub instances raise-event {found.state.instance_id} {first}",
+        )
+    if awaits.activities:
+        yield Why(reason=Reason.ACTIVITIES, text=f"it awaits {_plural('activity', awaits.activities)}{more}")
+    if awaits.children:
+        yield Why(reason=Reason.CHILDREN, text=f"it awaits {_plural('child', awaits.children)}{more}")
+    if awaits.timer is not None:
+        yield Why(reason=Reason.TIMER, text=f"it awaits a timer until {clock(awaits.timer)}")
+
+
+def unwatched(state: InstanceState, members: Sequence[Member]) -> Why | None:
+    """Whether an Airflow task waits for an instance and no live triggerer is known to watch this hub.
+
+    :param members: with watchers. A hub whose watchers are of an older version lists none: nothing can be told then.
+    """
+    if AIRFLOW_TAG not in (state.tags or {}) or not any(WATCHER in member.roles for member in members):
+        return None
+    if any(member.alive and WATCHER in member.roles for member in members):
+        return None
+    return Why(
+        reason=Reason.NO_TRIGGERER,
+        text="no triggerer of Airflow watches this hub, so its task stays deferred: airflow triggerer",
+    )
+
+
+def unknown(kind: Kind, name: str, workers: Sequence[Member]) -> str:
+    """That no live worker knows a name, who is alive, and what they know. :param workers: those of that role."""
+    head = f"no live worker knows {kind} {name!r}"
+    if not workers:
+        return f"{head}: no worker that runs {_PLURAL[kind]} is alive. Start one: taskhub worker --app MODULE:APP"
+    known = {one for member in workers for one in (member.orchestrators if kind == ORCHESTRATOR else member.activities)}
+    alive = few([f"{member.worker} ({_apps(member)})" for member in workers])
+    return (
+        f"{head}. Alive: {alive}; they know: {few(sorted(known)) or 'none'}. "
+        "Load the app that declares it, or correct the name"
+    )
+
+
+def clock(moment: Timestamp) -> str:
+    """``2026-11-23 03:40:12 UTC``."""
+    return f"{moment.text()[:19].replace('T', ' ')} UTC"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+_PLURAL = {ORCHESTRATOR: "orchestrators", ACTIVITY: "activities", "child": "children"}
+
+
+def _plural(what: str, names: Sequence[str]) -> str:
+    return f"{what if len(names) == 1 else _PLURAL[what]} {few([repr(name) for name in names])}"
+
+
+def _apps(member: Member) -> str:
+    return ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items())) or "no app"
+
+
+def _short(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

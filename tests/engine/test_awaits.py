@@ -1,0 +1,70 @@
+"""What an episode leaves its instance waiting for; the same live and when it is replayed (``Play`` compares them)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, TaskCompleted
+from tests.engine.play import START, Play
+
+app = App("awaits")
+
+
+@app.orchestrator
+async def all_kinds(ctx: OrchestrationContext) -> None:
+    tasks: list[Any] = [ctx.call_activity("load", n) for n in range(3)]
+    tasks += [ctx.call_activity("save"), ctx.call_sub_orchestrator("gate", None)]
+    tasks += [ctx.create_timer(timedelta(hours=2)), ctx.create_timer(timedelta(hours=1))]
+    await ctx.when_all([*tasks, ctx.wait_for_external_event("approve")])
+
+
+def test_every_kind_is_named_once() -> None:
+    play = Play(app)
+    assert play.start("all_kinds").awaits == Awaits(
+        activities=("load", "save"),
+        children=("gate",),
+        events=(AwaitedEvent(name="approve", since=START),),
+        timer=START + timedelta(hours=1),
+    )
+
+
+def test_what_has_come_is_awaited_no_more() -> None:
+    play = Play(app)
+    play.start("all_kinds")
+    play.now += timedelta(minutes=5)
+    assert play.take(EventRaised(timestamp=play.now, name="APPROVE")).awaits.events == ()
+    for number in range(3):
+        awaits = play.take(TaskCompleted(timestamp=play.now, task_scheduled_id=number, result="1")).awaits
+    assert awaits.activities == ("save",)
+    assert play.take(ExecutionTerminated(timestamp=play.now)).awaits == Awaits()
+
+
+@app.orchestrator
+async def races(ctx: OrchestrationContext) -> None:
+    while True:
+        go, timer = ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(hours=1))
+        await ctx.when_any([go, timer])
+        timer.cancel()
+
+
+def test_a_wait_begins_when_it_is_asked_for_and_a_cancelled_timer_is_none() -> None:
+    play = Play(app)
+    play.start("races")
+    play.now += timedelta(minutes=5)
+    awaits = play.take(EventRaised(timestamp=play.now, name="go")).awaits
+    assert awaits == Awaits(events=(AwaitedEvent(name="go", since=play.now),), timer=play.now + timedelta(hours=1))
+
+
+@app.orchestrator
+async def wide(ctx: OrchestrationContext, kinds: int) -> None:
+    await ctx.when_all([ctx.call_activity(f"load{number}") for number in range(kinds)])
+
+
+def test_a_wide_fan_out_is_cut_and_says_so() -> None:
+    for kinds in (NAMED, NAMED + 1, LOOKED_AT + 1):
+        awaits = Play(app).start("wide", kinds).awaits
+        assert len(awaits.activities) == NAMED
+        assert awaits.complete is (kinds == NAMED)

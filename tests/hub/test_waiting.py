@@ -1,0 +1,381 @@
+"""Why an instance stands still: the decision over values, and what is read for it from a store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.awaits import AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import (
+    InstanceState,
+    Member,
+    Ownership,
+    OwnerState,
+    Stamp,
+    Steered,
+    WorkerIdentity,
+)
+from airflow_provider_taskhub.hub.history.awaits_column import decode_awaits, encode_awaits
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined, keep
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.stores import leases_of
+from airflow_provider_taskhub.hub.snapshots import SENTINELS
+from airflow_provider_taskhub.hub.waiting import Kept, Reason, Snapshot, Why, why
+from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.hub.house import house
+
+LATER = START + timedelta(hours=3)
+
+
+def member(worker: str, **changes: Any) -> Member:
+    found = Member(
+        worker=worker,
+        started=START,
+        roles=("orchestrator", "activity"),
+        apps={"flights": "2"},
+        orchestrators=("delays",),
+        activities=("load",),
+    )
+    return replace(found, **changes)
+
+
+ANN, BOB = member("ann@a/1"), member("bob@b/2")
+OTHER = member("bob@b/2", apps={"trains": "1"}, orchestrators=("trains",), activities=("stop",))
+STATE = InstanceState(instance_id="i", execution_id="e", name="delays", status=Status.RUNNING)
+SERVED = Ownership(partition=3, owner="ann@a/1", state=OwnerState.LIVE)
+AWAITS = Awaits(activities=("load",))
+
+
+def reasons(state: InstanceState = STATE, **changes: Any) -> tuple[Why, ...]:
+    found: dict[str, Any] = {"members": (ANN, BOB), "served": SERVED, "awaits": AWAITS, "now": START, **changes}
+    return why(Snapshot(state=state, **found))
+
+
+def the_one(state: InstanceState = STATE, **changes: Any) -> tuple[Reason, str]:
+    (found,) = reasons(state, **changes)
+    return found.reason, found.text
+
+
+def test_an_instance_that_works_or_has_ended_waits_for_nothing_that_is_a_fault() -> None:
+    assert the_one() == (Reason.ACTIVITIES, "it awaits activity 'load'")
+    assert not Reason.ACTIVITIES.is_fault
+    for status in Status:
+        if status.is_final:
+            assert reasons(replace(STATE, status=status), members=()) == ()
+
+
+def test_nobody_knows_the_orchestrator() -> None:
+    reason, text = the_one(members=(OTHER,), served=replace(SERVED, owner="bob@b/2"), awaits=None)
+    assert reason is Reason.NO_ORCHESTRATOR
+    assert reason.is_fault
+    assert "no live worker knows orchestrator 'delays'" in text
+    assert "bob@b/2 (trains 1)" in text
+    assert "they know: trains" in text
+    dead = (replace(ANN, alive=False), replace(BOB, roles=("activity",)))
+    reason, text = the_one(members=dead, awaits=None)
+    assert reason is Reason.NO_ORCHESTRATOR
+    assert "no worker that runs orchestrators is alive" in text
+    assert "taskhub worker --app" in text
+
+
+def test_nobody_accepts_the_version() -> None:
+    strict = replace(ANN, accepts={"delays": ("1", "2")})
+    assert reasons(replace(STATE, version="2"), members=(strict,))[0].reason is Reason.ACTIVITIES
+    reason, text = the_one(replace(STATE, version="3"), members=(strict,))
+    assert reason is Reason.VERSION
+    assert reason.is_fault
+    assert "version '3' of orchestrator 'delays'" in text
+    assert "ann@a/1 (flights 2)" in text
+
+
+def test_only_workers_that_do_not_own_the_partition_know_it_and_both_are_named() -> None:
+    reason, text = the_one(members=(ANN, OTHER), served=replace(SERVED, owner="bob@b/2"))
+    assert reason is Reason.NOT_OWNER
+    assert reason.is_fault
+    assert "partition 3 is owned by bob@b/2" in text
+    assert "ann@a/1 can and does not own it" in text
+
+
+def test_nobody_serves_the_partition() -> None:
+    for owner in (None, "cat@c/3"):
+        reason, text = the_one(served=replace(SERVED, owner=owner))
+        assert reason is Reason.UNSERVED
+        assert reason.is_fault
+        assert "partition 3" in text
+    assert "cat@c/3" in text
+
+
+def test_nobody_knows_the_activity() -> None:
+    awaits = Awaits(activities=("load", "stpo"))
+    reason, text = the_one(awaits=awaits)
+    assert reason is Reason.NO_ACTIVITY
+    assert reason.is_fault
+    assert "no live worker knows activity 'stpo'" in text
+    assert "they know: load" in text
+    reason, text = the_one(members=(replace(ANN, roles=("orchestrator",)),))
+    assert reason is Reason.NO_ACTIVITY
+    assert "activity 'load'" in text
+    assert "no worker that runs activities is alive" in text
+
+
+def test_it_is_suspended_by_whom_since_when_and_why() -> None:
+    held = replace(STATE, status=Status.SUSPENDED, output="moving", suspended_by="cat@c", suspended_at=START)
+    reason, text = the_one(held, awaits=None)
+    assert reason is Reason.SUSPENDED
+    assert not reason.is_fault
+    assert "suspended by cat@c since 2026-01-01 00:00:00 UTC: moving" in text
+    assert "instances resume i" in text
+    early = Steered(Stamp(inserted=START), (), "not yet")
+    reason, text = the_one(replace(STATE, status=Status.PENDING, scheduled_start=LATER, steered=early), awaits=None)
+    assert reason is Reason.SUSPENDED
+    assert "not yet" in text
+
+
+def test_a_scheduled_start_needs_no_worker_before_its_time() -> None:
+    pending = replace(STATE, status=Status.PENDING, scheduled_start=LATER)
+    for members in ((), (ANN,)):
+        assert the_one(pending, members=members, awaits=None) == (
+            Reason.STARTS_LATER,
+            "its start is scheduled for 2026-01-01 03:00:00 UTC",
+        )
+    assert the_one(pending, members=(), awaits=None, now=LATER)[0] is Reason.NO_ORCHESTRATOR
+
+
+def test_quarantine_names_the_cause_and_the_way_out() -> None:
+    message = Kept(message_id="m1", cause="ValueError: bad", stuck=False)
+    whole = Kept(message_id="m2", cause="it computed for 10 s", stuck=True)
+    reason, text = the_one(quarantined=(message,))
+    assert reason is Reason.QUARANTINE
+    assert reason.is_fault
+    assert "a message for it is in quarantine: ValueError: bad" in text
+    assert "put-back m1" in text
+    assert "it is in quarantine: it computed for 10 s" in the_one(quarantined=(message, whole))[1]
+
+
+def test_an_offline_partition_comes_first_with_who_ordered_it_and_why() -> None:
+    served = replace(SERVED, owner=None, state=OwnerState.OFFLINE, offline=True)
+    found = reasons(served=served, offline_by="cat", offline_reason="repair", members=(OTHER,))
+    assert [one.reason for one in found][:2] == [Reason.OFFLINE, Reason.NO_ORCHESTRATOR]
+    assert "partition 3 was taken offline by cat (repair): taskhub partitions online 3" in found[0].text
+
+
+def test_awaited_events_are_named_with_the_time_since_when() -> None:
+    events = (AwaitedEvent(name="approve", since=START), AwaitedEvent(name="reject", since=LATER))
+    found = reasons(awaits=Awaits(events=events, timer=LATER, children=("gate",)))
+    assert [one.reason for one in found] == [Reason.EVENTS, Reason.CHILDREN, Reason.TIMER]
+    assert not any(one.reason.is_fault for one in found)
+    assert "'approve' (since 2026-01-01 00:00:00 UTC), 'reject' (since 2026-01-01 03:00:00 UTC)" in found[0].text
+    assert "raise-event i approve" in found[0].text
+    assert "child 'gate'" in found[1].text
+    assert "2026-01-01 03:00:00 UTC" in found[2].text
+
+
+def test_the_column_of_what_is_awaited() -> None:
+    awaits = Awaits(
+        activities=("a", "b"),
+        children=("c",),
+        events=(AwaitedEvent(name="go", since=START),),
+        timer=LATER,
+        complete=False,
+    )
+    assert decode_awaits(encode_awaits(awaits)) == awaits
+    assert encode_awaits(Awaits()) == ""
+    assert decode_awaits("") == decode_awaits(None) == Awaits()
+    for damaged in ("{", "[]", '{"timer": "x"}', '{"events": 3}', "null"):
+        assert decode_awaits(damaged) == Awaits()
+    wide = Awaits(events=tuple(AwaitedEvent(name=f"{n:03}" + "x" * 1000, since=START) for n in range(20)))
+    assert len(encode_awaits(wide)) < 10_000
+
+
+# --- over a store -------------------------------------------------------------------------------------------------
+
+app = App("flights", version="2")
+
+
+@app.activity
+def load(path: str) -> str:
+    return path
+
+
+@app.orchestrator
+async def delays(ctx: OrchestrationContext, path: str) -> str:
+    loaded = await ctx.call_activity(load, path)
+    await ctx.wait_for_external_event("approve")
+    await ctx.call_activity("unlode", loaded)
+    return loaded
+
+
+HERE = str(WorkerIdentity(name="house", host="here", incarnation="1"))
+
+
+async def serve(store: Store, client: Client) -> Members:
+    """The house lists itself, and owns every partition."""
+    names = client.hub.names
+    members = Members(store, names, clock=client.hub.clock)
+    await members.announce(member(HERE))
+    leases = leases_of(store, names, client.hub.info)
+    for lease in await leases.scan():
+        await leases.mark(replace(lease, owner=HERE))
+    return members
+
+
+async def settled(client: Client, instance_id: str, reason: Reason) -> tuple[Why, ...]:
+    async def look() -> tuple[Why, ...]:
+        while True:
+            found = await client.waiting(instance_id)
+            if found and found[0].reason is reason:
+                return found
+            await client.hub.clock.sleep(0.5)
+
+    async with asyncio.timeout(60):
+        return await look()
+
+
+def test_an_event_an_unknown_activity_a_suspension_and_an_offline_partition_are_read_from_the_store() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with (
+            SqliteStore(None, clock=clock) as store,
+            house(store, app, clock=clock, no_worker_timeout=timedelta(hours=1)) as living,
+        ):
+            client = living.client
+            await serve(store, client)
+            await client.start("delays", "x", instance_id="i")
+            (found,) = await settled(client, "i", Reason.EVENTS)
+            assert "'approve' (since 2026-" in found.text
+
+            await client.suspend("i", "moving", by="cat@c")
+            (found,) = await settled(client, "i", Reason.SUSPENDED)
+            assert "suspended by cat@c since 2026-" in found.text
+            assert "moving" in found.text
+            await client.resume("i")
+            await settled(client, "i", Reason.EVENTS)
+
+            await client.raise_event("i", "approve")
+            (found,) = await settled(client, "i", Reason.NO_ACTIVITY)
+            assert "activity 'unlode'" in found.text
+
+            scanned = await client.waiting_instances()
+            assert scanned.counts == {Reason.NO_ACTIVITY: 1}
+            assert scanned.complete
+            assert scanned.faults == (Reason.NO_ACTIVITY,)
+            assert [one.instance_id for one in scanned.examples[Reason.NO_ACTIVITY]] == ["i"]
+
+            await client.steering.offline(range(4), "repair")
+            found, *_ = await settled(client, "i", Reason.OFFLINE)
+            assert "(repair)" in found.text
+
+    run(play(), limit=timedelta(minutes=5))
+
+
+def test_a_terminated_instance_that_was_suspended_says_nothing_and_a_resumed_one_forgets_who_held_it() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            await serve(store, client)
+            await client.start("delays", "x", instance_id="i")
+            await client.suspend("i", by="cat@c")
+            await settled(client, "i", Reason.SUSPENDED)
+            await client.resume("i")
+            await settled(client, "i", Reason.EVENTS)
+            state = await client.get("i")
+            assert state is not None
+            assert state.suspended_by is None
+            assert state.suspended_at is None
+            await client.terminate("i", wait=True)
+            assert await client.waiting("i") == ()
+
+    run(play(), limit=timedelta(minutes=5))
+
+
+def test_a_suspension_before_the_start_says_by_whom() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            await serve(store, client)
+            at = datetime.fromisoformat((START + timedelta(minutes=2)).text())
+            await client.start("delays", "x", instance_id="i", start_at=at)
+            await settled(client, "i", Reason.STARTS_LATER)
+            await client.suspend("i", "not yet", by="cat@c")
+            (found,) = await settled(client, "i", Reason.SUSPENDED)
+            assert "suspended by cat@c" in found.text
+            assert "not yet" in found.text
+            await clock.sleep(180)
+            state = await client.get("i")
+            assert state is not None
+            assert state.status is Status.SUSPENDED
+            found, *_ = await client.waiting("i")
+            assert "suspended by cat@c" in found.text
+
+    run(play(), limit=timedelta(minutes=15))
+
+
+def test_quarantine_and_a_dead_worker_that_is_still_listed() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store:
+            client = await Client.over(store, Settings(hub="House", partitions=4), create=True, clock=clock)
+            await serve(store, client)
+            await client.start("delays", "x", instance_id="i")
+            assert [one.reason for one in await client.waiting("i")] == [], "a worker is listed and nobody has proven"
+            assert [one.reason for one in await client.waiting("i", prove=True)] == [Reason.NO_ORCHESTRATOR]
+            item = Quarantined(
+                queue=client.hub.queue_of("i"),
+                message_id="m1",
+                cause="ValueError: bad",
+                text="",
+                dequeue_count=3,
+                inserted=START,
+                instance_id="i",
+            )
+            await keep(store, client.hub.names, item, None)
+            found = (await client.waiting("i"))[0]
+            assert found.reason is Reason.QUARANTINE
+            assert "ValueError: bad" in found.text
+
+    run(play(), limit=timedelta(minutes=5))
+
+
+class Counting(SqliteStore):
+    pages = gets = 0
+
+    async def query(self, *arguments: Any, **named: Any) -> Any:
+        self.pages += 1
+        return await super().query(*arguments, **named)
+
+    async def get(self, *arguments: Any, **named: Any) -> Any:
+        self.gets += 1
+        return await super().get(*arguments, **named)
+
+
+def test_a_scan_reads_a_bounded_part_of_a_large_hub_and_says_at_least() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with Counting(None, clock=clock) as store:
+            client = await Client.over(store, Settings(hub="House", partitions=4), create=True, clock=clock)
+            for number in range(700):
+                await client.start("delays", "x", instance_id=f"i{number:04}")
+            store.pages = store.gets = 0
+            found = await client.waiting_instances()
+            assert found.counts == {Reason.NO_ORCHESTRATOR: 500}
+            assert not found.complete
+            assert len(found.examples[Reason.NO_ORCHESTRATOR]) == 3
+            assert store.pages < 20
+            assert store.gets <= SENTINELS
+
+    run(play(), limit=timedelta(minutes=5))
