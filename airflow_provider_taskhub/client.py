@@ -40,6 +40,7 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
+from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
     HubInfo,
@@ -71,9 +72,11 @@ from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.hub.snapshots import Snapshots, Waiting
 from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
+    Compare,
     Entity,
     EtagOf,
     PutBlob,
@@ -721,7 +724,8 @@ class Client:
 
     async def completions(self) -> tuple[str, ...]:
         """Ids of watched instances that have ended and were not forgotten yet: a hint (DESIGN §10)."""
-        return tuple([unescape(entity.row_key) async for entity in self.hub.store.rows(self.hub.names.completions)])
+        rows = self.hub.store.rows(self.hub.names.completions, Compare("PartitionKey", "eq", ""))
+        return tuple([unescape(entity.row_key) async for entity in rows])
 
     async def forget_completions(self, instance_ids: Collection[str]) -> None:
         """Remove delivered hints."""
@@ -733,6 +737,18 @@ class Client:
                 await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
 
         await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
+
+    async def watch(self, watch: Watch) -> None:
+        """Remember which Airflow task waits for an instance; to be called before the start."""
+        await watches.write(self.hub.store, self.hub.names, watch)
+
+    async def watches(self, deployment: str) -> tuple[Watch, ...]:
+        """Which tasks of an Airflow deployment wait for which instances, as remembered by :meth:`watch`."""
+        return await watches.read(self.hub.store, self.hub.names, deployment)
+
+    async def unwatch(self, watch: Watch) -> None:
+        """Forget a row of :meth:`watches`; one that was written again meanwhile stays."""
+        await watches.delete(self.hub.store, self.hub.names, watch)
 
 
 def _user_and_host() -> str:

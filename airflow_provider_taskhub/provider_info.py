@@ -59,16 +59,26 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [f"{_ROOT}.links.taskhub.TaskHubInstanceLink"],
         "config": {
             "taskhub": {
-                "description": "The TaskHub page inside Airflow's UI.",
+                "description": "The TaskHub page inside Airflow's UI, and what Airflow's processes do in task hubs.",
                 "options": {
                     "page_connections": {
                         "description": "Connections whose hubs the page offers, separated by commas; "
-                        "the first is shown first.",
+                        "the first is shown first. In these hubs the API server also ends instances that no task of "
+                        "this Airflow waits for any more.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "taskhub_default, taskhub_reports",
                         "default": "taskhub_default",
-                    }
+                    },
+                    "deployment": {
+                        "description": "Name of this Airflow deployment, the same in all its processes. Needed where "
+                        "several deployments share a hub and have the same [api] base_url, or where workers see "
+                        "another [core] execution_api_server_url than the API server does.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "production",
+                        "default": "",
+                    },
                 },
             }
         },

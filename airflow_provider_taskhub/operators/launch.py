@@ -17,6 +17,7 @@ from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TA
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.watches import Watch
 
 TERMINATE_DEADLINE = 60.0
 """Seconds that a start waits for an older generation to be gone. With no worker alive nothing of it runs either."""
@@ -82,6 +83,7 @@ class Request:
 
     :param instance_id: an id of the user's choice, or None for the derived one.
     :param tags: the user's and the data interval's; those of the task are added.
+    :param deployment: name of this Airflow deployment (:func:`airflow_provider_taskhub.hooks.deployment.deployment`).
     """
 
     task: TaskIdentity
@@ -90,6 +92,7 @@ class Request:
     version: str
     instance_id: str | None
     tags: Mapping[str, str]
+    deployment: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +188,33 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
         )
     if reaction is Reaction.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
-    if reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE):
+    starts = reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE)
+    if reaction is not Reaction.RETURN:  # before the start: no crash in between leaves an instance that nobody finds
+        tags = {} if starts or state is None else state.tags or {}
+        await client.watch(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
+    if starts:
         policy = StartPolicy.ATTACH if reaction is Reaction.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
     elif state is not None and state.status is Status.PENDING:
         state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)  # puts its message again
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
+
+
+def _watch(request: Request, instance_id: str, generation: int, *, owner: str) -> Watch:
+    from airflow_provider_taskhub.hub.watches import Watch
+
+    task = request.task
+    return Watch(
+        instance_id=instance_id,
+        deployment=request.deployment,
+        dag_id=task.dag_id,
+        run_id=task.run_id,
+        task_id=task.task_id,
+        map_index=task.map_index,
+        owner=owner,
+        generation=generation,
+    )
 
 
 async def _start(client: Client, request: Request, instance_id: str, generation: int, policy: Any) -> InstanceState:

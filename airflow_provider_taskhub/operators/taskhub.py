@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.launch import Counter, Launched, Reaction, Request, Taken, launch
@@ -162,6 +163,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             version=self.version or "",
             instance_id=self.instance_id or None,
             tags={**(self.tags or {}), **_dates(context)},
+            deployment=deployment(),
         )
 
     def _problems(self) -> Iterator[str]:

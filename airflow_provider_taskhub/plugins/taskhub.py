@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk.plugins_manager import AirflowPlugin
 
 from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubInstanceLink
+from airflow_provider_taskhub.plugins.sweeping import SweepingMiddleware
 
 _TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
 _ICON = f"{URL_PREFIX}/page/assets/icon.svg"
@@ -28,10 +29,13 @@ class LazyApplication:
 
 
 class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """The hub's instances in Airflow's navigation, and a task's instance in a tab of the task."""
+    """The hub's instances in Airflow's navigation, a task's instance in a tab of the task; the sweep."""
 
     name = "taskhub"
     fastapi_apps = [{"app": LazyApplication(), "url_prefix": URL_PREFIX, "name": "TaskHub"}]  # noqa: RUF012
+    fastapi_root_middlewares = [  # noqa: RUF012
+        {"middleware": SweepingMiddleware, "args": [], "kwargs": {}, "name": "TaskHub: end instances nobody waits for"}
+    ]
     external_views = [  # noqa: RUF012  # lists, as Airflow declares them
         {
             "name": "TaskHub",

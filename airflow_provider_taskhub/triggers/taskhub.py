@@ -21,11 +21,13 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
     from airflow_provider_taskhub.settings import Settings
     from airflow_provider_taskhub.triggers.journal import Journal
+    from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.watcher import Wait
 
 CONFIRM_DEADLINE = 60.0
@@ -41,7 +43,6 @@ Airflow fails a task that goes on before the executor has reported that (apache/
 the deferral on a busy machine."""
 _KILLS = Supervisor()
 """Detached kills: Airflow cancels ``on_kill`` again every second (spec/airflow.md §0.4)."""
-_KILLED_BY = {"failed": "task marked failed", "success": "task marked success", "skipped": "task skipped"}
 
 
 class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
@@ -144,9 +145,11 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
-        key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
+        place = settings.hub, settings.connection.get_secret_value() if settings.connection else None
         interval = _EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL
-        watcher = watcher_of(key, lambda: open_client(settings), interval=interval, clock=self.clock)
+        watcher = watcher_of(
+            place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
+        )
         journal, absence = Journal(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
@@ -155,6 +158,15 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 if (event := self._verdict(wait, absence)) is not None:
                     return event
         return await self._timed_out(settings)
+
+    def _sweep(self) -> Sweep | None:
+        """For the watcher of a triggerer; ``dag.test()`` runs the only task there is."""
+        if self.trigger_id is None:
+            return None
+        from airflow_provider_taskhub.hooks.deployment import deployment
+        from airflow_provider_taskhub.triggers.sweep import Sweep
+
+        return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
     def _tell(self, journal: Journal, absence: _Absence, seen: Wait) -> None:
         for line in absence.lines(seen):
@@ -210,7 +222,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         with suppress(asyncio.CancelledError):  # at the end of the process: the next attempt ends older generations
             killed = await self._killed()
             if killed is None:
-                self.log.info("the task still waits elsewhere (its trigger was moved): the instance goes on")
+                self.log.info("the task still waits elsewhere, or goes on: the instance is left alone")
                 return
             settings = await self._settings()
             if settings is not None:
@@ -218,9 +230,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info(await self._terminate(settings, f"from Airflow: {killed}"))
 
     async def _killed(self) -> str | None:
-        """What a user did to the task; None where it is deferred still or again, so that nobody killed it.
+        """What a user did to the task; None where a try of it waits or may go on, so that nobody killed it.
 
-        A triggerer that was paused believes that all its triggers were killed (spec/airflow.md §0.3).
+        Airflow also calls ``on_kill`` of a trigger that it has moved, or whose task is just being resumed.
+        A task that runs, or is about to, either goes on with this instance or ends it itself.
         """
         ti = self.task_instance
         if ti is None:
@@ -228,13 +241,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         pause = 1.0
         for _ in range(_KILL_TRIES):
             try:
-                state = await asyncio.to_thread(_task_state, ti)
+                states = await state_of(ti)
             except Exception as error:
                 self.log.warning("cannot read the task's state, trying again: %s", error)
                 await self.clock.sleep(pause)
                 pause *= 2
                 continue
-            return None if state == "deferred" else _KILLED_BY.get(state or "", "task cleared")
+            return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)))
         self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
         return None
 
@@ -301,17 +314,3 @@ class _Absence:
         elif now - self._known >= self._limit:
             return nobody(seen.members, self._orchestrator, self._limit)
         return None
-
-
-def _task_state(ti: Any) -> str | None:
-    """The task's state now, from Airflow. Blocking; in a thread, where no portal is needed."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    index = -1 if ti.map_index is None else ti.map_index
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
-    )
-    found = states.get(ti.run_id, {})
-    key = ti.task_id if index < 0 else f"{ti.task_id}_{index}"
-    state = found.get(key)
-    return None if state is None else str(getattr(state, "value", state))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.supervision import Supervisor, first, owned
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+    from airflow_provider_taskhub.triggers.sweep import Sweep
 
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
 
@@ -63,10 +64,12 @@ class Watcher:
     """Polls one hub for everyone who waits for it in this loop.
 
     :param connect: opens a client; called again after trouble. :param interval: between two polls.
+    :param sweep: runs beside the polls; None outside a triggerer, where Airflow cannot be asked for tasks.
     """
 
-    def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock) -> None:
+    def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock, sweep: Sweep | None = None) -> None:
         self._connect = connect
+        self._sweep = sweep
         self._interval = interval.total_seconds()
         self._clock = clock
         self._waits: dict[str, list[Wait]] = {}
@@ -110,13 +113,23 @@ class Watcher:
         failures = 0
         while self._waits:  # looked at with no await before the end, so a new wait finds either this task or none
             try:
-                async with self._connect() as client:
+                async with self._connect() as client, self._sweeping(client):
                     while await self._poll(client):
                         failures = 0
             except Exception as error:  # whatever it is, waits go on
                 failures += 1
                 self._report(error, self._everyone())
                 await self._clock.sleep(_back_off(error, failures))
+
+    @asynccontextmanager
+    async def _sweeping(self, client: Client) -> AsyncIterator[None]:
+        """The sweep runs for the length of the block: it may wait for Airflow, which must not hold up the polls."""
+        if self._sweep is None:
+            yield
+            return
+        async with owned() as start:
+            start(self._sweep.run(client), name="sweep")
+            yield
 
     async def _poll(self, client: Client) -> bool:
         """One interval; False when nobody has waited for a while."""
@@ -199,14 +212,17 @@ class Watcher:
 _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Watcher]] = WeakKeyDictionary()
 
 
-def watcher_of(key: object, connect: Connect, *, interval: timedelta, clock: Clock) -> Watcher:
+def watcher_of(
+    key: object, connect: Connect, *, interval: timedelta, clock: Clock, sweep: Callable[[], Sweep | None]
+) -> Watcher:
     """The running loop's watcher of a hub.
 
     :param key: what makes two hubs the same; may hold secrets, it is kept in memory only and never shown.
+    :param sweep: makes the sweep of a new watcher.
     """
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
     if key not in watchers:
-        watchers[key] = Watcher(connect, interval=interval, clock=clock)
+        watchers[key] = Watcher(connect, interval=interval, clock=clock, sweep=sweep())
     return watchers[key]
 
 

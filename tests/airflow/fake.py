@@ -24,6 +24,7 @@ from airflow_provider_taskhub.hub.contract import (
     RecordState,
     StartPolicy,
 )
+from airflow_provider_taskhub.hub.watches import Watch
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")
 
@@ -72,6 +73,7 @@ class FakeHub:
     workers: tuple[Member, ...] = (member(),)
     serving: tuple[PartitionState, ...] = ()
     hints: set[str] = field(default_factory=set)
+    watched: dict[str, Watch] = field(default_factory=dict)
     down: Exception | None = None
     damaged: dict[str, Exception] = field(default_factory=dict)
     damaged_payloads: dict[str, str] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class FakeClient:
         hub = self._count("terminate")
         if instance_id not in hub.instances:
             raise InstanceNotFound(instance_id)
-        assert wait or "no worker" in reason or "timeout" in reason
+        assert wait or reason.startswith("from Airflow: ")
         hub.terminated.append((instance_id, reason))
         hub.end(instance_id, reason, status=Status.TERMINATED)
 
@@ -198,6 +200,19 @@ class FakeClient:
 
     async def partitions(self) -> tuple[PartitionState, ...]:
         return self._count("partitions").serving
+
+    async def watch(self, watch: Watch) -> None:
+        hub = self._count("watch")
+        hub.watched[watch.instance_id] = replace(watch, etag=f"e{hub.requests['watch']}")
+
+    async def watches(self, deployment: str) -> tuple[Watch, ...]:
+        hub = self._count("watches")
+        return tuple(watch for watch in hub.watched.values() if watch.deployment == deployment)
+
+    async def unwatch(self, watch: Watch) -> None:
+        hub = self._count("unwatch")
+        if hub.watched.get(watch.instance_id) == watch:
+            del hub.watched[watch.instance_id]
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

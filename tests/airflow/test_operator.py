@@ -19,8 +19,10 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
 from tests.airflow.conftest import Ti
+from tests.airflow.fake import FakeClient
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
@@ -53,6 +55,38 @@ def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub) -> 
     assert ti.xcoms["_link_TaskHubInstanceLink"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=flights&")
     assert task.store.values == {"taskhub": {"generation": 1, "max_tries": 2}}
     assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
+
+
+def test_a_start_says_first_which_task_waits(make_task, hub, monkeypatch) -> None:
+    """So that an instance whose task is killed before any trigger has looked at it is found."""
+    monkeypatch.setenv("AIRFLOW__TASKHUB__DEPLOYMENT", "here")
+    known = []
+    start = FakeClient.start
+
+    async def look(self: FakeClient, *arguments: object, **named: object) -> object:
+        known.append(dict(hub.watched))
+        return await start(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeClient, "start", look)
+    task, ti = make_task(), Ti(map_index=4)
+    instance_id = task.start(ti).trigger.instance_id
+    watch = Watch(
+        instance_id=instance_id,
+        deployment="here",
+        dag_id="flights",
+        run_id=ti.run_id,
+        task_id="delays",
+        map_index=4,
+        owner=str(ti.id),
+        generation=1,
+        etag="e1",
+    )
+    assert known == [{instance_id: watch}]
+    hub.put(instance_id, Status.RUNNING)
+    task.start(ti.next_try())
+    assert hub.watched[instance_id].owner == str(ti.id), "attached to the first try's start"
+    task.start(ti.next_try().cleared())
+    assert {watch.generation for watch in hub.watched.values()} == {1, 2}
 
 
 def test_a_retry_attaches_to_what_runs(make_task, hub) -> None:

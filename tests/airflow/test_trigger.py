@@ -381,7 +381,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int
 
     def states(**asked: Any) -> dict[str, Any]:
         assert asked == {"dag_id": "d", "task_ids": ["t"], "run_ids": ["r"], "map_index": map_index}
-        return {"r": {"t" if map_index < 0 else f"t_{map_index}": state}}
+        return {} if state == "gone" else {"r": {"t" if map_index < 0 else f"t_{map_index}": state}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
     return SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=map_index)
@@ -389,7 +389,13 @@ def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int
 
 @pytest.mark.parametrize(
     ("state", "why"),
-    [("failed", "marked failed"), ("success", "marked success"), (None, "cleared"), ("running", "cleared")],
+    [
+        ("failed", "marked failed"),
+        ("success", "marked success"),
+        ("skipped", "task skipped"),
+        (None, "cleared"),
+        ("gone", "run was deleted"),
+    ],
 )
 @pytest.mark.parametrize("map_index", [-1, 4])
 def test_a_kill_terminates(
@@ -407,11 +413,18 @@ def test_a_kill_terminates(
     play(scenario)
 
 
-def test_a_trigger_that_was_only_moved_terminates_nothing(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "state", ["deferred", "scheduled", "queued", "running", "restarting", "up_for_retry", "up_for_reschedule"]
+)
+def test_a_trigger_that_was_moved_or_superseded_terminates_nothing(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Only "deferred" used to count as waiting, so that a task that was just being resumed lost its instance."""
+
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
         trigger = waiting()
-        trigger._task_instance = killed(monkeypatch, "deferred")
+        trigger._task_instance = killed(monkeypatch, state)
         await trigger.on_kill()
         assert hub.terminated == []
 
@@ -422,7 +435,7 @@ def test_a_late_kill_leaves_a_newer_start_alone(hub: FakeHub, monkeypatch: pytes
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags={"taskhub.owner": "the next try"})
         trigger = waiting()
-        trigger._task_instance = killed(monkeypatch, "running")
+        trigger._task_instance = killed(monkeypatch, "failed")
         await trigger.on_kill()
         assert hub.terminated == []
 

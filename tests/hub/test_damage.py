@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from airflow_provider_taskhub.hub.partitions.applease import AppLease, lease_id
 from airflow_provider_taskhub.hub.partitions.leases import finite
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob, RowOperation, RowVerb, Transact
@@ -375,3 +377,27 @@ def test_a_hint_of_an_end() -> None:
         return await bench.client.completions()
 
     assert play(work) == ("good", "odd^")
+
+
+def test_a_watch_row() -> None:
+    """Beside the hints, which are read every second: neither is taken for the other."""
+    watch = Watch(
+        instance_id="good", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=3, owner="o", generation=2
+    )
+
+    async def work(bench: Bench) -> Any:
+        await bench.client.watch(watch)
+        await bench.client.watch(replace(watch, instance_id="other", deployment="there"))
+        await bench.put(bench.names.completions, "", "hint", RuntimeStatus="Completed")
+        await bench.put(bench.names.completions, "watch", "odd^", Deployment="here", DagId=5)
+        found = await bench.client.watches("here")
+        assert [replace(one, etag="") for one in found] == [watch]
+        assert await bench.client.completions() == ("hint",)
+        await bench.client.watch(replace(watch, owner="newer"))
+        await bench.client.unwatch(found[0])
+        (newer,) = await bench.client.watches("here")
+        assert newer.owner == "newer", "what was written again meanwhile stays"
+        await bench.client.unwatch(newer)
+        return await bench.client.watches("here")
+
+    assert play(work) == ()

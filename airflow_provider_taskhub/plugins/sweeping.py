@@ -1,0 +1,143 @@
+"""The sweep in the API server: it ends instances that nobody waits for also while no triggerer runs.
+
+:class:`SweepingMiddleware` does nothing to requests. Airflow offers plugins no other way to run something for as long
+as the API server does: a middleware of the root application is called with the server's lifespan.
+
+The states of tasks are asked for at the task execution API, the one that workers and triggers use, served inside this
+process as Airflow's triggerer serves it. So no token is needed, and no table of the metadata database is read here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.supervision import Supervisor
+
+if TYPE_CHECKING:
+    import httpx
+
+    from airflow_provider_taskhub.triggers.tasks import States
+
+Application = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+
+PAUSE = 10.0
+"""Seconds until a hub that could not be opened is tried again."""
+
+log = structlog.get_logger(__name__)
+
+
+class ServerTasks:
+    """Asks the task execution API inside this process. Made when the first question comes: it takes a second."""
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+
+    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
+        parameters = {"dag_id": dag_id, "task_ids": [task_id], "run_ids": [*run_ids]}
+        answer = await self._get("/task-instances/states", parameters)
+        answer.raise_for_status()
+        states: States = answer.json()["task_states"]
+        return states
+
+    async def knows(self, dag_id: str) -> bool:
+        from urllib.parse import quote
+
+        answer = await self._get(f"/dags/{quote(dag_id, safe='')}", {})
+        if answer.status_code == 404:
+            return False
+        answer.raise_for_status()
+        return True
+
+    async def close(self) -> None:
+        """End the application that was made."""
+        self._client = None
+        await self._stack.aclose()
+
+    async def _get(self, path: str, parameters: dict[str, Any]) -> httpx.Response:
+        from airflow_provider_taskhub.triggers.tasks import DEADLINE
+
+        async with asyncio.timeout(DEADLINE):
+            async with self._opening:
+                if self._client is None:
+                    self._client = await self._open()
+            return await self._client.get(path, params=parameters)
+
+    async def _open(self) -> httpx.AsyncClient:
+        import httpx
+
+        application = await asyncio.to_thread(_application)
+        await self._stack.enter_async_context(application.router.lifespan_context(application))
+        transport = httpx.ASGITransport(app=application)
+        return await self._stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://in-process.invalid")
+        )
+
+
+def _application() -> Any:
+    from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
+
+    return InProcessExecutionAPI().app
+
+
+class SweepingMiddleware:
+    """Runs the sweep for the length of the server's lifespan; hands everything on unchanged."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        async with sweeping():
+            await self._app(scope, receive, send)
+
+
+@asynccontextmanager
+async def sweeping() -> AsyncIterator[None]:
+    """Sweep the hubs of the page's connections for the length of the block."""
+    supervisor = Supervisor()
+    supervisor.keep("sweep", _sweep_all)
+    try:
+        yield
+    finally:
+        await supervisor.close()
+
+
+async def _sweep_all() -> None:
+    from airflow_provider_taskhub.plugins.web import page_connections
+
+    tasks = ServerTasks()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name in page_connections():
+                group.create_task(_sweep(name, tasks))
+    finally:
+        await tasks.close()
+
+
+async def _sweep(connection: str, tasks: ServerTasks) -> None:
+    """Sweep one hub; whatever goes wrong is said once, and tried again."""
+    from airflow_provider_taskhub.hooks.deployment import deployment
+    from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
+    from airflow_provider_taskhub.triggers.sweep import Sweep
+
+    said = ""
+    while True:
+        try:
+            async with TaskHubHook(connection).client() as client:
+                await Sweep(tasks, deployment=deployment, clock=SYSTEM_CLOCK).run(client)
+        except Exception as error:  # no hub yet, no connection, no storage: none of them may end the API server
+            text = f"{type(error).__name__}: {error}"
+            if text != said:
+                log.warning("sweep_waits", connection=connection, reason=text)
+            said = text
+        await SYSTEM_CLOCK.sleep(PAUSE)

@@ -1,0 +1,348 @@
+"""The sweep under a jumping clock: what it ends, what it leaves alone, what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hooks.deployment import deployment
+from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
+from tests.airflow.fake import FakeClient, FakeHub
+
+WATCH = Watch(
+    instance_id="i", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=-1, owner="me", generation=1
+)
+OWNER = {"taskhub.owner": "me"}
+
+
+class FakeAirflow:
+    """States by (DAG id, run id, name); what is not in them does not exist.
+
+    :param down: raised by every question while set.
+    """
+
+    def __init__(self, **states: str | None) -> None:
+        self.states_of: dict[tuple[str, str, str], str | None] = {
+            ("d", "r", name): state for name, state in states.items()
+        }
+        self.dags = {"d"}
+        self.down: Exception | None = None
+        self.questions: Counter[str] = Counter()
+
+    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> dict[str, dict[str, str | None]]:
+        self.questions["states"] += 1
+        if self.down:
+            raise self.down
+        found: dict[str, dict[str, str | None]] = {}
+        for (dag, run_id, name), state in self.states_of.items():
+            if dag == dag_id and run_id in run_ids and name.split("_")[0] == task_id:
+                found.setdefault(run_id, {})[name] = state
+        return found
+
+    async def knows(self, dag_id: str) -> bool:
+        self.questions["knows"] += 1
+        return dag_id in self.dags
+
+
+def sweep(
+    hub: FakeHub, airflow: FakeAirflow, scenario: Callable[[], Awaitable[Any]] | None = None, *, seconds: float = 60
+) -> None:
+    """Let the sweep run for some seconds, or for as long as the scenario takes."""
+
+    async def play() -> None:
+        clock = JumpingClock(asyncio.get_running_loop())
+        sweeping = asyncio.ensure_future(
+            Sweep(airflow, deployment=lambda: "here", clock=clock).run(FakeClient(hub))  # type: ignore[arg-type]  # has what is used
+        )
+        await (scenario() if scenario else asyncio.sleep(seconds))
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+
+    run(play(), limit=timedelta(days=1))
+
+
+def watched(hub: FakeHub, watch: Watch = WATCH, status: Status = Status.RUNNING, **more: Any) -> None:
+    hub.watched[watch.instance_id] = watch
+    hub.put(watch.instance_id, status, **({"tags": {"taskhub.owner": watch.owner}} | more))
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("failed", "task marked failed"),
+        ("success", "task marked success"),
+        ("skipped", "task skipped"),
+        ("upstream_failed", "task upstream_failed"),
+        ("removed", "task removed"),
+        (None, "task cleared"),
+    ],
+)
+@pytest.mark.parametrize("map_index", [-1, 7])
+def test_what_nobody_waits_for_is_terminated_within_a_minute_and_then_forgotten(
+    hub: FakeHub, state: str | None, why: str, map_index: int
+) -> None:
+    watched(hub, replace(WATCH, map_index=map_index))
+
+    async def scenario() -> None:
+        await asyncio.sleep(SETTLE - 0.1)
+        assert hub.terminated == [], "not before the state has settled"
+        await asyncio.sleep(3 * EVERY)
+        assert hub.terminated == [("i", f"from Airflow: {why}")]
+        await asyncio.sleep(2 * EVERY)
+        assert hub.watched == {}
+
+    sweep(hub, FakeAirflow(**{"t" if map_index < 0 else f"t_{map_index}": state}), scenario)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["deferred", "scheduled", "queued", "running", "restarting", "up_for_retry", "up_for_reschedule", "a new one"],
+)
+def test_an_instance_that_a_try_waits_for_or_may_wait_for_is_left_alone(hub: FakeHub, state: str) -> None:
+    watched(hub)
+    sweep(hub, FakeAirflow(t=state), seconds=3600)
+    assert (hub.terminated, set(hub.watched)) == ([], {"i"})
+
+
+def test_the_run_was_deleted(hub: FakeHub) -> None:
+    watched(hub)
+    sweep(hub, FakeAirflow())
+    assert hub.terminated == [("i", "from Airflow: its run was deleted")]
+
+
+def test_what_another_deployment_started_is_left_alone(hub: FakeHub) -> None:
+    """By its name; and by its DAG, if the names are the same by mistake."""
+    watched(hub, replace(WATCH, deployment="there"))
+    watched(hub, replace(WATCH, instance_id="j", dag_id="not ours"))
+    sweep(hub, FakeAirflow(), seconds=3600)
+    assert (hub.terminated, set(hub.watched)) == ([], {"i", "j"})
+
+
+def test_a_task_that_was_seen_once_is_gone_also_when_its_dag_is(hub: FakeHub) -> None:
+    airflow = FakeAirflow(t="deferred")
+    watched(hub)
+
+    async def scenario() -> None:
+        await asyncio.sleep(EVERY)
+        airflow.states_of.clear()
+        airflow.dags.clear()
+        await asyncio.sleep(60)
+        assert hub.terminated == [("i", "from Airflow: its run was deleted")]
+
+    sweep(hub, airflow, scenario)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), TimeoutError(), RuntimeError("500")])
+def test_an_airflow_that_does_not_answer_proves_nothing(hub: FakeHub, error: Exception) -> None:
+    airflow = FakeAirflow(t="failed")
+    watched(hub)
+
+    async def scenario() -> None:
+        await asyncio.sleep(SETTLE - 1)
+        airflow.down = error
+        await asyncio.sleep(3600)
+        airflow.down = None
+        await asyncio.sleep(SETTLE - 1)
+        assert hub.terminated == [], "the time begins anew"
+        await asyncio.sleep(3 * EVERY)
+        assert hub.terminated == [("i", "from Airflow: task marked failed")]
+
+    sweep(hub, airflow, scenario)
+
+
+def test_a_state_that_does_not_last_ends_nothing(hub: FakeHub) -> None:
+    airflow = FakeAirflow(t=None)
+    watched(hub)
+
+    async def scenario() -> None:
+        for _ in range(10):
+            await asyncio.sleep(SETTLE / 2)
+            airflow.states_of["d", "r", "t"] = "queued"
+            await asyncio.sleep(2 * EVERY)
+            airflow.states_of["d", "r", "t"] = None
+        assert hub.terminated == []
+
+    sweep(hub, airflow, scenario)
+
+
+def test_a_newer_start_under_the_same_id_is_left_alone(hub: FakeHub) -> None:
+    watched(hub, tags={"taskhub.owner": "a newer start"})
+    sweep(hub, FakeAirflow(t="failed"))
+    assert (hub.terminated, hub.watched) == ([], {})
+
+
+def test_a_start_that_replaces_the_row_in_time_is_left_alone(hub: FakeHub) -> None:
+    airflow = FakeAirflow(t="failed")
+    watched(hub)
+
+    async def scenario() -> None:
+        await asyncio.sleep(SETTLE - 1)
+        watched(hub, replace(WATCH, owner="the next try", etag="new"))
+        await asyncio.sleep(SETTLE - EVERY)
+        airflow.states_of["d", "r", "t"] = "deferred"
+        await asyncio.sleep(600)
+        assert (hub.terminated, hub.watched["i"].owner) == ([], "the next try")
+
+    sweep(hub, airflow, scenario)
+
+
+def test_an_older_generation_that_still_runs_is_terminated(hub: FakeHub) -> None:
+    watched(hub)
+    watched(hub, replace(WATCH, instance_id="i2", owner="you", generation=2))
+    sweep(hub, FakeAirflow(t="deferred"))
+    assert hub.terminated == [("i", "from Airflow: task cleared")]
+    assert set(hub.watched) == {"i2"}
+
+
+def test_rows_of_what_has_ended_or_never_began_are_deleted(hub: FakeHub) -> None:
+    watched(hub, status=Status.COMPLETED)
+    hub.watched["never"] = replace(WATCH, instance_id="never")
+    sweep(hub, FakeAirflow(t="success"))
+    assert (hub.terminated, hub.watched) == ([], {})
+
+
+def test_without_rows_airflow_is_not_asked(hub: FakeHub) -> None:
+    airflow = FakeAirflow()
+    sweep(hub, airflow, seconds=600)
+    assert airflow.questions.total() == 0
+    assert hub.requests == {"watches": 600 / EVERY}
+
+
+def test_a_mapped_task_costs_one_question_and_many_runs_few(hub: FakeHub) -> None:
+    airflow = FakeAirflow()
+    for number in range(1000):
+        watched(hub, replace(WATCH, instance_id=f"m{number}", map_index=number))
+        airflow.states_of["d", "r", f"t_{number}"] = "deferred"
+    for number in range(100):
+        watched(hub, replace(WATCH, instance_id=f"u{number}", run_id=f"r{number}", task_id="u"))
+        airflow.states_of["d", f"r{number}", "u"] = "deferred"
+    sweep(hub, airflow, seconds=EVERY / 2)
+    assert airflow.questions == {"states": 1 + 100 / RUNS}
+
+
+def test_a_turn_is_bounded_and_all_have_their_turn(hub: FakeHub) -> None:
+    airflow = FakeAirflow()
+    for number in range(3 * QUESTIONS):
+        airflow.dags.add(f"d{number}")
+        watched(hub, replace(WATCH, instance_id=f"i{number}", dag_id=f"d{number}"))
+        airflow.states_of[f"d{number}", "r", "t"] = "failed"
+
+    async def scenario() -> None:
+        await asyncio.sleep(1)
+        assert airflow.questions["states"] == QUESTIONS
+        assert hub.requests["get"] <= AT_ONCE
+        await asyncio.sleep(55)
+        assert len(hub.terminated) == 3 * QUESTIONS
+
+    sweep(hub, airflow, scenario)
+
+
+def test_trouble_with_the_hub_is_survived(hub: FakeHub) -> None:
+    watched(hub)
+
+    async def scenario() -> None:
+        hub.down = Unavailable("gone")
+        await asyncio.sleep(600)
+        hub.down = None
+        await asyncio.sleep(60)
+        assert len(hub.terminated) == 1
+
+    sweep(hub, FakeAirflow(t="failed"), scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"TASKHUB__DEPLOYMENT": "production"}, "production"),
+        ({"API__BASE_URL": "https://airflow.example.com/team/"}, "airflow.example.com/team"),
+        ({"CORE__EXECUTION_API_SERVER_URL": "http://apiserver:8080/execution/"}, "apiserver:8080"),
+        ({"API__BASE_URL": "http://localhost:8080"}, "thishost/localhost:8080"),
+        ({}, "thishost/localhost:8080"),
+    ],
+)
+def test_the_name_of_the_deployment(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], name: str) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "thishost")
+    for option, value in options.items():
+        monkeypatch.setenv(f"AIRFLOW__{option}", value)
+    assert deployment() == name
+
+
+# -- in the API server --
+
+
+def test_the_api_server_sweeps_for_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_taskhub.plugins import sweeping
+    from airflow_provider_taskhub.plugins.taskhub import TaskHubPlugin
+
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def fake() -> Any:
+        said.append("sweeps")
+        yield
+        said.append("ends")
+
+    async def application(scope: Any, _receive: Any, _send: Any) -> None:
+        said.append(scope["type"])
+
+    monkeypatch.setattr(sweeping, "sweeping", fake)
+    (entry,) = TaskHubPlugin.fastapi_root_middlewares
+    middleware = entry["middleware"](application, *entry["args"], **entry["kwargs"])
+    for kind in ("lifespan", "http", "websocket"):
+        asyncio.run(middleware({"type": kind}, None, None))
+    assert said == ["sweeps", "lifespan", "ends", "http", "websocket"]
+
+
+@pytest.fixture(scope="module")
+def database() -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+
+
+@pytest.mark.usefixtures("database")
+def test_the_api_server_asks_airflows_own_api() -> None:
+    from airflow_provider_taskhub.plugins.sweeping import ServerTasks
+
+    async def ask() -> None:
+        tasks = ServerTasks()
+        try:
+            assert await tasks.states("no dag", "t", ["r", "s"]) == {}
+            assert await tasks.knows("no dag") is False
+        finally:
+            await tasks.close()
+
+    asyncio.run(ask())
+
+
+def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
+    from airflow_provider_taskhub.plugins import sweeping
+
+    async def play() -> None:
+        clock = JumpingClock(asyncio.get_running_loop())
+        monkeypatch.setattr(sweeping, "SYSTEM_CLOCK", clock)
+        monkeypatch.setattr(sweeping, "ServerTasks", Quiet)
+        hub.down = Unavailable("no storage")
+        async with sweeping.sweeping():
+            await asyncio.sleep(600)
+            hub.down = None
+            await asyncio.sleep(60)
+            assert hub.requests["watches"] > 60 / EVERY - 4
+        assert hub.open_now == 0
+
+    class Quiet(FakeAirflow):
+        async def close(self) -> None:
+            pass
+
+    run(play(), limit=timedelta(days=1))
