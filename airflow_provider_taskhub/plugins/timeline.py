@@ -17,7 +17,8 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 
 MOST_LANES = 400
 """A fan-out wider than this shows its first lanes, and says how many more there are."""
-_LONGEST_LABEL = 44
+_LONGEST_LABEL = 34
+"""Characters that fit beside the bars."""
 
 
 @dataclass(slots=True)
@@ -160,14 +161,21 @@ def only(text: str | None) -> str | None:
 
 
 def _label(name: str, given: str) -> str:
-    """``monthly(months=[5], folder=/data/f…)``: of an object the short values first, which tell its siblings apart."""
+    """``monthly(months=[5], …)``: of an object the short values first, which tell an activity from its siblings."""
     given = "" if given == "null" else given
     try:
         value = json.loads(given) if given.startswith("{") else None
     except ValueError:  # cut off, or masked
         value = None
+    parts = [given] if given else []
     if isinstance(value, dict):
         parts = [f"{key}={item if isinstance(item, str) else json.dumps(item)}" for key, item in value.items()]
-        given = ", ".join(sorted(parts, key=len))
-    label = f"{name}({given})" if given else name
-    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 2]}…)"
+        parts.sort(key=len)
+    while parts:
+        label = f"{name}({', '.join(parts)}{', …' if value and len(parts) < len(value) else ''})"
+        if len(label) <= _LONGEST_LABEL:
+            return label
+        if len(parts) == 1:
+            return f"{label[: _LONGEST_LABEL - 2]}…)" if len(name) < _LONGEST_LABEL - 4 else name
+        parts.pop()
+    return name

@@ -113,7 +113,7 @@ function chooser() {
 const isChosen = (one) => chosen !== null && one.execution === chosen.execution && one.task === chosen.task && one.attempt === chosen.attempt;
 
 function paintTimeline(live) {
-  const { instance, timeline } = last;
+  const { instance, timeline, activities } = last;
   const bars = timeline.lanes.flatMap((lane) => lane.bars);
   const ends = [...bars.map((one) => one.end ?? 0), ...timeline.episodes.map(([start, end]) => end ?? start), instance.ended ?? 0];
   const from = Math.min(instance.created ?? Infinity, ...bars.map((one) => one.start), ...timeline.episodes.map(([start]) => start));
@@ -134,7 +134,7 @@ function paintTimeline(live) {
     bars.some((one) => one.worker && one.state === "cancelled") ? square("background:var(--off)", "cancelled attempt") : "",
     bars.some((one) => ["waiting", "fired", "scheduled"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
-    el("span", { class: "space" }, "click a bar for input, output, log and Spark UI")));
+    el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`)));
   if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
 }
 
@@ -177,7 +177,7 @@ function paintDetail(activities) {
       pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
     if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
   } else pair("state", lane?.bars[0]?.state ?? "");
-  parts.detail.replaceChildren(el("h2", {}, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
+  parts.detail.replaceChildren(el("h2", { class: "code" }, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
     el("button", { class: "small", style: "padding:0 8px", onclick: () => { chosen = null; paint(); } }, "close")), el("dl", { class: "pairs" }, ...rows));
 }
 
@@ -193,7 +193,7 @@ function paintHistory() {
   const lines = events.flatMap((event) => {
     const shown = open.has(event.n);
     const toggle = () => { if (shown) open.delete(event.n); else open.add(event.n); paintHistory(); };
-    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", {}, event.event), el("td", { class: "small now" }, event.what),
+    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", { class: "kind" }, event.event), el("td", { class: "small now" }, event.what),
       el("td", { class: "n" }, event.payload ? el("button", { class: "small", style: "padding:0 7px", "aria-expanded": String(shown), title: "payload", onclick: toggle }, shown ? "–" : "+") : ""));
     return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", {}, pretty(event.payload))))] : [row];
   });

@@ -25,14 +25,15 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Timeline of the instance" }, hatch());
   for (const tick of ticks(span)) {
     const at = LEFT + tick * scale;
-    picture.append(svg("line", { x1: at, x2: at, y1: 26, y2: height, stroke: "var(--line)" }), text(at + 3, 18, tickName(tick, span), "t"));
+    picture.append(svg("line", { x1: at, x2: at, y1: 26, y2: height, stroke: "var(--line)" }));
+    if (!live || at < x(now) - 70 || at > x(now) + 4) picture.append(text(at + 3, 18, tickName(tick, span), "t")); // else under "now"
   }
   picture.append(text(14, TOP + 14, "orchestrator"));
   for (const [start, end] of timeline.episodes)
     picture.append(svg("rect", { x: x(start), y: TOP + 3, width: Math.max(3, x(end ?? now) - x(start)), height: BAR, rx: 1.5, fill: "var(--text)" }));
   timeline.lanes.forEach((lane, index) => {
     const y = TOP + (index + 1) * ROW;
-    picture.append(svg("g", {}, text(14, y + 14, short(lane.label), lane.bars.some((bar) => bar.worker) ? "" : "t"), title(lane.label)));
+    picture.append(svg("g", {}, svg("text", { x: 14, y: y + 14, class: lane.bars.some((bar) => bar.worker) ? null : "t", "clip-path": "url(#names)" }, lane.label), title(lane.label)));
     for (const bar of lane.bars) picture.append(...rectangle(lane, bar, y + 3));
   });
   for (const mark of timeline.marks) {
@@ -75,12 +76,12 @@ function hatch() {
   const pattern = svg("pattern", { id: "lost", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, style: "fill:color-mix(in srgb, var(--bad) 18%, var(--bg))" }),
     svg("line", { x1: 0, x2: 0, y1: 0, y2: 6, stroke: "var(--bad)", "stroke-width": 2.5 }));
-  return svg("defs", {}, pattern);
+  const names = svg("clipPath", { id: "names" }, svg("rect", { x: 0, y: 0, width: LEFT - 10, height: "100%" })); // no name runs under a bar
+  return svg("defs", {}, pattern, names);
 }
 
 const text = (x, y, said, kind) => svg("text", { x, y, class: kind || null }, said);
 const title = (said) => svg("title", {}, said);
-const short = (label) => (label.length > 36 ? `${label.slice(0, 35)}…` : label);
 
 const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
 
