@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_provider_taskhub.engine.events import ExecutionCompleted
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.records import row_key
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.e2e.house import House
-from tests.e2e.storm import Damage, Job, check, corruption, storm
+from tests.e2e.storm import Damage, Job, check, corruption, misshapen, storm
 
 
 @pytest.mark.rows("K06", "K26", "K27")
@@ -19,11 +20,14 @@ async def test_a_short_storm_loses_and_doubles_nothing(embedded: House) -> None:
     async with embedded.client() as client:
         names = client.hub.names
         assert await corruption(client, "fan-1") == []
-        last = len((await load(client.hub.store, names, "fan-1")).past) - 2  # the end of its instance
-        row = Entity(partition_key="fan-1", row_key=row_key(last))
+        past = (await load(client.hub.store, names, "fan-1")).past
+        end = next(at for at, event in enumerate(past) if isinstance(event, ExecutionCompleted))
+        assert misshapen(past[:end]) == ["0 times ExecutionCompleted"]
+        row = Entity(partition_key="fan-1", row_key=row_key(end))
         gone = Transact(table=names.history, rows=(RowOperation(verb=RowVerb.DELETE, entity=row, etag="*"),))
         await client.hub.store.execute(gone)
-        assert "0 times ExecutionCompleted" in await corruption(client, "fan-1")
+        (told,) = await corruption(client, "fan-1")
+        assert f"{len(past) - 1} of its {len(past)} rows are there" in told
         wrong = Damage()
         await check(client, Job(instance_id="chain-0", orchestrator="chain", input=8, output="9"), wrong, left=1.0)
         assert wrong.lost == ["chain-0 is Completed with 8, not 9"]
