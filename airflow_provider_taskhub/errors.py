@@ -16,6 +16,7 @@
     │   ├── LeaseLost               a lease, or a worker's right to a partition, is gone
     │   ├── Throttled               the store asks for patience; carries ``retry_after``
     │   ├── Unavailable             no answer, or a 5xx; carries ``maybe_done``
+    │   │   └── AccessDenied        the account refuses the credentials: an outage until it accepts them
     │   └── PayloadTooLarge
     ├── TaskFailedError             inside an orchestrator: an activity or a child failed
     │   └── SubOrchestrationFailedError
@@ -116,6 +117,17 @@ class Unavailable(StorageError):
     def __init__(self, message: str, *, maybe_done: bool = True) -> None:
         super().__init__(message)
         self.maybe_done = maybe_done
+
+
+class AccessDenied(Unavailable):
+    """The account refuses this process: 401, 403, or no token can be had. An outage like any other.
+
+    Its causes come and go while a worker runs (a firewall, the propagation of a role, an expired signature, a wrong
+    clock), so it is tried again and nothing is given up for it. Nothing was carried out.
+    """
+
+    def __init__(self, message: str, *, maybe_done: bool = False) -> None:
+        super().__init__(message, maybe_done=maybe_done)
 
 
 class PayloadTooLarge(StorageError):

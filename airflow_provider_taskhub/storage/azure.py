@@ -90,9 +90,11 @@ class AzureStore(Paged):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
-        await self._stack.enter_async_context(self._wire)
-        await self._stack.enter_async_context(self._clients)
-        self._stack.callback(self._neighbours.close)
+        async with AsyncExitStack() as opened:  # what was opened is closed again if the rest cannot be
+            await opened.enter_async_context(self._wire)
+            await opened.enter_async_context(self._clients)
+            opened.callback(self._neighbours.close)
+            self._stack = opened.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:

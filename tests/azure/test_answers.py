@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_taskhub.errors import (
-    ConfigurationError,
+    AccessDenied,
     Conflict,
     InputError,
     LeaseLost,
     NotFound,
     PayloadTooLarge,
+    StorageError,
     Throttled,
     Unavailable,
 )
@@ -49,9 +50,9 @@ refusals = pytest.mark.parametrize(
         (400, "InvalidInput", InputError),
         (400, "OutOfRangeInput", InputError),
         (302, "", InputError),
-        (401, "InvalidAuthenticationInfo", ConfigurationError),
-        (403, "AuthenticationFailed", ConfigurationError),
-        (403, "AuthorizationPermissionMismatch", ConfigurationError),
+        (401, "InvalidAuthenticationInfo", AccessDenied),
+        (403, "AuthenticationFailed", AccessDenied),
+        (403, "AuthorizationPermissionMismatch", AccessDenied),
     ],
 )
 
@@ -115,6 +116,9 @@ def test_refused_credentials_quote_nothing_of_the_service() -> None:
     error = refusal(what="x", status=403, code="AuthenticationFailed", prose=prose)
     assert "String to sign" not in str(error)
     assert "key" in str(error)
+    assert isinstance(error, StorageError), "an outage, which every loop survives"
+    assert isinstance(error, AccessDenied)
+    assert not error.maybe_done
 
 
 @pytest.mark.parametrize(

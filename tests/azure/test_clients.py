@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_taskhub.errors import ConfigurationError, Conflict, NotFound, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, Conflict, NotFound, Throttled, Unavailable
 from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob
 from airflow_provider_taskhub.storage.rest import attempts as attempts_module
@@ -266,7 +266,7 @@ async def test_refused_credentials_quote_nothing_of_the_service(ask: Ask, safe: 
         return True
 
     async with serving(refuse) as (_, origin), opened(origin) as services:
-        with pytest.raises(ConfigurationError, match="refused the credentials") as caught:
+        with pytest.raises(AccessDenied, match="refused the credentials") as caught:
             await ask(services)
     assert "topsecret" not in str(caught.value)
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
+import aiohttp
 import pytest
 
 from airflow_provider_taskhub.cli.azurite import KEY
-from airflow_provider_taskhub.errors import ConfigurationError, Conflict, LeaseLost, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, Conflict, LeaseLost, Unavailable
 from airflow_provider_taskhub.storage.azure import PARALLEL, AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     Compare,
@@ -31,7 +32,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.rest.wire import Answer, Request
+from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
+from airflow_provider_taskhub.storage.sdk.clients import Clients
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -83,12 +85,12 @@ async def test_a_shared_access_signature_is_let_in_everywhere(azurite: str, name
     [lambda store: store.list_queues(""), lambda store: store.list_tables(), lambda store: store.get_blob("box", "b")],
     ids=["queue", "table", "blob"],
 )
-async def test_a_wrong_key_is_a_configuration_error_that_shows_no_key(
+async def test_a_wrong_key_is_a_refusal_that_shows_no_key(
     azurite: str, ask: Callable[[AzureStore], Awaitable[object]]
 ) -> None:
     wrong = base64.b64encode(b"wrong" * 8).decode()
     async with AzureStore(azurite.replace(KEY, wrong), timeout=TIMEOUT) as store:
-        with pytest.raises(ConfigurationError, match="refused the credentials") as caught:
+        with pytest.raises(AccessDenied, match="refused the credentials") as caught:
             await ask(store)
     assert wrong not in str(caught.value)
 
@@ -246,3 +248,23 @@ async def test_an_emulator_that_is_gone_is_unavailable(azurite: str) -> None:
             await store.execute(PutMessage(queue="queue", text="x"))
     assert not caught.value.maybe_done
     assert KEY not in str(caught.value)
+
+
+async def test_a_store_that_cannot_be_opened_whole_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: Clients) -> Clients:
+        raise OSError("no clients today")
+
+    monkeypatch.setattr(Clients, "__aenter__", broken)
+    sessions: list[aiohttp.ClientSession] = []
+    opened = Wire.__aenter__
+
+    async def seen(self: Wire) -> Wire:
+        await opened(self)
+        sessions.append(self.session)
+        return self
+
+    monkeypatch.setattr(Wire, "__aenter__", seen)
+    account = f"DefaultEndpointsProtocol=https;AccountName=acct;AccountKey={KEY};EndpointSuffix=core.windows.net"
+    with pytest.raises(OSError, match="no clients today"):
+        await AzureStore(account, timeout=TIMEOUT).__aenter__()
+    assert [session.closed for session in sessions] == [True]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.errors import ConfigurationError, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.rest import attempts as attempts_module
 from airflow_provider_taskhub.storage.rest.account import (
     Identity,
@@ -179,8 +179,25 @@ async def test_no_identity_here_is_said_so() -> None:
 
     async with Tokens(Nobody(0)) as tokens:  # type: ignore[arg-type]
         for ask in (tokens.current, tokens.get_token):
-            with pytest.raises(ConfigurationError, match="tried the environment"):
+            with pytest.raises(AccessDenied, match="tried the environment"):
                 await ask()
+
+
+@pytest.mark.parametrize("kind", ["ServiceRequestError", "HttpResponseError", "OSError", "ValueError"])
+async def test_whatever_an_identity_raises_is_a_refusal_that_quotes_only_azures_own_text(kind: str) -> None:
+    from azure.core import exceptions
+
+    error = getattr(exceptions, kind, None) or {"OSError": OSError, "ValueError": ValueError}[kind]
+
+    class Broken(FakeCredential):
+        async def get_token(self, *scopes: str, **_: Any) -> Token:
+            raise error("said by the identity")
+
+    async with Tokens(Broken(0)) as tokens:  # type: ignore[arg-type]
+        with pytest.raises(AccessDenied) as caught:
+            await tokens.current()
+    assert ("said by the identity" in str(caught.value)) == issubclass(error, exceptions.AzureError)
+    assert kind in str(caught.value) or issubclass(error, exceptions.AzureError)
 
 
 async def test_default_credentials_are_azures_own_and_need_no_network_to_be_made() -> None:

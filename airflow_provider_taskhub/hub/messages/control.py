@@ -16,7 +16,7 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.events import EventType
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS
-from airflow_provider_taskhub.errors import InputError, LeaseLost, NotFound, StorageError, Throttled
+from airflow_provider_taskhub.errors import AccessDenied, InputError, LeaseLost, NotFound, StorageError, Throttled
 from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.messages import quarantine
@@ -245,7 +245,7 @@ class Reader:
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound):  # an answer: any other worker would get the same
+        except (Throttled, NotFound, AccessDenied):  # an answer: any other worker would get the same
             self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import (
+    AccessDenied,
     ConfigurationError,
     Conflict,
     HubError,
@@ -375,8 +376,10 @@ async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Cl
         try:
             await action()
         except (Throttled, Unavailable) as error:
-            if not left:
-                raise type(error)(f"{what} of the hub could not be written in {_TRIES} tries: {error}") from error
+            if not left or isinstance(error, AccessDenied):
+                raise type(error)(
+                    f"{what} of the hub could not be written in {_TRIES - left} tries: {error}"
+                ) from error
             await clock.sleep(error.retry_after if isinstance(error, Throttled) else 0.2)
         except StorageError as error:
             error.add_note(f"while making {what}")

@@ -16,7 +16,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, AppLease, HeldApp
@@ -144,7 +144,7 @@ class PartitionOwner:
                 await self._prepare()
                 break
             except (Throttled, Unavailable) as error:
-                if not left:
+                if not left or isinstance(error, AccessDenied):
                     raise
                 log.warning("partitions_not_started", error=str(error), tries_left=left)
                 await self._clock.sleep(error.retry_after if isinstance(error, Throttled) else 1.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from airflow_provider_taskhub.errors import (
-    ConfigurationError,
+    AccessDenied,
     Conflict,
     InputError,
     LeaseLost,
@@ -59,9 +59,9 @@ def refusal(
         patience (Azure keeps the name for 30 to 40 s); else it is as good as gone.
     """
     if status in (401, 403):
-        return ConfigurationError(
-            f"{what}: the storage account refused the credentials ({code or status}). "
-            "Check the key, the signature and its expiry, the roles of the identity, and this machine's clock."
+        return AccessDenied(
+            f"{what}: the storage account refused the credentials ({code or status}). Check the key, the signature and "
+            "its expiry, the roles of the identity, the account's firewall, and this machine's clock."
         )
     line = prose.partition("\n")[0][:_MAX_PROSE]
     text = f"{what}: {code or status}" + (f": {line}" if line else "")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, Unavailable
 
 ATTEMPTS = 3
 BACK_OFF = 0.2
@@ -24,7 +24,7 @@ T = TypeVar("T")
 async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, timeout: float, safe: bool) -> T:
     """Carry out an attempt, again where that is safe.
 
-    :param attempt: sends once; only its ``Unavailable`` is tried again.
+    :param attempt: sends once; only its ``Unavailable`` is tried again, but for a refusal (``AccessDenied``).
     :param what: what is asked, for the text of an error.
     :param timeout: seconds, all attempts together.
     :param safe: a read: may be sent again whatever became of the first.
@@ -35,6 +35,8 @@ async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, timeou
             for number in range(1, ATTEMPTS):
                 try:
                     return await attempt()
+                except AccessDenied:
+                    raise  # a fifth of a second changes nothing, and a wrong key may lock an identity out
                 except Unavailable as error:
                     if error.maybe_done and not safe:
                         raise

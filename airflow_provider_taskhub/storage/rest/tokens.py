@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.storage.packages import missing
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Tokens:
     async def current(self) -> str:
         """A token that is good for the next minutes.
 
-        :raises ConfigurationError: when no identity is found here; names the ways that were tried.
+        :raises AccessDenied: when none can be had now; names the ways that were tried.
         """
         return (await self._usual()).token
 
@@ -67,7 +67,7 @@ class Tokens:
         """A token for one of Microsoft's clients.
 
         :param claims: with ``tenant_id``, what a refusal of the service asked for: then the usual token will not do.
-        :raises ConfigurationError: as :meth:`current`.
+        :raises AccessDenied: as :meth:`current`.
         """
         if claims is None and tenant_id is None:
             return await self._usual()
@@ -81,14 +81,16 @@ class Tokens:
             return self._token
 
     async def _fetch(self, *scopes: str, **more: Any) -> AccessToken:
-        from azure.core.exceptions import ClientAuthenticationError
+        from azure.core.exceptions import AzureError
 
         try:
             return await self._credential.get_token(*scopes, **more)
-        except ClientAuthenticationError as error:
-            tried = next(iter(str(error.message).splitlines()), "")
-            raise ConfigurationError(
-                "no identity for Azure Storage was found here: sign in with `az login`, set AZURE_CLIENT_ID, "
+        except Exception as error:  # each way to a token raises its own: AzureError, OSError, errors of JSON ...
+            # only Azure's texts are known to be meant for people
+            text = str(error.message) if isinstance(error, AzureError) else type(error).__name__
+            tried = next(iter(text.splitlines()), "")
+            raise AccessDenied(
+                "no token for Azure Storage could be had here: sign in with `az login`, set AZURE_CLIENT_ID, "
                 "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, give the machine a managed identity, or use a connection "
                 f"string with a key ({tried})"
             ) from None

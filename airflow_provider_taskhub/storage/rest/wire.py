@@ -13,24 +13,26 @@ import json
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from yarl import URL
 
 from airflow_provider_taskhub import __version__
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, TaskHubError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.rest.account import Account, Identity, Query, SharedKey, Signature, encode_query
 from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of, unanswered
 from airflow_provider_taskhub.storage.rest.attempts import persistently
+from airflow_provider_taskhub.storage.rest.refusals import refusals_of
 from airflow_provider_taskhub.storage.rest.tokens import Tokens
 
+T = TypeVar("T")
 API_VERSION = "2020-12-06"
 """The oldest that takes tokens for tables: anything that speaks Azure Storage knows it, the emulator included."""
 CONNECTIONS = 128
@@ -123,23 +125,25 @@ class Wire:
         self.connect_timeout = min(CONNECT_TIMEOUT, self.timeout)
         self.requests = requests
         self.tokens = tokens
+        self.refusals = refusals_of(account.describe())
         self._session: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Wire:
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE)
-        if isinstance(self.account.credential, Identity):
-            self.tokens = await self._stack.enter_async_context(self.tokens or Tokens())
-        self._session = await self._stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=connector,
-                trust_env=False,  # the look-up of proxies costs a third of a request (spec/azurite.md §2)
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout),
-                middlewares=(_once,),
+        async with AsyncExitStack() as opened:  # what was opened is closed again if the rest cannot be
+            if isinstance(self.account.credential, Identity):
+                self.tokens = await opened.enter_async_context(self.tokens or Tokens())
+            self._session = await opened.enter_async_context(
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE),
+                    trust_env=False,  # the look-up of proxies costs a third of a request
+                    auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout),
+                    middlewares=(_once,),
+                )
             )
-        )
+            self._stack = opened.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -158,9 +162,27 @@ class Wire:
 
         :raises StorageError: as ``answers.refusal`` says, or Unavailable without an answer in time.
         """
-        return await persistently(
-            lambda: self._attempt(request), what=request.what, timeout=self.timeout, safe=request.safe
+        return await self.persistently(
+            lambda: self._attempt(request), kind=request.kind, what=request.what, safe=request.safe
         )
+
+    async def persistently(self, attempt: Callable[[], Awaitable[T]], *, kind: str, what: str, safe: bool) -> T:
+        """Carry out an attempt, again where that is safe, and say so when the account refuses it.
+
+        :param kind: of the request, as counted. The others as for ``attempts.persistently``.
+        """
+        try:
+            done = await persistently(attempt, what=what, timeout=self.timeout, safe=safe)
+        except AccessDenied as error:
+            self.refusals.refused(kind, error)
+            raise
+        except (Unavailable, Throttled):
+            raise  # says nothing of the credentials
+        except TaskHubError:
+            self.refusals.accepted(kind)
+            raise
+        self.refusals.accepted(kind)
+        return done
 
     async def _attempt(self, request: Request) -> Answer:
         self.requests[request.kind] += 1

@@ -18,7 +18,6 @@ from xml.etree.ElementTree import ParseError
 from airflow_provider_taskhub.storage.packages import check_installed
 from airflow_provider_taskhub.storage.rest.account import SharedKey, Signature
 from airflow_provider_taskhub.storage.rest.answers import code_of, translated, unreadable
-from airflow_provider_taskhub.storage.rest.attempts import persistently
 from airflow_provider_taskhub.storage.rest.wire import API_VERSION, USER_AGENT, Wire
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ class Clients:
         :returns: what the client did, or None for an accepted refusal.
         :raises StorageError: as ``answers.refusal`` says, or Unavailable without an answer in time.
         """
-        return await persistently(
-            lambda: self._attempt(ask, action), what=ask.what, timeout=self._wire.timeout, safe=ask.safe
+        return await self._wire.persistently(
+            lambda: self._attempt(ask, action), kind=ask.kind, what=ask.what, safe=ask.safe
         )
 
     async def all(self, ask: Ask, items: Callable[[Hook], AsyncItemPaged[T]]) -> list[T]:

@@ -1,0 +1,84 @@
+"""What people are told while an account refuses requests: at once, then once a minute, and when it accepts them again.
+
+A refusal (401, 403, no token) is an outage like any other: each caller tries again by its own rules. They would log it
+a hundred times a second, so it is said here, once for all stores of a process on one account.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from airflow_provider_taskhub.errors import AccessDenied
+
+log = structlog.get_logger("taskhub.storage")
+
+EVERY = 60.0
+"""Seconds between two lines. A kind of request that was not refused for so long counts as accepted."""
+
+
+class Refusals:
+    """Counts what is refused, by kind of request: a key may be wrong for all, a role may be missing for some.
+
+    :param account: as people know it. :param monotonic: seconds that only grow.
+    """
+
+    def __init__(self, account: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._account, self._monotonic = account, monotonic
+        self._lock = threading.Lock()
+        self._refused: dict[str, float] = {}
+        self._began = 0.0
+        self._told = 0.0
+        self._count = 0
+
+    def refused(self, kind: str, error: AccessDenied) -> None:
+        """A request was refused."""
+        with self._lock:
+            now = self._monotonic()
+            first = not self._refused
+            if first:
+                self._began, self._count = now, 0
+            self._refused[kind] = now
+            self._count += 1
+            if not first and now - self._told < EVERY:
+                return
+            self._told = now
+            log.error(
+                "store_refused",
+                account=self._account,
+                error=str(error),
+                requests=", ".join(sorted(self._refused)),
+                refused=self._count,
+                seconds=round(now - self._began),
+                consequence="nothing is lost: work goes on when the account accepts requests again",
+            )
+
+    def accepted(self, kind: str) -> None:
+        """A request was answered, with a success or with an error of another sort."""
+        if not self._refused:
+            return
+        with self._lock:
+            now = self._monotonic()
+            left = {name: at for name, at in self._refused.items() if name != kind and now - at < EVERY}
+            over = bool(self._refused) and not left
+            self._refused = left
+            if over:
+                log.info(
+                    "store_accepts_again",
+                    account=self._account,
+                    refused=self._count,
+                    seconds=round(now - self._began),
+                )
+
+
+_ALL: dict[str, Refusals] = {}
+_ALL_LOCK = threading.Lock()
+
+
+def refusals_of(account: str) -> Refusals:
+    """The process's one for an account: a worker opens several stores, which are refused together."""
+    with _ALL_LOCK:
+        return _ALL.setdefault(account, Refusals(account))

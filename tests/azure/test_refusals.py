@@ -1,0 +1,47 @@
+"""What is said while an account refuses requests."""
+
+from __future__ import annotations
+
+from structlog.testing import capture_logs
+
+from airflow_provider_taskhub.errors import AccessDenied
+from airflow_provider_taskhub.storage.rest.refusals import Refusals, refusals_of
+
+ERROR = AccessDenied("put into queue 'q': the storage account refused the credentials (403)")
+
+
+def test_a_refusal_is_said_at_once_then_once_a_minute_and_its_end_too() -> None:
+    now = 0.0
+    refusals = Refusals("acct", monotonic=lambda: now)
+    with capture_logs() as logs:
+        refusals.accepted("queue.get")
+        for second in range(130):
+            now = float(second)
+            refusals.refused("queue.put", ERROR)
+            refusals.refused("table.get", ERROR)
+        refusals.accepted("queue.put")
+        refusals.accepted("table.get")
+        refusals.accepted("table.get")
+    assert [entry["event"] for entry in logs] == ["store_refused"] * 3 + ["store_accepts_again"]
+    assert [entry["seconds"] for entry in logs] == [0, 60, 120, 129]
+    assert logs[0]["error"] == str(ERROR)
+    assert logs[1]["requests"] == "queue.put, table.get"
+    assert logs[3]["refused"] == 260
+
+
+def test_one_kind_of_request_may_be_refused_while_the_others_are_not() -> None:
+    now = 0.0
+    refusals = Refusals("acct", monotonic=lambda: now)
+    with capture_logs() as logs:
+        for second in range(100):
+            now = float(second)
+            refusals.refused("queue.put", ERROR)
+            refusals.accepted("queue.get")
+        now = 99.0 + 61.0
+        refusals.accepted("queue.get")
+    assert [entry["event"] for entry in logs] == ["store_refused", "store_refused", "store_accepts_again"]
+
+
+def test_all_stores_of_a_process_on_one_account_share_them() -> None:
+    assert refusals_of("one") is refusals_of("one")
+    assert refusals_of("one") is not refusals_of("two")
