@@ -14,6 +14,7 @@ from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.waiting import WaitingFigures
 
 log = structlog.get_logger(__name__)
 
@@ -27,12 +28,14 @@ class Health:
     """What the probes see.
 
     :param pool: of the executors; None: this worker runs no activities. :param started: monotonic second.
+    :param waiting: counts the hub's instances that stand still; None: nobody counts them.
     """
 
     backend: Backend
     owner: OwnerThread
     started: float
     pool: ExecutorPool | None = None
+    waiting: WaitingFigures | None = None
 
     @property
     def _supervisors(self) -> tuple[Supervisor, ...]:
@@ -127,7 +130,7 @@ async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
         try:
             async with asyncio.timeout(REQUEST_LIMIT):
                 head = await reader.readuntil(b"\r\n\r\n")
-                status, body = respond(health, head.split(b"\r\n", 1)[0].decode("latin-1"))
+                status, body = await respond(health, head.split(b"\r\n", 1)[0].decode("latin-1"))
                 data = body.encode()
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -149,12 +152,16 @@ async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
     log.info("health_port", port=server.sockets[0].getsockname()[1])
 
 
-def respond(health: Health, request_line: str) -> tuple[str, str]:
-    """Status and body for the first line of a request."""
+async def respond(health: Health, request_line: str) -> tuple[str, str]:
+    """Status and body for the first line of a request.
+
+    ``/metrics?waiting=no`` leaves out what instances wait for: that is read from the store, some ten requests.
+    """
     parts = request_line.split(" ")
     if len(parts) != 3 or parts[0] not in ("GET", "HEAD"):
         return "405 Method Not Allowed", "GET /live, /ready or /metrics\n"
-    match parts[1].split("?")[0]:
+    path, _, query = parts[1].partition("?")
+    match path:
         case "/live":
             failing = health.failing()
             text = f"loops that fail again and again: {', '.join(failing)}\n"
@@ -164,6 +171,9 @@ def respond(health: Health, request_line: str) -> tuple[str, str]:
             text = f"loops that fail again and again: {', '.join(failing)}\n" if failing else "draining\n"
             return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", text)
         case "/metrics":
-            return "200 OK", health.metrics()
+            found = health.metrics()
+            if health.waiting is not None and query != "waiting=no":
+                found += "".join(f"{line}\n" for line in await health.waiting.lines())
+            return "200 OK", found
         case _:
             return "404 Not Found", "GET /live, /ready or /metrics\n"

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from airflow_provider_taskhub.app import App, load_app
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import WorkerFailed
@@ -35,6 +36,7 @@ from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, serve
+from airflow_provider_taskhub.workers.waiting import WaitingFigures
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +185,17 @@ class Host:
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
         if options.health_port is not None:
-            health = Health(backend=backend, owner=owner, pool=pool, started=SYSTEM_CLOCK.monotonic())
+            health = Health(
+                backend=backend,
+                owner=owner,
+                pool=pool,
+                started=SYSTEM_CLOCK.monotonic(),
+                waiting=WaitingFigures(
+                    Client(hub, settings.lease_times).waiting_instances,
+                    believed=settings.lease_times.scan.total_seconds(),
+                    clock=SYSTEM_CLOCK,
+                ),
+            )
             await serve(stack, health, options.health_port)
         log.info(
             "worker_ready",

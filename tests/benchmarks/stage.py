@@ -205,7 +205,7 @@ def _writes(requests: Counter[str]) -> int:
 
 
 def _fetch(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:  # loopback, ours
+    with urlopen(f"http://127.0.0.1:{port}/metrics?waiting=no", timeout=10) as response:  # loopback, ours
         return str(response.read().decode())
 
 

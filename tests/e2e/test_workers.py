@@ -175,6 +175,11 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     renewals = _figure(port, "taskhub_lease_renewals_total")
     assert _figure(port, 'taskhub_storage_requests_total{kind="table.update",part="partitions"}') >= renewals
     assert 0 < _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
+    waiting = 'taskhub_instances_waiting{reason="no_worker_knows_orchestrator",fault="true"}'
+    assert _figure(port, waiting) == 0
+    embedded.json("instances", "start", "nobody-has-it", "--id", "lost")
+    until(lambda: _figure(port, waiting) == 1, what="the reason in two scans", seconds=5)
+    assert "waiting" not in _get(port, "/metrics?waiting=no")[1]
     assert _figure(port, "taskhub_messages_quarantined_total") == 0
     asyncio.run(_put_rubbish(embedded))
     until(lambda: _figure(port, "taskhub_messages_quarantined_total") == 3, what="all counted")

@@ -1,0 +1,69 @@
+"""``taskhub_instances_waiting`` of /metrics: how many instances of the hub stand still, by reason.
+
+Read when somebody asks, and believed for a while: a hub that nobody watches pays nothing. Every worker tells the whole
+hub's numbers: take the maximum over workers, not the sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.snapshots import Waiting
+from airflow_provider_taskhub.hub.waiting import Reason
+
+log = structlog.get_logger(__name__)
+
+DEADLINE = 3.0
+"""Seconds that a reading may take: a probe waits for it."""
+
+
+class WaitingFigures:
+    """Counts as last read.
+
+    :param read: reads them. :param believed: seconds until they are read again. :param clock: of this machine.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[Waiting]], *, believed: float, clock: Clock) -> None:
+        self._read, self._believed, self._clock = read, believed, clock
+        self._found: Waiting | None = None
+        self._at = float("-inf")
+        self._one = asyncio.Lock()
+
+    async def lines(self) -> list[str]:
+        """Prometheus' text. A store that does not answer in time leaves the former counts, and their age says so."""
+        async with self._one:
+            if self._clock.monotonic() - self._at >= self._believed:
+                try:
+                    async with asyncio.timeout(DEADLINE):
+                        self._found = await self._read()
+                    self._at = self._clock.monotonic()
+                except (StorageError, TimeoutError) as error:
+                    log.info("waiting_unreadable", error=f"{type(error).__name__}: {error}")
+            return self._lines()
+
+    def _lines(self) -> list[str]:
+        found = self._found
+        if found is None:
+            return []
+        age = self._clock.monotonic() - self._at
+        return [
+            "# HELP taskhub_instances_waiting Instances of the hub that stand still, by reason; the least there are.",
+            "# TYPE taskhub_instances_waiting gauge",
+            *(
+                f'taskhub_instances_waiting{{reason="{reason}",fault="{str(reason.is_fault).lower()}"}} '
+                f"{found.counts.get(reason, 0)}"
+                for reason in Reason
+                if reason is not Reason.ACTIVITIES
+            ),
+            "# HELP taskhub_instances_waiting_complete Whether every open instance was looked at for these counts.",
+            "# TYPE taskhub_instances_waiting_complete gauge",
+            f"taskhub_instances_waiting_complete {int(found.complete)}",
+            "# HELP taskhub_instances_waiting_age_seconds Age of these counts.",
+            "# TYPE taskhub_instances_waiting_age_seconds gauge",
+            f"taskhub_instances_waiting_age_seconds {age:g}",
+        ]
