@@ -16,6 +16,7 @@ from airflow_provider_taskhub.engine.events import EventType, FailureDetails, Or
 from airflow_provider_taskhub.engine.identity import action_id
 from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
+from airflow_provider_taskhub.engine.waits import Notes
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
 
 LONGEST_TIMER = timedelta(days=6)
@@ -68,6 +69,10 @@ class Engine(Protocol):
 
     def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
         """What the history says followed the failure of an attempt, and when its timer fires."""
+
+    @property
+    def notes(self) -> Notes:
+        """Takes what the waits of an orchestrator do."""
 
 
 class Attempts(Group[Any]):
@@ -122,7 +127,7 @@ class Attempts(Group[Any]):
 class Timer(CancellableTask[None]):
     """Fires at a time; a distant one in stretches."""
 
-    __slots__ = ("_engine", "_fire_at", "_role", "_until", "_where")
+    __slots__ = ("_engine", "_fire_at", "_number", "_role", "_until", "_where")
 
     def __init__(self, engine: Engine, fire_at: Timestamp, where: Where, *, role: str = "timer") -> None:
         super().__init__()
@@ -134,14 +139,19 @@ class Timer(CancellableTask[None]):
 
     def _stretch(self) -> None:
         self._until = min(self._fire_at, self._engine.time + LONGEST_TIMER)
-        self._engine.schedule(
-            Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until), self
-        )
+        action = Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until)
+        self._engine.schedule(action, self)
+        self._number = action.number
 
     @property
     def fire_at(self) -> Timestamp:
         """The end of its last stretch."""
         return self._fire_at
+
+    def cancel(self) -> None:
+        if not self._done:
+            self._engine.notes.cancel(self._number)
+        super().cancel()
 
     def recorded(self, fire_at: Timestamp) -> None:
         """The history says how far this stretch goes; .NET's are longer, and fire early."""
@@ -160,15 +170,23 @@ class Timer(CancellableTask[None]):
 
 
 class Wait(CancellableTask[Any]):
-    """An external event by name. :param since: the orchestration's time when the wait began."""
+    """An external event by name.
 
-    __slots__ = ("_annotation", "name", "since")
+    :param since: the orchestration's time when the wait began. :param notes: takes that it has ended.
+    """
 
-    def __init__(self, name: str, annotation: Any, since: Timestamp) -> None:
+    __slots__ = ("_annotation", "_notes", "name", "since")
+
+    def __init__(self, name: str, annotation: Any, since: Timestamp, notes: Notes) -> None:
         super().__init__()
+        self._notes = notes
         self.name = name
         self.since = since
         self._annotation = annotation
+
+    def _tell(self) -> None:
+        self._notes.end(self)
+        super()._tell()
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

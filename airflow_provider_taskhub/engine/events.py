@@ -7,6 +7,7 @@ Members that are ours alone start with ``taskhub_`` and are optional: a .NET row
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
@@ -268,7 +269,11 @@ class OrchestratorStarted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorCompleted(HistoryEvent):
+    """:param taskhub_waits: waits that the episode began and ended, for people (:class:`.waits.Waits`)."""
+
     event_type = EventType.OrchestratorCompleted
+
+    taskhub_waits: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
+from airflow_provider_taskhub.engine.waits import Notes
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000
@@ -125,6 +126,7 @@ class Generation:
         self._unclaimed_by_name: dict[str, deque[int]] = {}
         self._raised = 0
         self._held: list[tuple[_Open | None, HistoryEvent]] = []
+        self.notes = Notes()
         self._carried: list[HistoryEvent] = []
         self._driver = Driver(definition.name)
         self._closed = False
@@ -189,6 +191,7 @@ class Generation:
 
         :raises NonDeterminismError: when the code decides more than the history has.
         """
+        self.notes.clear()
         # Before the end that was taken back the code may decide what it had not come to for its failure (K46).
         live = self.rewinds >= self._rewound and self.status is not Status.SUSPENDED
         if self._undecided and live and not self.is_decided:
@@ -310,7 +313,8 @@ class Generation:
 
     def wait(self, name: str, annotation: Any) -> Wait:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
-        task = Wait(name, annotation, self.time)
+        task = Wait(name, annotation, self.time, self.notes)
+        self.notes.begin(task)
         key = name.casefold()
         numbers = self._unclaimed_by_name.get(key)
         if numbers:

@@ -188,7 +188,7 @@ class Execution:
             history.append(event)
             outbound.append(message)
         completed = self._complete(generation, time, history, outbound)
-        history.append(OrchestratorCompleted(timestamp=time))
+        history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.notes.text()))
         first = 0 if switched else len(self._history)
         self._commit(generation, history, switched=switched)
         return Episode(

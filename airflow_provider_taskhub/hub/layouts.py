@@ -97,6 +97,7 @@ _MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
 _ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
 _PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
 _BY = _ours("TaskHubBy", "taskhub_by")
+_WAITS = _ours("TaskHubWaits", "taskhub_waits", Where.ROW)
 _EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
 
 _NAME = _text("Name", "name", required=True)
@@ -167,7 +168,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
             own=_IDENTIFIED,
         ),
         _layout(ev.OrchestratorStarted),
-        _layout(ev.OrchestratorCompleted),
+        _layout(ev.OrchestratorCompleted, own=(_WAITS,)),
         _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=_IDENTIFIED),
         _layout(ev.EventRaised, _NAME, _INPUT, _TRACE),
         _layout(ev.ContinueAsNew, *_COMPLETION),

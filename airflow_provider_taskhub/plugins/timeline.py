@@ -13,6 +13,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.engine.waits import Waits
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 
 MOST_LANES = 400
@@ -23,7 +24,10 @@ _LONGEST_LABEL = 34
 
 @dataclass(slots=True)
 class Lane:
-    """A line of the picture. :param kind: ``activity``, ``timer`` or ``child``."""
+    """A line of the picture.
+
+    :param kind: ``activity``, ``timer``, ``child`` or ``event`` (a wait for one). :param task_id: -1 for such a wait.
+    """
 
     label: str
     kind: str
@@ -47,7 +51,7 @@ def timeline(
         )
         lane.bars.append(_attempt(record, show))
     _answer(history, lanes)
-    ordered = sorted(lanes.values(), key=lambda lane: (lane.begun.ticks, lane.task_id))
+    ordered = sorted([*lanes.values(), *_waits(history)], key=lambda lane: (lane.begun.ticks, lane.task_id))
     return {
         "lanes": [
             {"label": lane.label, "kind": lane.kind, "task": lane.task_id, "bars": lane.bars}
@@ -93,7 +97,8 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
 def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
     """What the history knows of lanes without records: from scheduled to answered.
 
-    A timer ends when it fires. One that had not fired when the instance ended was cancelled then, at the latest.
+    A timer ends when it fires or is cancelled: its message may still come then. One that did neither ends with the
+    instance.
     """
     ends: dict[int, tuple[Timestamp, str]] = {}
     for event in history:
@@ -102,8 +107,11 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
                 ends[event.task_scheduled_id] = event.timestamp, "completed"
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
                 ends[event.task_scheduled_id] = event.timestamp, "failed"
-            case events.TimerFired():
+            case events.TimerFired() if event.timer_id not in ends:
                 ends[event.timer_id] = fired_at(event), "fired"
+            case events.OrchestratorCompleted():
+                for number in Waits.parse(event.taskhub_waits).timers:
+                    ends.setdefault(number, (event.timestamp, "cancelled"))
     over = next((e.timestamp for e in history if isinstance(e, events.ExecutionCompleted)), None)
     for lane in lanes.values():
         time, state = ends.get(lane.task_id, (over, "cancelled" if over else "scheduled"))
@@ -112,6 +120,32 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
         elif not lane.bars:
             bar = {"start": milliseconds(lane.begun), "end": milliseconds(time), "state": state, "worker": None}
             lane.bars.append(bar)
+
+
+def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
+    """A lane for each wait for an event, from the episode that began it to the one that ended it."""
+    lanes: list[Lane] = []
+    waiting: dict[tuple[str, int], list[Lane]] = {}
+    time = over = None
+    for event in history:
+        if isinstance(event, events.OrchestratorStarted):
+            time = event.timestamp
+        elif isinstance(event, events.ExecutionCompleted):
+            over = event.timestamp
+        elif isinstance(event, events.OrchestratorCompleted):
+            waits, at = Waits.parse(event.taskhub_waits), time or event.timestamp
+            for name in waits.begun:
+                lane = Lane(label=f"wait for {name}", kind="event", task_id=-1, begun=at)
+                lane.bars.append({"start": milliseconds(at), "end": None, "state": "waiting", "worker": None})
+                lanes.append(lane)
+                waiting.setdefault((name, at.ticks), []).append(lane)
+            for wait in waits.ended:
+                if found := waiting.get((wait.name, wait.since.ticks)):
+                    found.pop(0).bars[0] |= {"end": milliseconds(event.timestamp), "state": "ended"}
+    for lane in lanes:
+        if over is not None and lane.bars[0]["end"] is None:
+            lane.bars[0] |= {"end": milliseconds(over), "state": "cancelled"}
+        yield lane
 
 
 def _attempt(record: ActivityRecord, show: Callable[[str | None], str]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ function paintTimeline(live) {
     bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
     bars.some((one) => ["lost", "failed"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
     bars.some((one) => one.worker && one.state === "cancelled") ? square("background:var(--off)", "cancelled attempt") : "",
-    bars.some((one) => ["waiting", "fired", "scheduled"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
+    bars.some((one) => ["waiting", "fired", "scheduled", "ended"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
     el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`)));
   if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });

@@ -3,7 +3,9 @@
 import { duration, svg, worker } from "./page.js";
 
 const LEFT = 250, RIGHT = 48, TOP = 34, ROW = 26, BAR = 15;
-const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired" };
+const TIMER = { fired: "timer fired", cancelled: "timer cancelled", waiting: "waits for a timer" };
+const WAIT = { ended: "waited for the event", cancelled: "the event did not come", waiting: "waits for the event" };
+const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired", ended: "ended" };
 
 /** Colours by worker, in the order of their first bar. */
 export function workersOf(lanes) {
@@ -51,8 +53,8 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
     const start = x(bar.start), end = x(bar.end ?? (bar.until && bar.until < to ? bar.until : now)), wide = Math.max(3, end - start);
     const box = { x: start, y, width: wide, height: BAR, rx: 3 };
     const took = `${lane.label}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${worker(bar.worker)}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
-    if (lane.kind === "timer" || bar.state === "scheduled" || (!bar.worker && bar.state === "cancelled")) {
-      const said = lane.kind === "timer" ? (bar.state === "fired" ? "timer fired" : "waits for a timer") : bar.state === "scheduled" ? "waits or runs" : "cancelled";
+    if (lane.kind === "timer" || lane.kind === "event" || bar.state === "scheduled" || (!bar.worker && bar.state === "cancelled")) {
+      const said = lane.kind === "timer" ? TIMER[bar.state] ?? bar.state : lane.kind === "event" ? WAIT[bar.state] ?? bar.state : bar.state === "scheduled" ? "waits or runs" : "cancelled";
       const parts = [svg("rect", { ...box, fill: "none", stroke: "var(--wait)", "stroke-dasharray": "4 3" }, title(took))];
       if (wide > 110) parts.push(text(start + 6, y + 11.5, said, "t"));
       return parts;
