@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
@@ -172,6 +172,24 @@ class Member:
     weight: int = 1
     alive: bool = True
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """A function that some work needs.
+
+    :param version: of the instance that an orchestrator runs; "" is any. Activities have none.
+    """
+
+    kind: FunctionKind
+    name: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}" + (f" of version {self.version!r}" if self.version else "")
 
 
 class RecordState(StrEnum):
@@ -402,8 +420,11 @@ class Service:
     """What a host says of a partition that it serves.
 
     :param load: messages a second, smoothed; None: not known yet. :param unpolled: seconds since it made progress with
-        the queue.
+        the queue. :param runs: orchestrators of the partition's instances that ran lately. :param lacks: orchestrators
+        that messages wait for and this worker does not have; the longest waiting first.
     """
 
     load: float | None = None
     unpolled: float = 0.0
+    runs: tuple[Need, ...] = ()
+    lacks: tuple[Need, ...] = ()

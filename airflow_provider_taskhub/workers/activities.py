@@ -17,13 +17,13 @@ import structlog
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import WorkerIdentity
+from airflow_provider_taskhub.hub.contract import Need, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
-from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.workers.absences import Absences
 from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.recorded import Recorded
@@ -59,7 +59,7 @@ class Activities:
 
     :param reader: makes the reader of the work-item queue for a room and a delivery function.
     :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
-    :param unknown: activity name → text, once no live worker has had it for too long.
+    :param absences: who else could run what is not here, and for how long nobody could (K43).
     :param claims, adopt: claims and hands over responses to partitions that this worker serves.
     :param offer: gives a response to its session; False: this worker does not serve it.
     """
@@ -75,12 +75,12 @@ class Activities:
         limit: int,
         reader: Callable[[Callable[[], int], Callable[[Held], None]], Reader],
         dead: Callable[[str], bool],
-        unknown: Callable[[str], str | None],
+        absences: Absences,
         claims: Callable[[str], tuple[int, timedelta]],
         adopt: Callable[[Sequence[Held]], None],
         offer: Callable[[Offered], bool],
     ) -> None:
-        self._hub, self._registry, self._runner, self._times, self._unknown = hub, registry, runner, times, unknown
+        self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._plain: dict[Held, _Plain] = {}
         self._watch = asyncio.Event()
         self.slots = Slots(limit, hub.clock)
@@ -196,10 +196,11 @@ class Activities:
         return False
 
     async def _nobody(self, held: Held, event: TaskScheduled) -> None:
-        gave_up = self._unknown(event.name)
+        need = Need("activity", event.name)
+        gave_up = self._absences.gave_up(need)
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
-            await self.reader.give_back([held], delay=unknown_delay(held.dequeue_count), begun=False)
+            await self.reader.give_back([held], delay=self._absences.delay(need, held.dequeue_count), begun=False)
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))

@@ -24,7 +24,9 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.sessions import Sessions
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.absences import Absences
 from airflow_provider_taskhub.workers.activities import Activities
+from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.live import Live
 from airflow_provider_taskhub.workers.orchestrations import Orchestrations
@@ -35,7 +37,6 @@ log = structlog.get_logger(__name__)
 ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
 IDLE_CHECKS = 6
 """Looks for idle sessions within one idle timeout."""
-ABSENCE_CHECK = 5.0
 DEATH_CHECK = 0.1
 """Seconds between two looks at the lock files of this machine's other workers; a look asks the store nothing."""
 POLLS_WHILE_BUSY = 80
@@ -48,61 +49,6 @@ LAST_WORKS = 60.0
 """Seconds that a stopping worker waits for messages on their way back into their queues."""
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
-
-
-class Absences:
-    """Orchestrators and activities that nobody alive has: how long, and who was asked (K43).
-
-    :param live: reads the live members.
-    """
-
-    def __init__(self, hub: Hub, live: Callable[[], Coroutine[Any, Any, Sequence[Member]]], limit: timedelta) -> None:
-        self._hub, self._live, self._limit = hub, live, limit.total_seconds()
-        self._since: dict[tuple[str, str], float] = {}
-        self._members: Sequence[Member] = ()
-        self._asked = False
-        self._missing = asyncio.Event()
-
-    def orchestrator(self, name: str) -> str | None:
-        return self._check(ORCHESTRATOR, name)
-
-    def activity(self, name: str) -> str | None:
-        return self._check(ACTIVITY, name)
-
-    def _check(self, kind: str, name: str) -> str | None:
-        """None while there is hope; then a text that says who was alive and what they have."""
-        now = self._hub.clock.monotonic()
-        since = self._since.setdefault((kind, name), now)
-        self._missing.set()
-        if not self._asked or now - since < self._limit:
-            return None
-        workers = "; ".join(
-            f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
-            f"{', '.join(self._names(kind, member)) or 'none'}"
-            for member in self._members
-        )
-        return f"no live worker has had {kind} {name!r} for {now - since:.0f} s. Alive: {workers or 'nobody'}"[:4000]
-
-    @staticmethod
-    def _names(kind: str, member: Member) -> tuple[str, ...]:
-        return member.orchestrators if kind == ORCHESTRATOR else member.activities
-
-    async def run(self) -> None:
-        """While something is missing, look who is alive."""
-        while True:
-            if not self._since:
-                self._missing.clear()
-                await self._missing.wait()
-            await self._hub.clock.sleep(min(ABSENCE_CHECK, max(0.5, self._limit / 3)))
-            try:
-                self._members = await self._live()
-            except StorageError as error:
-                log.warning("members_unreadable", error=str(error))
-                continue
-            self._asked = True
-            for kind, name in list(self._since):
-                if any(name in self._names(kind, member) for member in self._members):
-                    del self._since[kind, name]
 
 
 def _here(instance_id: str, close: Callable[[], None]) -> None:
@@ -142,7 +88,8 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self._hurried = float("-inf")
         self.draining = False
-        self.absences = Absences(hub, members, settings.no_worker_timeout)
+        self.absences = Absences(hub, members, settings.no_worker_timeout, pause=settings.lease_times.scan)
+        self.demand = Demand(hub.clock)
         self.sessions: Sessions[Live] = Sessions(
             extended=settings.session_idle > timedelta(0), rested=self._put_aside, dropped=self._put_aside
         )
@@ -153,7 +100,8 @@ class Backend:
             claims=self._claims,
             promise=self._promise,
             adopt=self._adopt,
-            unknown=self.absences.orchestrator,
+            absences=self.absences,
+            demand=self.demand,
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
         self.work = Activities(
@@ -165,7 +113,7 @@ class Backend:
             limit=settings.activities,
             reader=self._work_reader,
             dead=lambda worker: worker in predecessors(),
-            unknown=self.absences.activity,
+            absences=self.absences,
             claims=self._claims,
             adopt=self._adopt,
             offer=self._offer,
@@ -186,10 +134,11 @@ class Backend:
     def services(self) -> Mapping[int, Service]:
         """Load and progress of each partition served; from any thread, in turns of the same caller."""
         now = self.hub.clock.monotonic()
-        return {
-            reader.tenure.partition: Service(load=reader.load(now), unpolled=now - reader.progressed)
-            for reader in tuple(self._readers.values())
-        }
+        return {reader.tenure.partition: self._service(reader, now) for reader in tuple(self._readers.values())}
+
+    def _service(self, reader: ControlReader, now: float) -> Service:
+        ran, lacks = self.demand.of(reader.tenure.partition)
+        return Service(load=reader.load(now), unpolled=now - reader.progressed, runs=ran, lacks=lacks)
 
     # lifetimes
 
@@ -245,6 +194,7 @@ class Backend:
             supervisor=self.supervisor,
         )
         self._readers[tenure.queue] = reader
+        self.demand.begin(tenure.partition)
         self.supervisor.keep(tenure.queue, reader.run)
 
     def asked(self, tenure: Tenure) -> None:
@@ -260,6 +210,7 @@ class Backend:
         if reader is None or reader.tenure is not tenure:
             return
         del self._readers[tenure.queue]
+        self.demand.end(tenure.partition)
         reader.stopping = True
         left = self.sessions.close(reader)
         self.supervisor.end(tenure.queue)
@@ -281,6 +232,7 @@ class Backend:
         finally:  # whatever went wrong: the partition is not kept from others
             if self._readers.get(reader.queue) is reader:
                 del self._readers[reader.queue]
+                self.demand.end(reader.tenure.partition)
                 self.supervisor.end(reader.queue)
             reader.tenure.drained()
 

@@ -31,18 +31,21 @@ from airflow_provider_taskhub.engine.identity import next_execution_id, same_sta
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
+from airflow_provider_taskhub.hub.contract import Need
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter
-from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id, unknown_delay
+from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.workers.absences import Absences
 from airflow_provider_taskhub.workers.aside import Aside
 from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
+from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
 from airflow_provider_taskhub.workers.live import Live, Loader, generation_of
 from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
@@ -59,7 +62,8 @@ class Orchestrations:
     :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
     :param promise: keeps the room that messages claim until their history is committed.
     :param adopt: takes the claimed messages then.
-    :param unknown: orchestrator name → a text, once no live worker has had it for too long (K43); else None.
+    :param absences: who else could run what is not here, and for how long nobody could (K43).
+    :param demand: keeps in mind what the instances of each partition need.
     """
 
     def __init__(
@@ -71,10 +75,12 @@ class Orchestrations:
         claims: Callable[[str], tuple[int, timedelta]],
         promise: Callable[[Sequence[Letter]], AbstractContextManager[None]],
         adopt: Callable[[Sequence[Held]], None],
-        unknown: Callable[[str], str | None],
+        absences: Absences,
+        demand: Demand,
     ) -> None:
         self._hub, self._sessions = hub, sessions
-        self._claims, self._promise, self._adopt, self._unknown = claims, promise, adopt, unknown
+        self._claims, self._promise, self._adopt = claims, promise, adopt
+        self._absences, self._demand = absences, demand
         self._committer = Committer(hub)
         self._loader, self._sorter = Loader(hub, registry), Sorter(hub)
         self.episodes, self._cancelling = Episodes(), Cancelling(hub, registry)
@@ -227,7 +233,7 @@ class Orchestrations:
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
         if suspended is not None:
             events.insert(1, ExecutionSuspended(timestamp=now, reason=suspended))
-        traced, started, asked = tracing.on(), live.started, dict[int, HistoryEvent]()
+        traced, started, asked, ran = tracing.on(), live.started, dict[int, HistoryEvent](), False
         if traced:
             events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
             numbers = {scheduling_id(event) for event in events}
@@ -240,6 +246,7 @@ class Orchestrations:
                     episode = live.execution.terminate(events, now=now)
                 else:
                     episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
+                    ran = True
         except UnknownOrchestrator as error:
             try:
                 if any(isinstance(event, ExecutionTerminated) for event in events):  # that needs no code
@@ -258,20 +265,28 @@ class Orchestrations:
         except (PayloadTooLarge, InputError) as error:
             await self._refused(session, batch, error)
             return
+        if ran and live.started is not None:
+            need = Need("orchestrator", live.started.name, live.started.version or "")
+            self._demand.ran(session.reader.tenure.partition, need)
         if traced and episode.history:
             stale = [event for event, _ in episode.stale]
             tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
     def _gave_up(self, error: UnknownOrchestrator) -> FailureDetails:
         """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there (K43)."""
-        text = self._unknown(error.name)
+        text = self._absences.gave_up(_need(error))
         if text is None:
             raise error
         return FailureDetails(error_type="UnknownOrchestrator", error_message=text, is_non_retriable=True)
 
     async def _wait_for_code(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> None:
-        log.warning("orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-        await session.reader.give_back(batch, delay=unknown_delay(batch[0].dequeue_count), begun=False)
+        need = _need(error)
+        since = min((held.inserted for held in batch), key=lambda time: time.ticks)
+        tell = self._demand.lacks(session.reader.tenure.partition, need, since)
+        level = logging.WARNING if tell else logging.DEBUG
+        log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
+        delay = self._absences.delay(need, batch[0].dequeue_count)
+        await session.reader.give_back(batch, delay=delay, begun=False)
         self._sessions.keep(session, None)
 
     async def _refused(
@@ -357,3 +372,7 @@ class Orchestrations:
 
     def _keep(self, session: Session[Live], live: Live) -> None:
         self._sessions.keep(session, live, live.execution.size)
+
+
+def _need(error: UnknownOrchestrator) -> Need:
+    return Need("orchestrator", error.name, error.version)

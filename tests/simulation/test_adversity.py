@@ -29,6 +29,7 @@ from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import outbound, quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
+from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
@@ -658,16 +659,35 @@ def test_what_no_live_worker_has_fails_naming_who_was_alive(told: timedelta) -> 
 
 @pytest.mark.rows("K43")
 def test_what_a_worker_learns_in_time_is_run() -> None:
+    """The worker that cannot run it lives on, and owned the partition when the other one joined."""
+
     async def play() -> Any:
         async with world() as hub:
-            stranger = await hub.join("stranger", app=App("stranger"))
+            await hub.join("stranger", app=App("stranger"))
             await hub.client.start("chain", 2, instance_id="one")
             await hub.clock.sleep(300.0)
             await hub.join("knows")
-            await hub.clock.sleep(900.0)
-            assert await _status(hub, "one") is Status.PENDING, "as long as a live worker has it, it waits"
-            await stranger.stop()
-            state = await hub.wait("one")
+            state = await hub.wait("one", timedelta(seconds=30))
+            await hub.ended()
+            return state.output
+
+    assert simulate(play) == "2"
+
+
+@pytest.mark.rows("K43")
+def test_as_long_as_a_live_worker_could_run_it_no_timeout_runs() -> None:
+    async def play() -> Any:
+        async with world() as hub:
+            steering = Steering(hub.store, hub.client.hub.names, by="ops", clock=hub.clock)
+            await hub.join("stranger", app=App("stranger"))
+            await steering.prohibit(range(hub.settings.partitions), ["knows"], "for this test")
+            await hub.join("knows")
+            await hub.clock.sleep(5.0)
+            await hub.client.start("chain", 2, instance_id="one")
+            await hub.clock.sleep(2 * hub.settings.no_worker_timeout.total_seconds())
+            assert await _status(hub, "one") is Status.PENDING
+            await steering.allow(range(hub.settings.partitions))
+            state = await hub.wait("one", timedelta(seconds=60))
             await hub.ended()
             return state.output
 

@@ -5,7 +5,7 @@ the same assignment, so they neither collide nor overshoot; workers that read di
 ETags of the rows. Rejected: stealing one partition per turn from the biggest (16 turns for two workers and 32
 partitions, and a rule that must guess what the other thieves do; ``make bench-balance`` compares them).
 
-In this order: what an administrator forbids, caps, fair shares by number, loads.
+In this order: what an administrator forbids, who can run what waits, caps, fair shares by number, loads.
 """
 
 from __future__ import annotations
@@ -62,14 +62,21 @@ class Rules:
 
     :param offline: partitions that nobody may serve. :param barred: who may not serve a partition.
     :param turn: partitions that a member takes or asks for in one turn; None: as many as it lacks.
+    :param unfit: by partition, who cannot run what waits there while another member can. No order of anybody: an unfit
+        owner keeps the partition until a fit member asks for it.
     """
 
     offline: frozenset[int] = frozenset()
     barred: Mapping[int, frozenset[str]] = field(default_factory=dict)
     turn: int | None = None
+    unfit: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def allow(self, partition: int, member: str) -> bool:
         return partition not in self.offline and member not in self.barred.get(partition, ())
+
+    def suits(self, partition: int, member: str) -> bool:
+        """Whether a member should serve a partition: it may, and it can run what waits there."""
+        return self.allow(partition, member) and member not in self.unfit.get(partition, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +174,7 @@ class _Seating:
             ),
         )
         self._deal(targets, needy)
-        if any(rules.barred.values()):
+        if any(rules.barred.values()) or any(rules.unfit.values()):
             self._level()
         if self._settled():
             self._ease()
@@ -178,12 +185,13 @@ class _Seating:
 
     def homeless(self, row: Row) -> bool:
         """Whether its owner must let it go although nobody has room for it: a cap was lowered (T08)."""
-        return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner
+        unfit = self._rules.unfit.get(row.partition)  # then it stays until somebody who is fit asks for it
+        return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
     def _heir(self, row: Row) -> str | None:
         """Who has the partition once every handover under way has ended; None: up for allotment."""
         for member in (row.next_owner, row.owner):
-            if member is not None and member in self._members and self._rules.allow(row.partition, member):
+            if member is not None and member in self._members and self._rules.suits(row.partition, member):
                 return member
         return None
 
@@ -217,7 +225,7 @@ class _Seating:
     def _may(self, partition: int, member: str) -> bool:
         """Whether it may serve it, and can take it now: an orphan must not wait for who cannot (T87)."""
         barred = self._rows[partition].silent and self._members[member].newcomer
-        return not barred and self._rules.allow(partition, member)
+        return not barred and self._rules.suits(partition, member)
 
     def _anybody(self, partition: int) -> str | None:
         """The emptiest member that may serve it and has room: those below their shares may not."""
@@ -252,7 +260,7 @@ class _Seating:
         queue = [source]
         for member in queue:
             for other in sorted(self._members.keys() - reached.keys(), key=lambda name: (self._fill(name), name)):
-                step = next((number for number in holdings.get(member, ()) if self._rules.allow(number, other)), None)
+                step = next((number for number in holdings.get(member, ()) if self._rules.suits(number, other)), None)
                 if step is None:
                     continue
                 reached[other] = [*reached[member], (step, other)]
@@ -291,7 +299,7 @@ class _Seating:
         cold = min(loads, key=lambda member: (loads[member], member))
         between = loads[hot] - loads[cold]
         fair = self._fill(hot) >= self._fill(cold, 1)  # one more here and one less there is as fair
-        other = None if fair else next((row for row in holdings[cold] if self._rules.allow(row.partition, hot)), None)
+        other = None if fair else next((row for row in holdings[cold] if self._rules.suits(row.partition, hot)), None)
         noticeable = between > max(NOTICEABLE, HYSTERESIS * sum(loads.values()) / len(loads))
         if not noticeable or self.room(cold) <= 0 or not (fair or other):
             return
@@ -299,7 +307,7 @@ class _Seating:
         found = [
             (abs(between - difference / weights[0] - difference / weights[1]), row.partition)
             for row in holdings[hot]
-            if self._rules.allow(row.partition, cold) and (difference := _load(row) - _load(other)) > 0
+            if self._rules.suits(row.partition, cold) and (difference := _load(row) - _load(other)) > 0
         ]
         left, partition = min(found, default=(between, -1))
         if left <= between / 2:

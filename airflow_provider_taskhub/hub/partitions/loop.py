@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.partitions.controls import Controls
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.holding import DRAIN, Holding
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.placing import Wanted
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
@@ -90,6 +91,7 @@ class PartitionOwner:
         self._describe = member or (lambda: self._member)
         self._ask_services = services
         self._services: Mapping[int, Service] = {}
+        self._wanted: Mapping[int, Wanted] = {}
         self._stuck = stuck
         self._rng = rng or random.Random()
         self._began = asyncio.Event()
@@ -179,6 +181,7 @@ class PartitionOwner:
             dead=self._dead,
             stopping=self._stopping,
             figures=self.figures,
+            services=lambda: self._services,
         )
 
     async def run(self) -> None:
@@ -293,7 +296,8 @@ class PartitionOwner:
         leaving, holding = self._stopping.is_set(), self._holds
         moving = holding.draining or self._scans.waiting
         due = max(0.0, self._due - self._clock.monotonic())
-        serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving, due=due)
+        self._wanted = {} if leaving else self._scans.wanted(self._member)
+        serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
         await self._members.renew(self._member, leaving=leaving, serving=serving)
         self._scans.heard()
 
@@ -312,10 +316,13 @@ class PartitionOwner:
             began, least = self._clock.monotonic(), 0.0
             self._hurried.clear()
             jitter = self._rng.uniform(0.9, 1.1)
+            self._ask_host()
             try:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
+                if self._scans.wanted(self._member) != self._wanted:  # who can run what waits here is to know it soon
+                    self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
             except Throttled as error:  # scans slow down, renewals do not (T81)
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)

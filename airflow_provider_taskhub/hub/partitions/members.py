@@ -18,6 +18,7 @@ from airflow_provider_taskhub.codec import Timestamp, compress, decompress, load
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames, Member
 from airflow_provider_taskhub.hub.partitions.leases import Sightings, finite
+from airflow_provider_taskhub.hub.partitions.placing import decode_wanted, encode_wanted
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving, decode_signs, encode_signs
 from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
@@ -113,6 +114,7 @@ class Members:
             "Serving": encode_signs(serving),
             "Moving": serving.moving,
             "DueSeconds": serving.due,
+            "Wanted": encode_wanted(serving.wanted),
             "Renewed": self._clock.utc_now(),
         }
         try:
@@ -269,6 +271,7 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
             signs=decode_signs(columns.get("Serving")),
             moving=columns.get("Moving") is True,
             due=_number(columns.get("DueSeconds"), 0.0),
+            wanted=decode_wanted(columns.get("Wanted")),
         ),
         renew=max(0.0, _number(columns.get("RenewSeconds"), 10.0)),
         take=max(0.0, _number(columns.get("TakeSeconds"), 30.0)),

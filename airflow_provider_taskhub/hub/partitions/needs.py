@@ -7,28 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.contract import FunctionKind, Member, Need
 
-Kind: TypeAlias = Literal["orchestrator", "activity"]
+__all__ = ["Difference", "Kind", "Need", "Prospect", "able", "can_run", "difference", "listed", "prospect"]
+
+Kind: TypeAlias = FunctionKind
 SHOWN = 20
 """Names of one kind in a text; the rest is counted."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Need:
-    """A function that some work needs.
-
-    :param version: of the instance that an orchestrator runs; "" is any. Activities have none.
-    """
-
-    kind: Kind
-    name: str
-    version: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name!r}" + (f" of version {self.version!r}" if self.version else "")
 
 
 def can_run(member: Member, need: Need) -> bool:

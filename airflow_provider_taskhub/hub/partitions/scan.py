@@ -7,20 +7,22 @@ answer. What a scan does not need to read it does not read; before anything is d
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Unavailable
-from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.contract import Member, Service
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.holding import Holding
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
+from airflow_provider_taskhub.hub.partitions.placing import Placing, Wanted, unfit
 from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import Leases
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -49,6 +51,7 @@ class Scanner:
 
     :param partitions: of the hub. :param may_take: whether partitions may be taken, asked before each taking.
     :param dead: full names of workers proven dead. :param stopping: set when this worker takes nothing more.
+    :param services: what the host said last of the partitions that it serves.
     """
 
     def __init__(
@@ -66,9 +69,13 @@ class Scanner:
         dead: Callable[[], Collection[str]],
         stopping: asyncio.Event,
         figures: Figures,
+        services: Callable[[], Mapping[int, Service]],
     ) -> None:
         self._leases = leases
         self._partitions = partitions
+        self._services = services
+        self._placing = Placing(times.scan.total_seconds())
+        self._live: Sequence[Member] = ()
         self._members = members
         self._controls = controls
         self._holding = holding
@@ -115,6 +122,7 @@ class Scanner:
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
         await self._bury(roster, dead)
         self._compare_times(roster)
+        self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
@@ -137,6 +145,11 @@ class Scanner:
         self._waiting_since = (self._waiting_since or self._clock.monotonic()) if self._waiting_for else None
         if "orchestrator" in member.roles and await self._may_take():
             await self._carry_out(self._plan(seen, member), seen)
+
+    def wanted(self, member: Member) -> dict[int, Wanted]:
+        """What others must know of the needs of this worker's partitions. :param member: this worker."""
+        held = self._holding.leases
+        return self._placing.say(held, self._services(), member, self._live, self._clock.monotonic())
 
     def _told(self, roster: Roster, ordered: Orders, dead: Collection[str]) -> Sequence[Lease] | None:
         return self._map.told(
@@ -220,7 +233,33 @@ class Scanner:
             )
             for worker in members - seen.orders.drained
         }
-        return plan(rows, seats, self._me, seen.orders.rules)
+        return plan(rows, seats, self._me, replace(seen.orders.rules, unfit=self._unfit(seen, member, seats)))
+
+    def _unfit(self, seen: _Seen, member: Member, seats: Mapping[str, Seat]) -> dict[int, frozenset[str]]:
+        """By partition, who cannot run what waits there while somebody with room for it can."""
+        mine = self.wanted(member)
+        if not mine and not any(serving.wanted for serving in seen.roster.serving.values()):
+            return {}
+        counts = Counter(lease.owner for lease in seen.leases)
+        others = [*(other for other in seen.roster.live if other.worker != self._me), member]
+        found = {}
+        for lease in seen.leases:
+            if lease.owner is None or (wanted := self._wanted_by(lease, seen.roster, mine)) is None:
+                continue
+            able = []
+            for other in others:
+                seat = seats.get(other.worker)
+                room = seat is not None and (seat.cap is None or counts[other.worker] < seat.cap)
+                if (room or other.worker == lease.owner) and seen.orders.rules.allow(lease.partition, other.worker):
+                    able.append(other)
+            found[lease.partition] = unfit(wanted, able)
+        return found
+
+    def _wanted_by(self, lease: Lease, roster: Roster, mine: Mapping[int, Wanted]) -> Wanted | None:
+        if lease.owner == self._me:
+            return mine.get(lease.partition)
+        serving = roster.serving.get(lease.owner or "")
+        return None if serving is None else serving.wanted.get(lease.partition)
 
     def _deaf(self) -> bool:
         """Whether to leave the leases to those who hear what has become of their writes (T14).
@@ -257,6 +296,8 @@ class Scanner:
             left = (number for number in decided.take if seen.silence[number] > 5 * self._every)
             decided = Plan(take=tuple(left))
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
+        for number in decided.ask:
+            self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
         await self._write([*claims, *(self._ask(by_number[number]) for number in decided.ask)])
         if decided.ask:
             self._holding.changed.set()  # their owners see at their next scan that somebody waits, not at a renewal
@@ -286,6 +327,7 @@ class Scanner:
             return not isinstance(error, Unavailable)
         if self._holding.take_up(claimed, sent) is None:
             return False
+        self._placing.take(lease.partition, self._clock.monotonic())
         change = self._change(lease)
         self._figures.taken(change)
         log.info(

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, finite
+from airflow_provider_taskhub.hub.partitions.placing import Wanted
 from airflow_provider_taskhub.storage.primitives import Property
 
 
@@ -40,11 +41,13 @@ class Serving:
     :param moving: it hands a partition over, or waits for one: look at the leases.
     :param due: seconds, from when it says this, until it sends its next renewals and says so; as a reader keeps it,
         from when that reader saw it first.
+    :param wanted: what the instances of its partitions need, where others must know.
     """
 
     signs: Mapping[int, Sign] = field(default_factory=dict)
     moving: bool = False
     due: float = 0.0
+    wanted: Mapping[int, Wanted] = field(default_factory=dict)
 
 
 NOTHING = Serving()

@@ -1,0 +1,118 @@
+"""Functions that this worker does not have: whether another live worker could run them, and for how long nobody could.
+
+A timeout begins with the first look at the members that finds nobody who could run it (K43), and ends with a look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.contract import Member, Need
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.races import unknown_delay
+from airflow_provider_taskhub.hub.partitions.needs import able
+
+log = structlog.get_logger(__name__)
+
+CHECK = 5.0
+"""Seconds between two looks at the members, at most."""
+FORGET = 120.0
+"""Seconds after which a need that nothing has asked for again is forgotten: a message that waits comes again before."""
+LONGEST_TEXT = 4000
+"""Characters of the failure of what nobody could run."""
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A function that is not here.
+
+    :param asked: when something needed it last. :param elsewhere: another live worker could run it, as last looked.
+    :param since: when a look found for the first time in a row that nobody could; None: somebody can, or nobody has
+        looked.
+    """
+
+    asked: float
+    elsewhere: bool = False
+    since: float | None = None
+
+
+class Absences:
+    """What is not here.
+
+    :param live: reads the live members. :param limit: the no-worker timeout.
+    :param pause: what another worker could run comes back after this time, for that worker to take it.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        live: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
+        limit: timedelta,
+        pause: timedelta,
+    ) -> None:
+        self._hub, self._live, self._limit, self._pause = hub, live, limit.total_seconds(), pause
+        self._absent: dict[Need, _Absence] = {}
+        self._members: Sequence[Member] = ()
+        self._looked = float("-inf")
+        self._missing = asyncio.Event()
+
+    def gave_up(self, need: Need) -> str | None:
+        """None while there is hope; then a text that says who was alive and what they have."""
+        now = self._hub.clock.monotonic()
+        found = self._absent.setdefault(need, _Absence(asked=now))
+        found.asked = now
+        self._missing.set()
+        if found.since is None or self._looked - found.since < self._limit:
+            return None
+        workers = "; ".join(
+            f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
+            f"{', '.join(_names(need, member)) or 'none'}"
+            for member in self._members
+        )
+        waited = self._looked - found.since
+        return f"no live worker has had {need} for {waited:.0f} s. Alive: {workers or 'nobody'}"[:LONGEST_TEXT]
+
+    def delay(self, need: Need, dequeue_count: int) -> timedelta:
+        """For how long a message that needs it is given back."""
+        longest = unknown_delay(dequeue_count)
+        found = self._absent.get(need)
+        return min(longest, self._pause) if found is not None and found.elsewhere else longest
+
+    async def run(self) -> None:
+        """While something is missing, look who is alive."""
+        while True:
+            if not self._absent:
+                self._missing.clear()
+                await self._missing.wait()
+                await self._look()
+            await self._hub.clock.sleep(min(CHECK, max(0.5, self._limit / 3)))
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            members = await self._live()
+        except StorageError as error:
+            log.warning("members_unreadable", error=str(error))
+            return
+        self._members, now = members, self._hub.clock.monotonic()
+        self._looked = now
+        for need, found in list(self._absent.items()):
+            if now - found.asked > FORGET:
+                del self._absent[need]
+                continue
+            found.elsewhere = bool(able(members, need))
+            if found.elsewhere:
+                found.since = None
+            elif found.since is None:
+                found.since = now
+
+
+def _names(need: Need, member: Member) -> tuple[str, ...]:
+    return member.orchestrators if need.kind == "orchestrator" else member.activities

@@ -1,0 +1,73 @@
+"""What the instances of this worker's partitions need: which orchestrators ran lately, which ones are not here.
+
+The partition service publishes it where workers' apps differ, so that a partition goes to a worker that can run what
+waits there (``hub.partitions.placing``). Written on the worker's loop, read from any thread.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.hub.contract import Need
+
+RECENT = 60.0
+"""Seconds after which what was seen says nothing any more. Messages that wait in vain come again within it."""
+AGAIN = 60.0
+"""Seconds after which a need that is still not here is to be said again."""
+MOST = 200
+"""Needs of one partition that are kept in mind."""
+
+
+class Demand:
+    """What is needed, by partition."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ran: dict[int, dict[Need, float]] = {}
+        self._lacks: dict[int, dict[Need, tuple[Timestamp, float]]] = {}
+        self._said: dict[Need, float] = {}
+
+    def begin(self, partition: int) -> None:
+        """This worker serves a partition from now on: what an earlier stay of it saw says nothing."""
+        self._ran[partition], self._lacks[partition] = {}, {}
+
+    def end(self, partition: int) -> None:
+        """This worker does not serve it any more."""
+        self._ran.pop(partition, None)
+        self._lacks.pop(partition, None)
+
+    def ran(self, partition: int, need: Need) -> None:
+        """An episode ran here."""
+        found = self._ran.setdefault(partition, {})
+        if need in found or len(found) < MOST:
+            found[need] = self._clock.monotonic()
+
+    def lacks(self, partition: int, need: Need, since: Timestamp) -> bool:
+        """A message waits for what is not here.
+
+        :param since: when it was enqueued, by the storage service. :returns: whether to tell people: once a minute.
+        """
+        now = self._clock.monotonic()
+        found = self._lacks.setdefault(partition, {})
+        oldest, seen = found.get(need, (since, float("-inf")))
+        if now - seen >= RECENT:  # what waited before has been run elsewhere, or is gone
+            oldest = since
+        if need in found or len(found) < MOST:
+            found[need] = min(oldest, since, key=lambda time: time.ticks), now
+        if now - self._said.get(need, float("-inf")) < AGAIN:
+            return False
+        if len(self._said) >= MOST:
+            self._said.clear()
+        self._said[need] = now
+        return True
+
+    def of(self, partition: int) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
+        """What ran in a partition lately, and what messages wait for in vain, the longest waiting first."""
+        since = self._clock.monotonic() - RECENT
+        ran = tuple(need for need, seen in tuple(self._ran.get(partition, {}).items()) if seen >= since)
+        waiting = [
+            (oldest.ticks, need)
+            for need, (oldest, seen) in tuple(self._lacks.get(partition, {}).items())
+            if seen >= since
+        ]
+        return ran, tuple(need for _, need in sorted(waiting))

@@ -1,0 +1,164 @@
+"""Workers of one hub whose apps differ: whatever a live worker can run is run, wherever its partition is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from tests.simulation.world import World, simulate
+
+SOON = timedelta(minutes=2)
+
+
+def app_with(*names: str, title: str = "") -> App:
+    """An app whose orchestrators call an activity of their own, twice."""
+    app = App(title or "-".join(names) or "empty", version="1")
+    for name in names:
+        declare(app, name)
+    return app
+
+
+def declare(app: App, name: str) -> None:
+    activity = f"{name}_work"
+
+    @app.activity(name=activity)
+    def work(number: int) -> int:
+        return number + 1
+
+    @app.orchestrator(name=name)
+    async def orchestrate(ctx: OrchestrationContext, number: int) -> int:
+        number = await ctx.call_activity(activity, number)
+        await ctx.create_timer(timedelta(seconds=3))
+        return int(await ctx.call_activity(activity, number))
+
+
+async def all_end(world: World, names: Sequence[str], count: int = 6, limit: timedelta = SOON) -> float:
+    """Start ``count`` instances of each and wait for all. :returns: virtual seconds."""
+    began = world.clock.monotonic()
+    ids = [f"{name}-{number}" for name in names for number in range(count)]
+    for instance_id in ids:
+        await world.client.start(instance_id.partition("-")[0], 0, instance_id=instance_id)
+    for instance_id in ids:
+        state = await world.wait(instance_id, limit)
+        assert (state.status, state.output) == (Status.COMPLETED, "2"), (instance_id, state)
+    assert not world.defects(), world.defects()
+    assert not await world.client.quarantined()
+    return world.clock.monotonic() - began
+
+
+def play(drive: Any, *, partitions: int = 4, **settings: Any) -> Any:
+    async def main() -> Any:
+        async with World(app_with("a", "b", "c"), partitions=partitions, **settings) as world:
+            found = await drive(world)
+            await world.ended()
+            return found
+
+    return simulate(main)
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_what_only_one_of_two_workers_has_is_run_there(partitions: int) -> None:
+    async def drive(world: World) -> float:
+        await world.join("full", app=app_with("a", "b"))
+        await world.join("half", app=app_with("a"))
+        await world.clock.sleep(10.0)
+        return await all_end(world, ["a", "b"])
+
+    assert play(drive, partitions=partitions) < 30.0
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_two_workers_each_of_which_has_a_part_take_turns(partitions: int) -> None:
+    async def drive(world: World) -> float:
+        await world.join("one", app=app_with("a"))
+        await world.join("two", app=app_with("b"))
+        await world.clock.sleep(10.0)
+        return await all_end(world, ["a", "b"])
+
+    assert play(drive, partitions=partitions) < 90.0
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_three_workers_each_of_which_has_a_part_take_turns(partitions: int) -> None:
+    async def drive(world: World) -> float:
+        for name in ("a", "b", "c"):
+            await world.join(f"has-{name}", app=app_with(name))
+        await world.clock.sleep(10.0)
+        return await all_end(world, ["a", "b", "c"])
+
+    assert play(drive, partitions=partitions) < 110.0
+
+
+@pytest.mark.rows("K43")
+def test_a_worker_that_has_nothing_disturbs_nobody() -> None:
+    async def drive(world: World) -> float:
+        await world.join("empty", app=app_with())
+        await world.clock.sleep(5.0)
+        await world.join("full", app=app_with("a", "b"))
+        return await all_end(world, ["a", "b"])
+
+    assert play(drive) < 30.0
+
+
+@pytest.mark.rows("K43")
+def test_who_joins_later_with_what_is_missing_takes_it() -> None:
+    async def drive(world: World) -> float:
+        await world.join("one", app=app_with("a"))
+        await world.client.start("b", 0, instance_id="early")
+        await world.clock.sleep(60.0)
+        await world.join("two", app=app_with("b"))
+        seconds = await all_end(world, ["a"])
+        state = await world.wait("early", SOON)
+        assert state.output == "2"
+        return seconds
+
+    assert play(drive) < 60.0
+
+
+@pytest.mark.rows("K43")
+def test_the_death_of_the_only_one_that_has_it_leaves_no_partition_unserved() -> None:
+    async def drive(world: World) -> float:
+        await world.join("one", app=app_with("a"))
+        two = await world.join("two", app=app_with("b"))
+        await world.clock.sleep(10.0)
+        for number in range(6):
+            await world.client.start("b", 0, instance_id=f"left-{number}")
+        await world.clock.sleep(2.0)
+        await two.bury()
+        seconds = await all_end(world, ["a"])
+        await world.join("three", app=app_with("b"))
+        for number in range(6):
+            assert (await world.wait(f"left-{number}", SOON)).output == "2"
+        return seconds
+
+    assert play(drive) < 60.0
+
+
+@pytest.mark.rows("K43", "K50")
+def test_an_instance_of_another_version_goes_to_the_worker_that_accepts_it() -> None:
+    def version(number: str) -> App:
+        app = App("versions", version=number, compatible=[])
+        declare(app, "a")
+        return app
+
+    async def drive(world: World) -> float:
+        await world.join("new", app=version("2"))
+        await world.clock.sleep(10.0)
+        await world.join("old", app=version("1"))
+        await world.clock.sleep(10.0)
+        began = world.clock.monotonic()
+        for number in range(12):
+            await world.client.start("a", 0, instance_id=f"old-{number}", version="1" if number % 2 else "2")
+        for number in range(12):
+            assert (await world.wait(f"old-{number}", SOON)).output == "2"
+        return world.clock.monotonic() - began
+
+    assert play(drive) < 90.0
