@@ -135,14 +135,16 @@ class PayloadTooLarge(StorageError):
 
 
 class TaskFailedError(TaskHubError):
-    """Raised inside an orchestrator where a failed activity is awaited.
+    """Raised inside an orchestrator where a failed activity is awaited. Its text is the text of the activity's error.
 
     :param details: what failed, as recorded in the history.
+    :param name: of the activity or child that failed; "" if no activity or child did, as for a cancelled timer.
     """
 
-    def __init__(self, message: str, *, details: FailureDetails | None = None) -> None:
+    def __init__(self, message: str, *, details: FailureDetails | None = None, name: str = "") -> None:
         super().__init__(message)
         self.details = details
+        self.name = name
 
 
 class SubOrchestrationFailedError(TaskFailedError):

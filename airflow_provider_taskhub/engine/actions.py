@@ -17,6 +17,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
+from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.values import dataclass
 
 
@@ -83,5 +84,5 @@ class Episode:
             reasons = [e.reason for e in self.history if isinstance(e, ExecutionSuspended | ExecutionResumed)]
             return reasons[-1] if reasons else None
         if completed.failure is not None:
-            return f"{completed.failure.error_type}: {completed.failure.error_message}"
+            return headline(completed.failure)
         return completed.result

@@ -21,14 +21,34 @@ _MAX_CAUSES = 5
 _PACKAGE = "airflow_provider_taskhub.engine"
 
 
+_TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
+
+
+def headline(failure: FailureDetails, *, activity: str | None = None, child: str | None = None) -> str:
+    """One line that says what failed: the name of the activity or child, the class of its error and the text.
+
+    For example ``activity 'load' failed: OSError: no flights``. Every place that shows a failure to people uses it.
+
+    :param activity: name of the activity, for the failure of a single activity.
+    :param child: name of the child orchestration, for the failure of a single child. Without either the failure is one
+        of an instance, which already has these names in its text.
+    """
+    names_task = failure.error_type in _TASK_FAILED and failure.error_message.startswith(("activity ", "child orch"))
+    text = failure.error_message if names_task else f"{failure.error_type}: {failure.error_message}"
+    if activity is not None:
+        return f"activity {activity!r} failed: {text}"
+    return text if child is None else f"child orchestration {child!r} failed: {text}"
+
+
 def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:
     """What is recorded of an exception: its type, text, trace and causes.
 
+    The text of a failed activity or child is its :func:`headline`: readers of the instance see which one failed.
     ``OrchestrationError(retryable=False)``, and the failure of a task that was not retryable, are not retryable.
     """
     return FailureDetails(
         error_type=type(error).__name__,
-        error_message=message_of(error),
+        error_message=_recorded_message(error),
         stack_trace=_trace(error),
         inner_failure=_inner(error, depth),
         is_non_retriable=_is_final(error),
@@ -41,6 +61,14 @@ def message_of(error: BaseException) -> str:
         return storable(str(error))
     except BaseException as broken:  # SystemExit too: it is told of an error, and must not become another
         return f"(its __str__ raised {type(broken).__name__})"
+
+
+def _recorded_message(error: BaseException) -> str:
+    if not isinstance(error, TaskFailedError) or error.details is None or not error.name:
+        return message_of(error)
+    if isinstance(error, SubOrchestrationFailedError):
+        return headline(error.details, child=error.name)
+    return headline(error.details, activity=error.name)
 
 
 def storable(text: str) -> str:
@@ -82,11 +110,11 @@ def user_part(trace: TracebackType | None) -> TracebackType | None:
 def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> TaskFailedError:
     """What an orchestrator sees of a failed activity or child.
 
-    :param name: of the activity or child, for an event that brings no text at all.
+    :param name: of the activity or child.
     """
     details = event.failure or _of_serialised(event.details, event.reason)
     kind = TaskFailedError if isinstance(event, TaskFailed) else SubOrchestrationFailedError
-    return kind(event.reason or details.error_message or f"{name} failed", details=details)
+    return kind(event.reason or details.error_message or f"{name} failed", details=details, name=name)
 
 
 def _of_serialised(details: str | None, reason: str | None) -> FailureDetails:

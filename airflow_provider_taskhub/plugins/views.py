@@ -10,6 +10,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
+from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, OwnerState, PartitionState
 from airflow_provider_taskhub.plugins.timeline import fired_at, milliseconds, only
@@ -123,6 +124,7 @@ def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None
     if details is None:
         return None
     return {
+        "headline": show(headline(details))[:_LONGEST],
         "type": details.error_type,
         "message": show(details.error_message)[:_LONGEST],
         "stack": show(details.stack_trace)[:_LONGEST] if details.stack_trace else None,
@@ -239,8 +241,7 @@ def _what(event: HistoryEvent, names: dict[int, str]) -> str:
 def _payload(event: HistoryEvent) -> str | None:
     match event:
         case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
-            details = event.failure
-            return f"{details.error_type}: {details.error_message}" if details else event.reason
+            return headline(event.failure) if event.failure else event.reason
         case events.TaskCompleted() | events.SubOrchestrationInstanceCompleted() | events.ExecutionCompleted():
             return event.result
     return getattr(event, "input", None) or getattr(event, "reason", None)

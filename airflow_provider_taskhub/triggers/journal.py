@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import RecordState
 
@@ -116,7 +117,7 @@ def _activity(record: ActivityRecord) -> str:
     if record.state is RecordState.RUNNING and record.application_id:
         line += f", Spark application {record.application_id}"
     if record.failure is not None:
-        line += f": {record.failure.error_type}: {record.failure.error_message[:_LONGEST_STATUS]}"
+        line += f": {headline(record.failure)[:_LONGEST_STATUS]}"
     elif record.state is RecordState.LOST:
         line += ": its worker fell silent, another attempt runs"
     return line

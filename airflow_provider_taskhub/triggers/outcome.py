@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_taskhub.engine.failures import headline
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,7 +40,7 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
 def reason(state: InstanceState) -> str:
     """One line: the orchestration's own error, or why it was terminated."""
     if state.failure is not None:
-        return f"{state.failure.error_type}: {state.failure.error_message}"
+        return headline(state.failure)
     said = plain(state.output)
     return str(said) if said else "no reason given"
 
@@ -49,7 +51,7 @@ def causes(failure: FailureDetails | None) -> Iterator[str]:
     while failure is not None and depth < 10:
         head = "caused by " if depth else ""
         trace = f"\n{failure.stack_trace.rstrip()}" if failure.stack_trace else ""
-        yield f"{head}{failure.error_type}: {failure.error_message}{trace}"
+        yield f"{head}{headline(failure)}{trace}"
         failure, depth = failure.inner_failure, depth + 1
 
 

@@ -73,6 +73,8 @@ class ActivityProgress:
     def onto(self, record: ActivityRecord) -> ActivityRecord:
         """The record with what is newly known; what is not known leaves it as it was."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
+        if "fraction" in known:
+            known["progress"] = known.pop("fraction")
         return replace(record, **known)
 
 

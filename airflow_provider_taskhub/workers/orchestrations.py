@@ -26,7 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     Status,
 )
-from airflow_provider_taskhub.engine.failures import message_of
+from airflow_provider_taskhub.engine.failures import headline, message_of
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
@@ -358,7 +358,7 @@ class Orchestrations:
             instance_id=session.instance_id,
             orchestrator=live.name,
             status=str(episode.status),
-            **({"error": f"{failure.error_type}: {failure.error_message}"[:SHOWN_ERROR]} if failure else {}),
+            **({"error": headline(failure)[:SHOWN_ERROR]} if failure else {}),
         )
         self._sessions.keep(session, None)
         if cancels:

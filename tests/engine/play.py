@@ -95,7 +95,7 @@ class Play:
         return answer(outbound, result, at=self.now)
 
     def failed(self, outbound: Outbound, message: str = "broken", **details: Any) -> TaskFailed:
-        failure = FailureDetails(error_type="ValueError", error_message=message, **details)
+        failure = FailureDetails(**{"error_type": "ValueError", "error_message": message, **details})
         return TaskFailed(
             timestamp=self.now,
             task_scheduled_id=outbound.event.event_id,

@@ -142,7 +142,7 @@ class Test_activities:
         assert completed.failure.inner_failure == FailureDetails(
             error_type="ValueError", error_message="disk full", stack_trace="there"
         )
-        assert play.last.output == "TaskFailedError: disk full"
+        assert play.last.output == "activity 'square' failed: ValueError: disk full"
         assert "test_run.py" in (completed.failure.stack_trace or "")
         assert "engine/generation" not in (completed.failure.stack_trace or "")
 

@@ -82,7 +82,7 @@ def test_the_scenarios_end_as_they_should() -> None:
         "events": ("Completed", "[0,1,2,3,4]"),
         "counter": ("Completed", "[0,1,2,3]"),
         "failing": ("Completed", "[2,true]"),
-        "raising": ("Failed", "TaskFailedError: broken 8"),
+        "raising": ("Failed", "activity 'broken' failed: ValueError: broken 8"),
         "terminate": ("Terminated", "enough"),
         "cancel": ("Terminated", "enough"),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -267,7 +268,16 @@ def test_exit_statuses_in_words() -> None:
     assert describe(-11) == "was killed by signal 11 (SIGSEGV)"
 
 
-def test_progress_changes_only_what_it_knows() -> None:
+@pytest.mark.parametrize(
+    ("news", "progress", "message"),
+    [
+        ({"message": "after"}, 0.5, "after"),
+        ({"fraction": 0.75}, 0.75, "before"),
+        ({"fraction": 0.0, "message": "again"}, 0.0, "again"),
+        ({}, 0.5, "before"),
+    ],
+)
+def test_progress_changes_only_what_it_knows(news: dict[str, Any], progress: float, message: str) -> None:
     record = ActivityRecord(
         instance=OrchestrationInstance(instance_id="i"),
         task_id=1,
@@ -281,5 +291,5 @@ def test_progress_changes_only_what_it_knows() -> None:
         progress=0.5,
         message="before",
     )
-    changed = ActivityProgress(executor="plain-1.1", message="after").onto(record)
-    assert changed == dataclasses.replace(record, executor="plain-1.1", message="after")
+    changed = ActivityProgress(executor="plain-1.1", **news).onto(record)
+    assert changed == dataclasses.replace(record, executor="plain-1.1", progress=progress, message=message)

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     Status,
 )
+from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
@@ -228,7 +229,7 @@ def _suspended(event: ExecutionSuspended | ExecutionResumed) -> str | None:
 
 def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
     failed = event.failure is not None
-    output = event.result if event.failure is None else failure_text(event.failure)
+    output = event.result if event.failure is None else headline(event.failure)
     changes: dict[str, Property | None] = {
         "CompletedTime": now,
         # "" for none: a merge would keep what a suspension or an earlier failure left there
@@ -237,11 +238,6 @@ def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict
     if event.failure is not None:
         changes[FAILURE] = _failure(event.failure)
     return changes
-
-
-def failure_text(failure: FailureDetails) -> str:
-    """``Output`` of a failed instance (spec §2.5)."""
-    return f"{failure.error_type}: {failure.error_message}"
 
 
 def _failure(failure: FailureDetails) -> str:
@@ -430,7 +426,8 @@ def _is_current(failure: FailureDetails, state: InstanceState, entity: Entity, c
     """Whether our column belongs to this end: a .NET worker that ended a rewound instance has left it as it was."""
     if "output" in large_texts(entity, container_url=container_url):
         return True
-    return (state.output or "").startswith(failure_text(failure))
+    # The second is what .NET writes, and wrote earlier versions of ours.
+    return (state.output or "").startswith((headline(failure), f"{failure.error_type}: {failure.error_message}"))
 
 
 def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:

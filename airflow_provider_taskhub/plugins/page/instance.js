@@ -73,7 +73,7 @@ function paint() {
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
   const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Not everything of this instance can be read. "), "What can be is shown.",
     el("details", {}, el("summary", { class: "small" }, `what cannot be (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
-  parts.note.replaceChildren(...broken, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.type), `: ${instance.failure.message}`, instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+  parts.note.replaceChildren(...broken, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
     : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
   paintTimeline(live);

@@ -1,0 +1,34 @@
+"""What a recorded activity says of itself reaches those who look, and outlives its worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from tests.e2e.house import PATIENCE, House
+
+APP = "telling_app:app"
+
+
+async def _record(house: House, instance_id: str) -> ActivityRecord:
+    """The record of the only attempt, once the newer of its two reports is there."""
+    async with asyncio.timeout(PATIENCE), house.client() as client:
+        while True:
+            records = await client.activities(instance_id)
+            if records and records[-1].progress == 0.5:
+                return records[-1]
+            await asyncio.sleep(0.1)
+
+
+async def test_progress_arrives_while_the_activity_runs_and_when_it_has_ended(house: House) -> None:
+    worker = house.worker("one", app=APP).ready()
+    async with house.client() as client:
+        await client.start("tale", "flights", instance_id="tale-1")
+        record = await _record(house, "tale-1")
+        assert (record.state, record.progress, record.message) == (RecordState.RUNNING, 0.5, "a quarter")
+        (house.folder / "effects").touch()
+        await client.wait("tale-1")
+        (record,) = await client.activities("tale-1")
+        assert (record.state, record.progress, record.message) == (RecordState.COMPLETED, 1.0, "nearly there")
+    assert worker.end() == 0
+    assert "progress_listener_failed" not in worker.text()

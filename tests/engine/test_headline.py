@@ -1,0 +1,97 @@
+"""The one line that says what failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import FailureDetails, Status, SubOrchestrationInstanceFailed
+from airflow_provider_taskhub.engine.failures import headline
+from tests.engine.play import Play
+
+LOST = FailureDetails(error_type="OSError", error_message="no flights")
+
+app = App("lines")
+
+
+@app.orchestrator
+async def monthly(ctx: OrchestrationContext) -> None:
+    await ctx.call_activity("load")
+
+
+@app.orchestrator
+async def yearly(ctx: OrchestrationContext) -> None:
+    await ctx.call_sub_orchestrator("monthly")
+
+
+@app.orchestrator
+async def wraps(ctx: OrchestrationContext) -> None:
+    try:
+        await ctx.call_activity("load")
+    except Exception as error:
+        raise RuntimeError("the month is lost") from error
+
+
+def ended(play: Play) -> FailureDetails:
+    completed = play.last.completed
+    assert completed is not None
+    assert completed.status is Status.FAILED
+    assert completed.failure is not None
+    return completed.failure
+
+
+def test_a_failure_is_named_by_its_activity_or_child() -> None:
+    assert headline(LOST) == "OSError: no flights"
+    assert headline(LOST, activity="load") == "activity 'load' failed: OSError: no flights"
+    assert headline(LOST, child="monthly") == "child orchestration 'monthly' failed: OSError: no flights"
+
+
+@pytest.mark.parametrize("kind", ["TaskFailedError", "SubOrchestrationFailedError"])
+def test_the_class_that_only_says_that_a_task_failed_is_left_out(kind: str) -> None:
+    text = "activity 'load' failed: OSError: no flights"
+    assert headline(FailureDetails(error_type=kind, error_message=text)) == text
+    assert headline(FailureDetails(error_type=kind, error_message="no flights")) == f"{kind}: no flights"
+    assert headline(FailureDetails(error_type="ValueError", error_message=text)) == f"ValueError: {text}"
+
+
+def test_an_instance_says_which_activity_failed_and_how() -> None:
+    play = Play(app)
+    play.start("monthly")
+    play.take(play.failed(play.outbound[0], "no flights", error_type="OSError"))
+    failure = ended(play)
+    assert failure.error_type == "TaskFailedError"
+    assert failure.error_message == "activity 'load' failed: OSError: no flights"
+    assert failure.inner_failure is not None
+    assert (failure.inner_failure.error_type, failure.inner_failure.error_message) == ("OSError", "no flights")
+    assert play.last.output == "activity 'load' failed: OSError: no flights"
+
+
+def test_an_instance_says_which_child_failed_and_why() -> None:
+    child = Play(app)
+    child.start("monthly")
+    child.take(child.failed(child.outbound[0], "no flights", error_type="OSError"))
+    play = Play(app)
+    play.start("yearly")
+    failure = SubOrchestrationInstanceFailed(
+        timestamp=play.now,
+        task_scheduled_id=play.outbound[0].event.parent.task_schedule_id,  # type: ignore[union-attr]
+        reason="no flights",
+        failure=ended(child),
+    )
+    play.take(failure)
+    inner = "activity 'load' failed: OSError: no flights"
+    assert play.last.output == f"child orchestration 'monthly' failed: {inner}"
+    chain = ended(play).inner_failure
+    assert chain is not None
+    assert chain.inner_failure is not None
+    assert (chain.error_message, chain.inner_failure.error_type) == (inner, "OSError")
+
+
+def test_an_error_of_the_users_own_keeps_its_class_and_names_the_activity_in_its_cause() -> None:
+    play = Play(app)
+    play.start("wraps")
+    play.take(play.failed(play.outbound[0], "no flights", error_type="OSError"))
+    assert play.last.output == "RuntimeError: the month is lost"
+    cause = ended(play).inner_failure
+    assert cause is not None
+    assert headline(cause) == "activity 'load' failed: OSError: no flights"
