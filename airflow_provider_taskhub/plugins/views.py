@@ -12,9 +12,10 @@ from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, OwnerState, PartitionState
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, OwnerState, PartitionState
+from airflow_provider_taskhub.hub.waiting import Reason, Why
 from airflow_provider_taskhub.plugins.timeline import fired_at, milliseconds, only
-from airflow_provider_taskhub.triggers.journal import able, execution
+from airflow_provider_taskhub.triggers.journal import execution
 from airflow_provider_taskhub.triggers.outcome import plain, reason
 
 Show = Callable[[str | None], str]
@@ -23,9 +24,13 @@ MOST_EVENTS = 500
 """Of a history, from its end."""
 _LONGEST = 20_000
 _LONGEST_LINE = 240
+_WORKS = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
+"""What an instance waits for while something of it runs: the list shows the activities themselves."""
+_TOLD = frozenset({Reason.SUSPENDED, Reason.QUARANTINE})
+"""Reasons that hold texts of people or of messages, shown like payloads."""
 
 
-def row(state: InstanceState, done: Mapping[str, int] | None, members: Sequence[Member], show: Show) -> dict[str, Any]:
+def row(state: InstanceState, done: Mapping[str, int] | None, waits: Sequence[Why], show: Show) -> dict[str, Any]:
     """A line of the list. :param done: counts of the instance's activities; None: not known."""
     return {
         "id": state.instance_id,
@@ -33,7 +38,7 @@ def row(state: InstanceState, done: Mapping[str, int] | None, members: Sequence[
         "name": state.name,
         "created": milliseconds(state.created),
         "ended": milliseconds(ended(state)),
-        "now": now_line(state, members, show),
+        "now": now_line(state, waits, show),
         "activities": done,
         "airflow": airflow(state),
     }
@@ -43,25 +48,36 @@ def ended(state: InstanceState) -> Timestamp | None:
     return (state.completed or state.updated) if state.status.is_final else None
 
 
-def now_line(state: InstanceState, members: Sequence[Member], show: Show) -> str:
-    """Where the instance stands now: progress, or why it failed, waits or was ended."""
+def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
+    """Where the instance stands now: why it failed or was ended, what it waits for, or its progress.
+
+    :param waits: of :meth:`.Client.waiting`, the strongest reason first.
+    """
     if state.status in (Status.FAILED, Status.TERMINATED, Status.CANCELED):
         return show(reason(state))[:_LONGEST_LINE]
     if state.status.is_final:
         return ""
-    if not able(members, state.name):
-        return f"waits: no live worker knows {state.name!r}"
-    if state.status is Status.PENDING and state.scheduled_start is not None:
-        return f"starts {state.scheduled_start.text()[:16].replace('T', ' ')} UTC"
+    shown = [why for why in waits if why.reason not in _WORKS]
+    faults = [f"waits: {_why(why, show)}" for why in shown if why.reason.is_fault]
+    if faults:
+        return "; ".join(faults)[:_LONGEST_LINE]
+    parts = [_custom(state, show), *(_why(why, show) for why in shown)]
+    return "; ".join(part for part in parts if part)[:_LONGEST_LINE]
+
+
+def _why(why: Why, show: Show) -> str:
+    return show(why.text) if why.reason in _TOLD else why.text
+
+
+def _custom(state: InstanceState, show: Show) -> str:
+    """The custom status as one line."""
     if plain(state.custom_status) in (None, ""):
         return ""
     shown = show(state.custom_status)  # masked first: joined, a value has lost the name by which it is a secret
     status = plain(shown)
-    if not status:
-        return ""
     if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
-        return " · ".join(f"{name} {value}" for name, value in status.items())[:_LONGEST_LINE]
-    return (status if isinstance(status, str) else shown)[:_LONGEST_LINE]
+        return " · ".join(f"{name} {value}" for name, value in status.items())
+    return status if isinstance(status, str) else shown
 
 
 def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
@@ -88,7 +104,7 @@ def airflow(state: InstanceState) -> dict[str, Any] | None:
     }
 
 
-def instance(state: InstanceState, members: Sequence[Member], show: Show) -> dict[str, Any]:
+def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str, Any]:
     """The head of an instance's page."""
     return {
         "id": state.instance_id,
@@ -98,7 +114,7 @@ def instance(state: InstanceState, members: Sequence[Member], show: Show) -> dic
         "version": state.version,
         "created": milliseconds(state.created),
         "ended": milliseconds(ended(state)),
-        "now": now_line(state, members, show),
+        "now": now_line(state, waits, show),
         "input": show(state.input)[:_LONGEST],
         "output": show(state.output)[:_LONGEST],
         "custom": show(state.custom_status)[:_LONGEST],

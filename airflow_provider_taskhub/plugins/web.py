@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
 from airflow_provider_taskhub.hub.contract import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.links.taskhub import base_path
 from airflow_provider_taskhub.plugins import generations, views
 from airflow_provider_taskhub.plugins.desk import Desk, desk_of
@@ -125,7 +126,9 @@ def _data() -> Any:
         wanted = Status(status) if status else None
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
-        tallies = await asyncio.gather(*_tallies(desk, listed.rows))
+        tallies, waits = await asyncio.gather(
+            asyncio.gather(*_tallies(desk, listed.rows)), _waits(desk, listed.rows, members)
+        )
         shows = [await _show(state, user) for state in listed.rows]
         return head | {
             "counts": listed.counts,
@@ -133,7 +136,7 @@ def _data() -> Any:
             "capped": found.capped,
             "offset": offset,
             "rows": [
-                views.row(state, done, members, show)
+                views.row(state, done, waits.get(state.instance_id, ()), show)
                 for state, done, show in zip(listed.rows, tallies, shows, strict=True)
             ],
         }
@@ -150,11 +153,12 @@ def _data() -> Any:
             desk.once("partitions", lambda client: client.partitions()),
             desk.once("info", lambda client: client.info()),
         )
+        waits = (await _waits(desk, (state,), members)).get(id, ())
         partition = partition_of(id, info.partitions)
         records = of_execution(state, attempts)
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
-            "instance": views.instance(state, members, show),
+            "instance": views.instance(state, waits, show),
             "served": views.served(next((p for p in partitions if p.partition == partition), None), partition),
             "unreadable": [show(line) for line in (*damaged, *unreadable)],
             "activities": [views.activity(record, show) for record in records],
@@ -268,6 +272,15 @@ def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Iterator[Awaitable[Ma
             return await desk.tally(state)
 
     return (one(state) for state in rows)
+
+
+async def _waits(desk: Desk, rows: Sequence[InstanceState], members: Sequence[Member]) -> Mapping[str, tuple[Why, ...]]:
+    """What the instances that have not ended wait for."""
+    live = [state for state in rows if not state.status.is_final]
+    if not live:
+        return {}
+    key = "waits", *((state.instance_id, state.etag) for state in live)
+    return await desk.once(key, lambda client: client.waiting_of(live, members=members))
 
 
 def _since(window: str) -> datetime | None:

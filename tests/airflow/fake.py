@@ -24,6 +24,7 @@ from airflow_provider_taskhub.hub.contract import (
     RecordState,
     StartPolicy,
 )
+from airflow_provider_taskhub.hub.waiting import Snapshot, Why, why
 from airflow_provider_taskhub.hub.watches import Watch
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")
@@ -213,6 +214,13 @@ class FakeClient:
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
+
+    async def waiting_of(
+        self, states: Sequence[InstanceState], *, members: Sequence[Member] | None = None
+    ) -> dict[str, tuple[Why, ...]]:
+        hub = self._count("waiting_of")
+        workers = hub.workers if members is None else members
+        return {one.instance_id: why(Snapshot(state=one, members=workers, now=NOW)) for one in states}
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

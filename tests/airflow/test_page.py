@@ -12,6 +12,7 @@ from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import InstanceState, OwnerState, PartitionState, RecordState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.waiting import Reason, Snapshot, Why, why
 from airflow_provider_taskhub.plugins import views
 from airflow_provider_taskhub.plugins.listing import listing, visible
 from airflow_provider_taskhub.plugins.taskhub import LazyApplication, TaskHubPlugin
@@ -85,8 +86,16 @@ def test_who_sees_what() -> None:
         (state(Status.RUNNING, custom_status='{"months":8}'), "months 8"),
         (state(Status.RUNNING, custom_status='"quality gate"'), "quality gate"),
         (state(Status.RUNNING, custom_status="null"), ""),
-        (state(Status.PENDING, scheduled_start=NOW), "starts 2026-11-21 10:00 UTC"),
-        (state(Status.PENDING, name="unknown"), "waits: no live worker knows 'unknown'"),
+        (state(Status.PENDING, scheduled_start=at(60)), "its start is scheduled for 2026-11-21 10:01:00 UTC"),
+        (
+            state(Status.PENDING, name="unknown"),
+            "waits: no live worker knows orchestrator 'unknown'. Alive: a@host/1 (flights 3); "
+            "they know: flights_delays. Load the app that declares it, or correct the name",
+        ),
+        (
+            state(Status.SUSPENDED, output="payday", suspended_by="ann@node7"),
+            "suspended by ann@node7: payday. To let it go on: taskhub instances resume i0",
+        ),
         (state(Status.TERMINATED, output='"from Airflow: task marked failed"'), "from Airflow: task marked failed"),
         (state(Status.FAILED, failure=FailureDetails(error_type="E", error_message="m")), "E: m"),
         (state(Status.FAILED, output="E: of .NET"), "E: of .NET"),
@@ -94,7 +103,18 @@ def test_who_sees_what() -> None:
     ],
 )
 def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -> None:
-    assert views.now_line(one, (member(),), shown) == line
+    assert views.now_line(one, why(Snapshot(state=one, members=(member(),), now=NOW)), shown) == line
+
+
+def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() -> None:
+    one = state(Status.RUNNING, custom_status='"quality gate"')
+    event = Why(reason=Reason.EVENTS, text="it awaits event 'approve'")
+    works = Why(reason=Reason.ACTIVITIES, text="it awaits activity 'load'")
+    alone = Why(reason=Reason.NO_TRIGGERER, text="no triggerer of Airflow watches this hub")
+    assert views.now_line(one, (event, works), shown) == "quality gate; it awaits event 'approve'"
+    assert views.now_line(one, (event, alone), shown) == "waits: no triggerer of Airflow watches this hub"
+    kept = Why(reason=Reason.QUARANTINE, text="payload of a message")
+    assert views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"
 
 
 def test_lanes_of_one_activity_are_told_apart_by_what_is_short_in_their_inputs() -> None:
