@@ -200,6 +200,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         limit = self.execution_timeout
+        self.log.info("a triggerer waits for instance %s from here on: one must run (airflow triggerer)", instance_id)
         self.defer(
             trigger=TaskHubTrigger(
                 instance_id=instance_id,

@@ -59,6 +59,9 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         limit = timedelta(seconds=self.timeout)
+        self.log.info(
+            "a triggerer waits for instance %s from here on: one must run (airflow triggerer)", self.instance_id
+        )
         self.defer(
             trigger=TaskHubTrigger(
                 instance_id=self.instance_id,

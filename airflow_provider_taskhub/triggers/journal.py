@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.waiting import WATCHER
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
@@ -36,9 +37,14 @@ def able(members: Sequence[Member], orchestrator: str) -> tuple[Member, ...]:
     )
 
 
+def workers(members: Sequence[Member]) -> list[Member]:
+    """Live workers. Triggerers, which only watch instances, are not among them."""
+    return [member for member in members if member.alive and WATCHER not in member.roles]
+
+
 def served_by(members: Sequence[Member], orchestrator: str) -> str:
     """A sentence about the hub's live workers: their names and apps, and how many of them know the orchestrator."""
-    live = [member for member in members if member.alive]
+    live = workers(members)
     if not live:
         return "no worker of the hub is alive"
     knows = len(able(live, orchestrator))
@@ -51,7 +57,7 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
 
 def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
     """Why a task gives up waiting for a worker, naming who is there and what they know (K43)."""
-    live = [member for member in members if member.alive]
+    live = workers(members)
     head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
     if not live:
         return f"{head}: no worker is alive. Start one: taskhub worker --app MODULE:APP"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from airflow.sdk import Connection
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, Unavailable
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at, settings_of
 from airflow_provider_taskhub.settings import home
-from tests.airflow.fake import FakeHub
+from tests.airflow.fake import FakeHub, member
 
 ACCOUNT = "https://reports.blob.core.windows.net"
 STRING = "DefaultEndpointsProtocol=https;AccountName=reports;AccountKey=c2VjcmV0;EndpointSuffix=core.windows.net"
@@ -100,7 +101,7 @@ async def test_another_connection_must_exist() -> None:
 
 def test_the_test_button(hub: FakeHub) -> None:
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by a@host/1.")
-    hub.workers = ()
+    hub.workers = (replace(member("a triggerer"), roles=("watcher",)),)
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by no worker now.")
     hub.down = HubError("there is no hub 'TaskHub': taskhub hub create")
     assert TaskHubHook().test_connection() == (False, "there is no hub 'TaskHub': taskhub hub create")

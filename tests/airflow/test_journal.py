@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ def test_what_an_instance_says_of_itself_passes_airflows_masker() -> None:
     ("workers", "text"),
     [
         ((), "no worker of the hub is alive"),
+        ((replace(member("a triggerer"), roles=("watcher",)),), "no worker of the hub is alive"),
         ((member("a"),), "hub served by 1 live worker: a (flights 3); it knows 'flights_delays'"),
         ((member("a", "x"),), "hub served by 1 live worker: a (flights 3); it does not know 'flights_delays'"),
         (

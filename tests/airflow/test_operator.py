@@ -27,7 +27,7 @@ from tests.airflow.fake import FakeClient
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
 
-def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub) -> None:
+def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub, capsys) -> None:
     task, ti = make_task(input={"year": 2013}, tags={"team": "ops"}, version="3"), Ti()
     deferred = task.start(ti)
     state = hub.instances[ID.format(1)]
@@ -55,6 +55,8 @@ def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub) -> 
     assert ti.xcoms["_link_TaskHubInstanceLink"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=flights&")
     assert task.store.values == {"taskhub": {"generation": 1, "max_tries": 2}}
     assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
+    log = capsys.readouterr().out
+    assert f"a triggerer waits for instance {ID.format(1)} from here on: one must run (airflow triggerer)" in log
 
 
 def test_a_start_says_first_which_task_waits(make_task, hub, monkeypatch) -> None:
