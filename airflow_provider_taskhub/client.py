@@ -70,7 +70,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.hub.rewinds import rewind
-from airflow_provider_taskhub.hub.snapshots import Snapshots, Waiting
+from airflow_provider_taskhub.hub.snapshots import SENTINELS, Snapshots, Waiting
 from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
@@ -608,14 +608,21 @@ class Client:
         return await self._snapshots.one(row, await self.members(prove=prove and not row.status.is_final))
 
     async def waiting_of(
-        self, states: Collection[InstanceState], *, members: Sequence[Member] | None = None
+        self,
+        states: Collection[InstanceState],
+        *,
+        members: Sequence[Member] | None = None,
+        sentinels: int = SENTINELS,
     ) -> dict[str, tuple[Why, ...]]:
-        """As :meth:`waiting`, for many at once: some five requests, and one for each of at most 100 that run.
+        """As :meth:`waiting`, for many at once: some five requests every 5 s, and one for each instance that runs.
 
         :param states: rows as just read. :param members: as just read; None: read now.
+        :param sentinels: how many instances that run are asked what they await; the others tell only what their rows
+            and the workers tell.
         :returns: by instance id; without those that work or have ended.
         """
-        return await self._snapshots.many(states, await self.members() if members is None else members)
+        live = await self.members() if members is None else members
+        return await self._snapshots.many(states, live, sentinels=sentinels)
 
     async def waiting_instances(self, *, members: Sequence[Member] | None = None) -> Waiting:
         """Instances that stand still, counted by their strongest reason, with examples.

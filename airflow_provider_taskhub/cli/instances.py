@@ -562,7 +562,7 @@ async def _reasons(client: Client, instance_id: str) -> tuple[Why, ...]:
 
 
 def _why(reasons: tuple[Why, ...]) -> str:
-    return "; ".join(why.text for why in reasons)
+    return "; ".join(map(str, reasons))
 
 
 def _finish(state: InstanceState, *, json: bool, ended: bool) -> None:

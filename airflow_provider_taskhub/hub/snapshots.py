@@ -38,7 +38,7 @@ BELIEVED = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """An instance that waits. :param text: why, as :class:`Why` says it."""
+    """An instance that waits. :param text: why, and the way out."""
 
     instance_id: str
     text: str
@@ -100,16 +100,19 @@ class Snapshots:
         )
         return self._whys(state, members, around, awaits)
 
-    async def many(self, states: Iterable[InstanceState], members: Sequence[Member]) -> dict[str, tuple[Why, ...]]:
+    async def many(
+        self, states: Iterable[InstanceState], members: Sequence[Member], *, sentinels: int = SENTINELS
+    ) -> dict[str, tuple[Why, ...]]:
         """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
 
-        Of the instances that run, :data:`SENTINELS` are looked at, those first that changed the longest ago.
+        :param sentinels: how many of the instances that run are asked what they await, a request each; those first
+            that changed the longest ago.
         """
         found = [state for state in states if not state.status.is_final]
         if not found:
             return {}
         around = await self._read_around()
-        running = sorted((state for state in found if state.status is Status.RUNNING), key=_changed)[:SENTINELS]
+        running = sorted((state for state in found if state.status is Status.RUNNING), key=_changed)[:sentinels]
         gate = asyncio.Semaphore(PARALLEL)
 
         async def awaits(state: InstanceState) -> Awaits | None:
@@ -135,7 +138,7 @@ class Snapshots:
                 continue  # it works
             counts[strongest.reason] += 1
             if len(examples[strongest.reason]) < EXAMPLES:
-                examples[strongest.reason].append(Example(instance_id=instance_id, text=strongest.text))
+                examples[strongest.reason].append(Example(instance_id=instance_id, text=str(strongest)))
         order = [reason for reason in Reason if reason in counts]
         whole = all(end for _, end in read) and sum(state.status is Status.RUNNING for state in states) <= SENTINELS
         return Waiting(

@@ -62,10 +62,17 @@ _FAULTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """One reason. :param text: a sentence that names what is waited for, and the way out where there is one."""
+    """One reason.
+
+    :param text: what is waited for; to be read after "waits: ". :param remedy: the way out; "" where none is needed.
+    """
 
     reason: Reason
     text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.remedy}" if self.remedy else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +129,8 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         reason = f" ({found.offline_reason})" if found.offline_reason else ""
         yield Why(
             reason=Reason.OFFLINE,
-            text=f"partition {served.partition} was taken offline{by}{reason}: "
-            f"taskhub partitions online {served.partition}",
+            text=f"partition {served.partition} was taken offline{by}{reason}",
+            remedy=f"To bring it back: taskhub partitions online {served.partition}",
         )
     stuck = [kept for kept in found.quarantined if kept.stuck]
     kept = (stuck or [*found.quarantined])[:1]
@@ -131,8 +138,8 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         what = "it is in quarantine" if stuck else "a message for it is in quarantine"
         yield Why(
             reason=Reason.QUARANTINE,
-            text=f"{what}: {_short(kept[0].cause)}. Mend the cause, then: taskhub quarantine put-back "
-            f"{kept[0].message_id}",
+            text=f"{what}: {_short(kept[0].cause)}",
+            remedy=f"Mend the cause, then: taskhub quarantine put-back {kept[0].message_id}",
         )
 
 
@@ -147,7 +154,8 @@ def _held(found: Snapshot) -> Iterable[Why]:
         said = f": {_short(reason)}" if reason else ""
         yield Why(
             reason=Reason.SUSPENDED,
-            text=f"suspended{by}{since}{said}. To let it go on: taskhub instances resume {state.instance_id}",
+            text=f"suspended{by}{since}{said}",
+            remedy=f"To let it go on: taskhub instances resume {state.instance_id}",
         )
     elif state.status is Status.PENDING and state.scheduled_start is not None and state.scheduled_start > found.now:
         yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(state.scheduled_start)}")
@@ -162,13 +170,13 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     need = Need("orchestrator", state.name, state.version)
     fit, known = able(live, need), able(live, Need("orchestrator", state.name))
     if not known:
-        yield Why(reason=Reason.NO_ORCHESTRATOR, text=unknown("orchestrator", state.name, live))
+        yield _unknown(Reason.NO_ORCHESTRATOR, "orchestrator", state.name, live)
     elif not fit:
         there = few([f"{member.worker} ({_apps(member)})" for member in known])
         yield Why(
             reason=Reason.VERSION,
-            text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}. "
-            "Start a worker whose app has that version, or declares it compatible",
+            text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}",
+            remedy="Start a worker whose app has that version, or declares it compatible",
         )
     elif (served := found.served) is not None and not served.offline:
         yield from _misplaced(need, served, live, fit)
@@ -181,15 +189,16 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
         last = f": its last owner {served.owner} is not alive" if served.owner else ""
         yield Why(
             reason=Reason.UNSERVED,
-            text=f"nobody serves partition {served.partition}{last}. A live worker takes it within a scan, unless an "
-            "order forbids that: taskhub partitions check",
+            text=f"nobody serves partition {served.partition}{last}",
+            remedy="A live worker takes it within a scan, unless an order forbids that: taskhub partitions check",
         )
     elif owner not in fit:
         others = few([member.worker for member in fit])
         yield Why(
             reason=Reason.NOT_OWNER,
             text=f"partition {served.partition} is owned by {owner.worker}, which cannot run {need}; "
-            f"{others} can and does not own it. Let all workers of a hub load the same apps",
+            f"{others} can and does not own it",
+            remedy="Let all workers of a hub load the same apps",
         )
 
 
@@ -197,25 +206,24 @@ def _without_activity(found: Snapshot) -> Iterable[Why]:
     workers = [member for member in found.members if member.alive and ACTIVITY in member.roles]
     for name in (found.awaits or NOTHING).activities:
         if not able(workers, Need("activity", name)):
-            yield Why(reason=Reason.NO_ACTIVITY, text=unknown("activity", name, workers))
+            yield _unknown(Reason.NO_ACTIVITY, "activity", name, workers)
 
 
 def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     more = "" if awaits.complete else " and more"
     if awaits.events:
-        named = few([f"{event.name!r} (since {clock(event.since)})" for event in awaits.events])
-        first = awaits.events[0].name
+        named = few([f"{event.name!r} since {clock(event.since)}" for event in awaits.events])
         yield Why(
             reason=Reason.EVENTS,
-            text=f"it awaits event{'s' if len(awaits.events) > 1 else ''} {named}{more}. "
-            f"To send one: taskhub instances raise-event {found.state.instance_id} {first}",
+            text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
+            remedy=f"To send it: taskhub instances raise-event {found.state.instance_id} {awaits.events[0].name}",
         )
     if awaits.activities:
-        yield Why(reason=Reason.ACTIVITIES, text=f"it awaits {_plural('activity', awaits.activities)}{more}")
+        yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
     if awaits.children:
-        yield Why(reason=Reason.CHILDREN, text=f"it awaits {_plural('child', awaits.children)}{more}")
+        yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{more}")
     if awaits.timer is not None:
-        yield Why(reason=Reason.TIMER, text=f"it awaits a timer until {clock(awaits.timer)}")
+        yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
 
 
 def unwatched(state: InstanceState, members: Sequence[Member]) -> Why | None:
@@ -229,20 +237,26 @@ def unwatched(state: InstanceState, members: Sequence[Member]) -> Why | None:
         return None
     return Why(
         reason=Reason.NO_TRIGGERER,
-        text="no triggerer of Airflow watches this hub, so its task stays deferred: airflow triggerer",
+        text="no triggerer of Airflow watches this hub, so its task stays deferred",
+        remedy="Start one: airflow triggerer",
     )
 
 
-def unknown(kind: Kind, name: str, workers: Sequence[Member]) -> str:
+def _unknown(reason: Reason, kind: Kind, name: str, workers: Sequence[Member]) -> Why:
     """That no live worker knows a name, who is alive, and what they know. :param workers: those of that role."""
     head = f"no live worker knows {kind} {name!r}"
     if not workers:
-        return f"{head}: no worker that runs {_PLURAL[kind]} is alive. Start one: taskhub worker --app MODULE:APP"
+        return Why(
+            reason=reason,
+            text=f"{head}: no worker that runs {_PLURAL[kind]} is alive",
+            remedy="Start one: taskhub worker --app MODULE:APP",
+        )
     known = {one for member in workers for one in (member.orchestrators if kind == ORCHESTRATOR else member.activities)}
     alive = few([f"{member.worker} ({_apps(member)})" for member in workers])
-    return (
-        f"{head}. Alive: {alive}; they know: {few(sorted(known)) or 'none'}. "
-        "Load the app that declares it, or correct the name"
+    return Why(
+        reason=reason,
+        text=f"{head}. Alive: {alive}; they know: {few(sorted(known)) or 'none'}",
+        remedy="Load the app that declares it, or correct the name",
     )
 
 

@@ -58,10 +58,8 @@ def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
     if state.status.is_final:
         return ""
     shown = [why for why in waits if why.reason not in _WORKS]
-    faults = [f"waits: {_why(why, show)}" for why in shown if why.reason.is_fault]
-    if faults:
-        return "; ".join(faults)[:_LONGEST_LINE]
-    parts = [_custom(state, show), *(_why(why, show) for why in shown)]
+    faults = [why for why in shown if why.reason.is_fault]
+    parts = ["" if faults else _custom(state, show), *(f"waits: {_why(why, show)}" for why in faults or shown)]
     return "; ".join(part for part in parts if part)[:_LONGEST_LINE]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
+from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound
 from airflow_provider_taskhub.hub.contract import (
@@ -75,6 +76,7 @@ class FakeHub:
     serving: tuple[PartitionState, ...] = ()
     hints: set[str] = field(default_factory=set)
     watched: dict[str, Watch] = field(default_factory=dict)
+    awaits: dict[str, Awaits] = field(default_factory=dict)
     down: Exception | None = None
     damaged: dict[str, Exception] = field(default_factory=dict)
     damaged_payloads: dict[str, str] = field(default_factory=dict)
@@ -182,6 +184,19 @@ class FakeClient:
     async def members(self) -> tuple[Member, ...]:
         return self._count("members").workers
 
+    async def waiting_of(
+        self, states: Sequence[InstanceState], *, members: Sequence[Member] | None = None, sentinels: int = 100
+    ) -> dict[str, tuple[Why, ...]]:
+        """As the real one, of workers and of what :attr:`FakeHub.awaits` says; partitions are all served."""
+        hub, found = self._count("waiting_of"), {}
+        left = sentinels
+        for state in states:
+            awaits = hub.awaits.get(state.instance_id) if left > 0 else None
+            left -= state.status is Status.RUNNING
+            live = hub.workers if members is None else members
+            found[state.instance_id] = why(Snapshot(state=state, members=live, awaits=awaits, now=NOW))
+        return {name: reasons for name, reasons in found.items() if reasons}
+
     async def info(self) -> HubInfo:
         self._count("info")
         return HubInfo(partitions=4, ready=True)
@@ -214,13 +229,6 @@ class FakeClient:
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
-
-    async def waiting_of(
-        self, states: Sequence[InstanceState], *, members: Sequence[Member] | None = None
-    ) -> dict[str, tuple[Why, ...]]:
-        hub = self._count("waiting_of")
-        workers = hub.workers if members is None else members
-        return {one.instance_id: why(Snapshot(state=one, members=workers, now=NOW)) for one in states}
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

@@ -311,7 +311,7 @@ def test_a_check_says_what_instances_wait_for_and_fails_for_what_must_be_mended(
     assert "all is well" not in text
     assert "1 instance waiting, partition_offline:" in text
     assert "lost: partition" in text
-    assert "(repair): taskhub partitions online" in text
+    assert "(repair). To bring it back: taskhub partitions online" in text
     taskhub("online", "0", "1", "2", "3")
     assert CliRunner().invoke(app, [*start, "later", "--at", "2999-01-01"]).exit_code == 0
     asyncio.run(listed(tmp_path, "ann@a/1", "trains"))
