@@ -17,8 +17,9 @@ from typing import Any
 from uuid import uuid4
 
 from airflow_provider_taskhub import codec, tracing
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock, Deadline
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import family
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionResumed,
@@ -29,7 +30,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id
+from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, same_start
 from airflow_provider_taskhub.engine.limits import check_column, check_event, check_tags, check_text, check_time
 from airflow_provider_taskhub.errors import (
     Conflict,
@@ -91,6 +92,8 @@ from airflow_provider_taskhub.values import dataclass
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two looks of a wait, which grow from one to the other."""
+CHILD_APPEARS = 30.0
+"""Seconds within which a child whose parent was terminated has a row: it has started, or was ended before that."""
 TRIES = 5
 """Of an operation that others keep disturbing."""
 PURGED_AT_ONCE = 8
@@ -329,28 +332,72 @@ class Client:
             event = EventRaised(timestamp=self.hub.clock.utc_now(), name=name, input=text, parent_trace_context=carried)
             await self.hub.send(self.hub.mail(event, target))
 
-    async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> InstanceState:
-        """End an instance; one that has ended stays as it is.
+    async def terminate(
+        self,
+        instance_id: str,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        recurse: bool = True,
+        timeout: timedelta | None = None,
+    ) -> InstanceState:
+        """End an instance and its children; one that has ended stays as it is.
 
         One whose history cannot be read is ended as well: what it has to do, and to tell its parent, is taken from what
         can be read. The history that is left then says that it was terminated, and nothing else.
 
         :param wait: until the instance has ended and its executors have confirmed that none of its recorded activities
-            runs any more (DESIGN §9).
+            runs any more; with ``recurse`` also until this holds for its children, and for theirs.
+        :param recurse: every child that has not answered its parent ends as well, with its own children; else they go
+            on. Children with the tag for fire and forget always go on.
+        :param timeout: of ``wait``; None: as long as it takes.
         :raises InstanceNotFound: when there is no such instance. :raises InputError: for a reason that no store takes.
+        :raises TimeoutError: when not all has ended within ``timeout``; what was asked to end is still to end.
         """
         check_text(reason, "the reason")
         row = await self._existing(instance_id)
         if not row.status.is_final:
             event = ExecutionTerminated(
-                timestamp=self.hub.clock.utc_now(), input=reason, taskhub_execution_id=row.execution_id
+                timestamp=self.hub.clock.utc_now(),
+                input=reason,
+                taskhub_execution_id=row.execution_id,
+                taskhub_recurse=recurse or None,
             )
             await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
         if not wait:
             return row
-        ended = await self.wait(instance_id)
-        await self._quiet(instance_id)
+        deadline = Deadline(self.hub.clock, timeout)
+        ended = await self.wait(instance_id, timeout=deadline.left())
+        await self._quiet(instance_id, deadline)
+        if recurse and ended.status is Status.TERMINATED:
+            await self._families_end(instance_id, deadline)
         return ended
+
+    async def _families_end(self, instance_id: str, deadline: Deadline) -> None:
+        """Wait until the children of a terminated instance have ended, and theirs.
+
+        :raises TimeoutError: when they have not by ``deadline``.
+        """
+        history, _ = await self.readable_history(instance_id)
+        terminated = [event for event in history if isinstance(event, ExecutionTerminated)]
+        if not any(event.taskhub_recurse for event in terminated):
+            return
+        for child in family.unfinished(history):
+            row = await self._child_row(child.instance_id, deadline)
+            if row is None or not (child.execution_id is None or same_start(row.execution_id, child.execution_id)):
+                continue
+            row = await self.wait(child.instance_id, timeout=deadline.left())
+            await self._quiet(child.instance_id, deadline)
+            if row.status is Status.TERMINATED:
+                await self._families_end(child.instance_id, deadline)
+
+    async def _child_row(self, instance_id: str, deadline: Deadline) -> InstanceState | None:
+        """The row of a child that may be about to start; None: none came for so long that it was purged."""
+        until = self.hub.clock.monotonic() + CHILD_APPEARS
+        while (row := await self.get(instance_id, payloads=False)) is None and self.hub.clock.monotonic() < until:
+            deadline.check(f"child {instance_id!r} has not started or ended")
+            await self.hub.clock.sleep(LONGEST_PAUSE)
+        return row
 
     async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
         """Hold an instance: what it has asked for goes on, but it decides nothing before :meth:`resume` (K46).
@@ -520,13 +567,15 @@ class Client:
         failed[instance_id] = last
         return False
 
-    async def _quiet(self, instance_id: str) -> None:
+    async def _quiet(self, instance_id: str, deadline: Deadline) -> None:
+        """Wait until no recorded activity of an ended instance runs. :raises TimeoutError: at ``deadline``."""
         pause = FIRST_PAUSE
         while any(
             record.state in (RecordState.RUNNING, RecordState.CANCELLING)
             for record in await self.activities(instance_id)
         ):
-            await self.hub.clock.sleep(pause)
+            deadline.check(f"instance {instance_id!r} has ended, but an activity of it still runs")
+            await self.hub.clock.sleep(deadline.shorten(pause))
             pause = min(LONGEST_PAUSE, pause * 2)
 
     async def _existing(self, instance_id: str) -> InstanceState:
@@ -583,16 +632,15 @@ class Client:
         :param longest: seconds between two looks.
         :raises TimeoutError: when it has not within ``timeout``. :raises InstanceNotFound: when it is not there.
         """
-        deadline = None if timeout is None else self.hub.clock.monotonic() + timeout.total_seconds()
+        deadline = Deadline(self.hub.clock, timeout)
         pause = FIRST_PAUSE
         async with self.hub.store.hearing(ended(self.hub.names, escape(instance_id))) as news:
             while True:
                 row = await self._existing(instance_id)
                 if row.status.is_final:
                     return await self.get(instance_id) or row
-                if deadline is not None and self.hub.clock.monotonic() >= deadline:
-                    raise TimeoutError(f"instance {instance_id!r} is {row.status} after {timeout}")
-                await news(pause)
+                deadline.check(f"instance {instance_id!r} is {row.status} after {timeout}")
+                await news(deadline.shorten(pause))
                 pause = min(longest, pause * 1.5)
 
     async def waiting(self, instance_id: str, *, prove: bool = False) -> tuple[Why, ...]:

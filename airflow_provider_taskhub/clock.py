@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -44,3 +45,30 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class Deadline:
+    """The time by which something is to be done, on a clock's monotonic time.
+
+    :param timeout: from now; None: there is no limit.
+    """
+
+    def __init__(self, clock: Clock, timeout: timedelta | None) -> None:
+        self._clock = clock
+        self._until = None if timeout is None else clock.monotonic() + timeout.total_seconds()
+
+    def left(self) -> timedelta | None:
+        """Time until then, at least 0; None: there is no limit."""
+        if self._until is None:
+            return None
+        return timedelta(seconds=max(0.0, self._until - self._clock.monotonic()))
+
+    def shorten(self, seconds: float) -> float:
+        """A pause that does not go beyond it; a millisecond at least, so that the last one does not end too early."""
+        left = self.left()
+        return seconds if left is None else min(seconds, max(0.001, left.total_seconds()))
+
+    def check(self, what: str) -> None:
+        """:raises TimeoutError: with ``what`` as its text, when the time is over."""
+        if self._until is not None and self._clock.monotonic() >= self._until:
+            raise TimeoutError(what)

@@ -240,16 +240,23 @@ def terminate(
     instance_id: InstanceId,
     reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until nothing that has a record runs any more.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of --wait; exit status 6 when they are over.")
+    ] = None,
+    recurse: Annotated[bool, typer.Option("--recurse/--no-recurse", help="Children that still run end too.")] = True,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """End an instance now. Activities without a record are stopped at their next renewal (1 s; on Azure 10 s).
+    """End an instance now, and its children.
+
+    Activities without a record are stopped at their next renewal (1 s; on Azure 10 s).
 
     Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
     """
 
     async def work(client: Client) -> InstanceState:
-        return await client.terminate(instance_id, reason, wait=wait)
+        limit = None if timeout is None else timedelta(seconds=timeout)
+        return await client.terminate(instance_id, reason, wait=wait, recurse=recurse, timeout=limit)
 
     state = _with_client(hub, work)
     if json:

@@ -132,7 +132,10 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionStarted(HistoryEvent):
-    """:param taskhub_row_etag: our client's start says so that it inserted the instance row, and with which ETag."""
+    """
+    :param taskhub_row_etag: our client's start says so that it inserted the instance row, and with which ETag.
+    :param taskhub_children: the children of earlier generations that have not answered (``family.carried``).
+    """
 
     event_type = EventType.ExecutionStarted
 
@@ -148,6 +151,7 @@ class ExecutionStarted(HistoryEvent):
     generation: int | None = None
     generate_new_trace: bool = False
     taskhub_row_etag: str | None = None
+    taskhub_children: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +167,18 @@ class ExecutionCompleted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
-    """:param taskhub_execution_id: our client says so which start it saw: no later one is to end."""
+    """
+    :param taskhub_execution_id: our client says so which start it saw: no later one is to end.
+    :param taskhub_recurse: the instance's children are to end with it.
+    :param taskhub_child: the instance's parent has sent it, which knows the name of its orchestrator.
+    """
 
     event_type = EventType.ExecutionTerminated
 
     input: str | None = None
     taskhub_execution_id: str | None = None
+    taskhub_recurse: bool | None = None
+    taskhub_child: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

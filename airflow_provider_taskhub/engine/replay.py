@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import family
 from airflow_provider_taskhub.engine.actions import Episode, Outbound
 from airflow_provider_taskhub.engine.awaits import NOTHING
 from airflow_provider_taskhub.engine.context import Log
@@ -180,14 +181,17 @@ class Execution:
             if generations > self._max_generations + len(new):
                 generation = self._endless(generation)
                 break
-            outbound += [message for _, message in generation.flush(time)]
-            generation, history = self._next(generation, time, new_execution_id)
+            decided = generation.flush(time)
+            outbound += [message for _, message in decided]
+            past = [*(() if switched else self._history), *history, *(event for event, _ in decided)]
+            generation, history = self._next(generation, time, new_execution_id, family.carried(past))
             switched = True
         self._generation = generation
         for event, message in generation.flush(time):
             history.append(event)
             outbound.append(message)
         completed = self._complete(generation, time, history, outbound)
+        outbound += self._ends(completed, history, switched=switched)
         history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.notes.text()))
         first = 0 if switched else len(self._history)
         self._commit(generation, history, switched=switched)
@@ -227,6 +231,7 @@ class Execution:
             history.append(event)
             outbound.append(message)
         completed = None if self._completed else self._complete(generation, self._time, history, outbound)
+        outbound += self._ends(completed, history)
         if not history:
             return self._set_aside([])
         history.append(OrchestratorCompleted(timestamp=self._time))
@@ -255,15 +260,16 @@ class Execution:
         """
         return self._end(new, Status.FAILED, failure.error_message, failure, now=now)
 
-    def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp) -> Episode:
+    def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp, also: Sequence[HistoryEvent] = ()) -> Episode:
         """Terminate the instance without running any code: none may run. It does not come to an end (DESIGN §9), or the
         instance was reported as terminated already (K41).
 
         :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
+        :param also: what can be read of a history that cannot be loaded: its children end with it, too.
         :raises InputError: neither the history nor ``new`` has a start.
         """
         reason = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
-        return self._end(new, Status.TERMINATED, reason, None, now=now)
+        return self._end(new, Status.TERMINATED, reason, None, now=now, also=also)
 
     def _end(
         self,
@@ -273,6 +279,7 @@ class Execution:
         failure: FailureDetails | None,
         *,
         now: Timestamp,
+        also: Sequence[HistoryEvent] = (),
     ) -> Episode:
         if self._completed:
             return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
@@ -291,6 +298,7 @@ class Execution:
             OrchestratorCompleted(timestamp=time),
         ]
         response = response_of(started, self._instance, completed)
+        outbound = [*([response] if response else []), *self._ends(completed, [*also, *history])]
         first, number = len(self._history), self._episodes + 1
         for event in history:
             self._account(event)
@@ -300,12 +308,21 @@ class Execution:
             switched=False,
             history=tuple(history),
             first_ordinal=first,
-            outbound=(response,) if response else (),
+            outbound=tuple(outbound),
             number=number,
             status=status,
             custom_status=self._custom_status,
             completed=completed,
         )
+
+    def _ends(
+        self, completed: ExecutionCompleted | None, new: Sequence[HistoryEvent], *, switched: bool = False
+    ) -> list[Outbound]:
+        """The messages that end the children of an instance that is terminated. :param new: what its history gets."""
+        if completed is None or completed.status is not Status.TERMINATED:
+            return []
+        past = [*(() if switched else self._history), *new]
+        return family.ends(past, self._instance.instance_id, completed.timestamp)
 
     # ---- the past
 
@@ -404,7 +421,7 @@ class Execution:
         return stale
 
     def _next(
-        self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str]
+        self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str], children: str | None
     ) -> tuple[Generation, list[HistoryEvent]]:
         """The next generation, run over what is carried into it, and its history so far (spec §7.2)."""
         before.close()
@@ -422,6 +439,7 @@ class Execution:
             generation=None,
             generate_new_trace=False,
             taskhub_row_etag=None,
+            taskhub_children=children,
             taskhub_message_id=None,
         )
         generation = Generation(

@@ -141,7 +141,10 @@ class Hub:
     async def end(self, instance: OrchestrationInstance, reason: str | None) -> None:
         """Have an instance ended whose row says already that it is, or is gone."""
         event = ExecutionTerminated(
-            timestamp=self.clock.utc_now(), input=reason, taskhub_execution_id=instance.execution_id
+            timestamp=self.clock.utc_now(),
+            input=reason,
+            taskhub_execution_id=instance.execution_id,
+            taskhub_recurse=True,
         )
         await self.send(self.mail(event, instance))
 

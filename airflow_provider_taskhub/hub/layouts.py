@@ -99,6 +99,9 @@ _PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
 _BY = _ours("TaskHubBy", "taskhub_by")
 _WAITS = _ours("TaskHubWaits", "taskhub_waits", Where.ROW)
 _EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
+_RECURSE = Member(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
+_CHILD = _ours("TaskHubChild", "taskhub_child", Where.MESSAGE)
+_CHILDREN = _ours("TaskHubChildren", "taskhub_children", Where.ROW)
 
 _NAME = _text("Name", "name", required=True)
 _VERSION = _text("Version", "version")
@@ -141,9 +144,9 @@ _IDENTIFIED = (_ACTION_ID,)
 LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
     layout.cls: layout
     for layout in (
-        _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG,)),
+        _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN)),
         _layout(ev.ExecutionCompleted, *_COMPLETION),
-        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID,)),
+        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID, _RECURSE, _CHILD)),
         _layout(ev.TaskScheduled, _NAME, _VERSION, _INPUT, _TRACE, _TAGS, own=_IDENTIFIED),
         _layout(ev.TaskCompleted, _TASK, _RESULT, own=_IDENTIFIED),
         _layout(ev.TaskFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),

@@ -14,9 +14,15 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
-from airflow_provider_taskhub.errors import UnknownOrchestrator
+from airflow_provider_taskhub.errors import Conflict, UnknownOrchestrator
 from airflow_provider_taskhub.hub.history.checkpoint import completion
-from airflow_provider_taskhub.hub.history.instances import changed, repair_row, steered_row, terminate_row
+from airflow_provider_taskhub.hub.history.instances import (
+    cancelled_child_row,
+    changed,
+    repair_row,
+    steered_row,
+    terminate_row,
+)
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
@@ -31,7 +37,17 @@ from airflow_provider_taskhub.hub.messages.races import (
     scheduling_id,
 )
 from airflow_provider_taskhub.hub.messages.sessions import Session
-from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, DeleteBlob, Entity, PutBlob, Step, Unit
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_VISIBILITY,
+    DeleteBlob,
+    Entity,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Step,
+    Transact,
+    Unit,
+)
 from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.episodes import Episodes
 from airflow_provider_taskhub.workers.live import Live, generation_of
@@ -154,9 +170,12 @@ class Aside:
         """
         hub, event = self._hub, held.message.event
         row = await hub.instance(session.instance_id)
+        assert isinstance(event, ExecutionTerminated)
+        if row is None and event.taskhub_child is not None:
+            return await self._cancel_child(session, held, event)
         if row is None:
             return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
-        if row.status is not Status.PENDING or not isinstance(event, ExecutionTerminated):
+        if row.status is not Status.PENDING:
             return Judged(verdict=Verdict.STALE, reason=f"the instance is {row.status} and has no history")
         if not is_meant(event, row.execution_id):
             return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
@@ -170,6 +189,28 @@ class Aside:
             container_url=hub.container_url,
         )
         await self._merge(session, entity, blobs, etag=row.etag)
+        return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
+
+    async def _cancel_child(self, session: Session[Live], held: Held, event: ExecutionTerminated) -> Judged:
+        """Terminate a child that has no row: one of its own says it, once its start cannot be under way.
+
+        Its start may wait for a worker that has its code, and finds the row when it comes again.
+        """
+        if held.envelope.failures < CANCEL_AFTER:
+            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
+        entity, blobs = cancelled_child_row(
+            event,
+            instance_id=session.instance_id,
+            names=self._hub.names,
+            now=self._hub.clock.utc_now(),
+            container_url=self._hub.container_url,
+        )
+        row = Transact(table=self._hub.names.instances, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
+        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        try:
+            await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check))
+        except Conflict:
+            return Judged(verdict=Verdict.RACE, reason="its instance has just started")
         return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
 
     async def _steer(self, session: Session[Live], held: Held) -> bool:

@@ -195,15 +195,17 @@ class Loader:
         live.absorb(loaded.past, switched=False)
         live.remember(stored)
         if row is not None and inherits and row.status is Status.TERMINATED and live.ended is None:
-            live.ending = ExecutionTerminated(timestamp=self._hub.clock.utc_now(), input=row.output)
+            live.ending = ExecutionTerminated(
+                timestamp=self._hub.clock.utc_now(), input=row.output, taskhub_recurse=True
+            )
         return live, loaded
 
-    async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted]:
+    async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
         """An instance whose history cannot be read: enough of it to end it, or to begin another run over it (K46).
 
         Its execution begins a generation of its own, under the sentinel that there is: what that stores can be read.
 
-        :returns: with what its messages are judged by, and the start of that generation.
+        :returns: with what its messages are judged by, the start of that generation, and the events that can be read.
         """
         hub = self._hub
         found, row = await asyncio.gather(
@@ -229,7 +231,7 @@ class Loader:
         ended = row is not None and row.status.is_final and same_start(named, current)
         live.ended = row.status if row is not None and ended else None  # its end may be told where nobody can read it
         facts = replace(live.facts(), checkpointed=found.lock.timestamp if found.lock else None)
-        return live, facts, _start_of(again, live.started, row, hub.clock.utc_now())
+        return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
     def restarted(self, instance_id: str, old: Live) -> Live:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel.

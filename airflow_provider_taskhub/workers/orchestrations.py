@@ -176,7 +176,7 @@ class Orchestrations:
         able = [held for held in batch if starts or isinstance(held.message.event, ExecutionTerminated)]
         if not able:
             raise error
-        live, facts, start = await self._loader.salvage(session.instance_id)
+        live, facts, start, readable = await self._loader.salvage(session.instance_id)
         found = await self._sorter.sort(session, live, able, facts)
         if not found.begins:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
@@ -192,7 +192,7 @@ class Orchestrations:
             return
         log.warning("instance_ended_unread", instance_id=session.instance_id, error=str(error))
         events = [start, *map(brought, found.process)]
-        episode = live.execution.terminate(events, now=self._hub.clock.utc_now())
+        episode = live.execution.terminate(events, now=self._hub.clock.utc_now(), also=readable)
         await self._commit(session, live, episode, found.process)
 
     async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:

@@ -176,7 +176,8 @@ class Sorter:
         :raises Aborted: when the partition's former owner has committed since: what the session holds is old.
         """
         if isinstance(event, ExecutionStarted):
-            row = await self._row_of_start(instance_id, event.instance.execution_id)
+            once = event.parent is not None  # a child has no row before its first checkpoint
+            row = await self._row_of_start(instance_id, event.instance.execution_id, turns=1 if once else LOOK_TIMES)
         else:
             row = await self._hub.instance(instance_id)
             facts = replace(facts, checkpointed=await unchanged(self._hub, instance_id, etag))
@@ -193,14 +194,14 @@ class Sorter:
             row_suspended=row.steered.suspended if row is not None and pending and row.steered else None,
         )
 
-    async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
+    async def _row_of_start(self, instance_id: str, wanted: str | None, *, turns: int) -> InstanceState | None:
         """A .NET client puts the start first and writes the row after it: look again for a second (DESIGN §6)."""
         row = None
-        for turn in range(LOOK_TIMES):
+        for turn in range(turns):
             row = await self._hub.instance(instance_id)
             if row is not None and row.execution_id == wanted:
                 break
-            if turn + 1 < LOOK_TIMES:
+            if turn + 1 < turns:
                 await self._hub.clock.sleep(LOOK_PAUSE)
         return row
 
@@ -221,4 +222,5 @@ def _judged(held: Held, facts: Facts, hidden: int) -> Judged:
         now=_now(held, hidden),
         deliveries=held.deliveries,
         sent=bool(held.envelope.sender and held.envelope.sender.instance_id),
+        again=held.dequeue_count > 1 or held.deliveries > 1,
     )

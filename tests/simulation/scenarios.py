@@ -173,6 +173,14 @@ def app_of(effects: Effects) -> App:
         await ctx.call_activity("endless", 1)
 
     @app.orchestrator
+    async def family(ctx: OrchestrationContext, depth: int) -> None:
+        """Two children: one runs an activity, the other has such children itself."""
+        calls = [ctx.call_sub_orchestrator("busy", instance_id=f"{ctx.instance_id}-busy")]
+        if depth > 1:
+            calls.append(ctx.call_sub_orchestrator("family", depth - 1, instance_id=f"{ctx.instance_id}-family"))
+        await ctx.when_all(calls)
+
+    @app.orchestrator
     async def bulky(ctx: OrchestrationContext, text: str) -> str:
         ctx.set_custom_status("half way")
         return await ctx.call_activity("large", await ctx.call_activity("large", text))
@@ -272,6 +280,19 @@ async def _cancel(world: World) -> list[InstanceState]:
     return [await world.wait("one")]
 
 
+FAMILY = ("one", "one-busy", "one-family", "one-family-busy")
+
+
+async def _family(world: World) -> list[InstanceState]:
+    await world.client.start("family", 2, instance_id="one")
+    for name in FAMILY[1::2]:
+        while not any(record.state is RecordState.RUNNING for record in await world.client.activities(name)):
+            await world.clock.sleep(0.25)
+    await world.clock.sleep(3 * world.settings.lease_times.renew.total_seconds())
+    await world.client.terminate("one", "enough")
+    return [await world.wait(name) for name in FAMILY]
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -287,6 +308,7 @@ SCENARIOS = {
         Scenario(name="raising", drive=_simple("raising")),
         Scenario(name="terminate", drive=_terminate),
         Scenario(name="cancel", drive=_cancel),
+        Scenario(name="family", drive=_family),
         Scenario(name="bulky", drive=_simple("bulky", LARGE)),
         Scenario(name="rolling", drive=_rolling),
         Scenario(name="recorded", drive=_simple("recorded", 3)),

@@ -85,6 +85,7 @@ def test_the_scenarios_end_as_they_should() -> None:
         "raising": ("Failed", "activity 'broken' failed: ValueError: broken 8"),
         "terminate": ("Terminated", "enough"),
         "cancel": ("Terminated", "enough"),
+        "family": ("Terminated", "enough"),
     }
     assert ends == {name: live(SCENARIOS[name]).ended.states["one"][:2] for name in ends}
 

@@ -353,6 +353,24 @@ def terminate_row(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
+def cancelled_child_row(
+    event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
+) -> tuple[Entity, tuple[PutBlob, ...]]:
+    """The row of a child that ends with its parent before it ever ran: it has had none.
+
+    :returns: the row to insert, and blobs to write before it.
+    """
+    entity, blobs = terminate_row(event, instance_id=instance_id, names=names, now=now, container_url=container_url)
+    born = {
+        "Name": event.taskhub_child,
+        "Version": "",
+        "CreatedTime": now,
+        "ExecutionId": event.taskhub_execution_id,
+        "TaskHubName": names.hub,
+    }
+    return replace(entity, properties={**born, **entity.properties}), blobs
+
+
 def steered_row(
     event: ExecutionSuspended | ExecutionResumed,
     *,

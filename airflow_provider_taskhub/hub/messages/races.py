@@ -121,6 +121,7 @@ def judge(
     now: Timestamp,
     deliveries: int = 1,
     sent: bool = False,
+    again: bool = False,
 ) -> Judged:
     """What to do with a message.
 
@@ -129,18 +130,20 @@ def judge(
     :param stamp: when it was enqueued, and by whom.
     :param now: the storage service's time, or one shortly before.
     :param deliveries: how often somebody has begun to process it, or may have; this time included.
-    :param sent: by an orchestration, not by a client.
+    :param sent: by an orchestration, not by a client. :param again: the queue has delivered it before.
     """
     if message_id in facts.seen:
         return Judged(verdict=Verdict.STALE, reason="already in the history")
     if isinstance(event, ExecutionStarted):
-        return _start(event, stamp.inserted, facts, now, deliveries)
+        return _start(event, stamp.inserted, facts, now, deliveries, again)
     if scheduling_id(event) is not None:
         return _response(event, execution_id, stamp.inserted, facts)
     return _control(event, stamp, facts, now, sent)
 
 
-def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Timestamp, deliveries: int) -> Judged:
+def _start(
+    event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Timestamp, deliveries: int, again: bool
+) -> Judged:
     wanted = event.instance.execution_id or ""
     if facts.execution_id is not None and same_start(facts.execution_id, wanted):
         return Judged(verdict=Verdict.STALE, reason="this start has already run")
@@ -151,6 +154,10 @@ def _start(event: ExecutionStarted, inserted: Timestamp, facts: Facts, now: Time
         if facts.execution_id is not None and not facts.final:
             pause = min(max((now - inserted) / 4, SOON), TURN)
             return Judged(verdict=Verdict.EARLY, reason="another instance of this id is running", pause=pause)
+        if again and not facts.row_read:
+            return Judged(verdict=Verdict.LOOK)  # it has waited: its parent may have been terminated meanwhile
+        if facts.row_terminated and facts.row_execution_id == wanted:
+            return Judged(verdict=Verdict.STALE, reason="terminated with its parent before it started")
         return PROCESS
     if not facts.row_read:
         return Judged(verdict=Verdict.LOOK)
@@ -263,6 +270,8 @@ def _control(event: HistoryEvent, stamp: Stamp, facts: Facts, now: Timestamp, se
         if not is_meant(event, facts.execution_id):
             if facts.row_pending and is_meant(event, facts.row_execution_id):
                 return Judged(verdict=Verdict.CANCEL_START)
+            if event.taskhub_child is not None and not is_meant(event, facts.row_execution_id):
+                return Judged(verdict=Verdict.LATE, reason=f"{event.taskhub_execution_id} may be under way")
             if not is_meant(event, facts.row_execution_id):
                 return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
     if facts.execution_id is not None and not facts.final:
