@@ -86,6 +86,14 @@ still: .venv/.test .venv/.azurite ## chains while their worker stops or dies, RU
 soak: .venv/.test .venv/.azurite ## SIGKILL, SIGSTOP, drains and SIGTERM in turn for SECONDS=600: two readers of a queue? (SOAK="--leases blob")
 	@$(BIN)/python -m tests.e2e.soak --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(SOAK)
 
+.PHONY: kills
+kills: .venv/.test ## tasks killed on a real Airflow 0 to 10 s after their deferral, triggerer up and down: seconds to Terminated
+	@$(BIN)/python -m tests.airflow.kills kills
+
+.PHONY: mapped
+mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed
+	@$(BIN)/python -m tests.airflow.kills mapped --times $(if $(filter file,$(origin RUNS)),5,$(RUNS))
+
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here beside goals and the stores' ceilings, JSON lines in .bench (BENCH="--store embedded")
 	@$(BIN)/python -m tests.benchmarks $(BENCH)

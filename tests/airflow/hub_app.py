@@ -88,3 +88,9 @@ async def refuses(ctx: OrchestrationContext) -> None:
 @app.orchestrator
 async def waits(ctx: OrchestrationContext) -> Any:
     return await ctx.when_any([ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(minutes=10))])
+
+
+@app.orchestrator
+async def pause(ctx: OrchestrationContext, seconds: float) -> float:
+    await ctx.create_timer(timedelta(seconds=seconds))
+    return seconds

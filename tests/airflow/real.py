@@ -98,10 +98,10 @@ class Process:
 class RealAirflow:
     """Airflow's REST API and the hub, as far as tests need them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **options: str) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{_port()}"
-        self.env = self._environment()
+        self.env = self._environment() | options
         self.processes: dict[str, Process] = {}
         self._http = httpx.Client(base_url=self.url, timeout=60)
         self._tokens: dict[str, str] = {}
@@ -152,7 +152,7 @@ class RealAirflow:
         self.processes["worker"] = Process("worker", app, self.env | {"PYTHONPATH": str(ROOT)}, self.home)
         for name in COMPONENTS:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
-        until("a healthy Airflow", self._healthy, seconds=START)
+        until("a healthy Airflow", self.healthy, seconds=START)
         until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 11, seconds=START)
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class RealAirflow:
             process.stop(seconds=10)
         self._http.close()
 
-    def _healthy(self) -> bool:
+    def healthy(self) -> bool:
         for process in self.processes.values():
             assert process.process.poll() is None, f"{process.name} has ended:\n{process.log.read_text()[-3000:]}"
         try:
@@ -262,10 +262,13 @@ class RealAirflow:
 
 
 @cache
-def started() -> RealAirflow:
-    """The one of this test process."""
+def started(**options: str) -> RealAirflow:
+    """The one of this test process.
+
+    :param options: more of its environment.
+    """
     home = Path(tempfile.mkdtemp(prefix="taskhub-real-"))
-    real = RealAirflow(home)
+    real = RealAirflow(home, **options)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     atexit.register(real.stop)
     real.start()

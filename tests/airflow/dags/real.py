@@ -34,6 +34,14 @@ with DAG("slow", schedule=None, default_args=AT_ONCE, params={"seconds": 60}, re
 with DAG("told", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told")
 
+with DAG("open", schedule=None, max_active_runs=100, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="waits")
+
+with DAG("wide", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator.partial(task_id="hub", orchestrator="pause", max_active_tis_per_dag=100).expand(
+        input=[number % 8 for number in range(100)]
+    )
+
 with DAG("fails", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="fails", input=80)
 
