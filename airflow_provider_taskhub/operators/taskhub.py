@@ -1,14 +1,16 @@
 """``TaskHubOperator``: starts an orchestration, defers until it has ended, returns its output.
 
-``execute()`` only starts and defers, so no worker slot is held while the orchestration runs. The operator has no
-``on_kill``: that one also runs when a worker is merely shut down. The trigger has a guarded one (DESIGN §10).
+``execute()`` starts, waits a moment and defers, so that no worker slot is held while the orchestration runs. Where
+nothing needs a worker, a task that succeeds ends in the triggerer. The operator has no ``on_kill``: that one also runs
+when a worker is merely shut down. The trigger has a guarded one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # exported lazily
 from airflow.sdk.exceptions import (
@@ -18,25 +20,30 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
+from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.launch import Counter, Launched, Reaction, Request, Taken, launch
+from airflow_provider_taskhub.triggers.ending import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.codec import Timestamp
     from airflow_provider_taskhub.hub.contract import InstanceState
 
 COUNTER_KEY = "taskhub"
 """Of the generation in task_state_store."""
-_INSTANCE_KEY, _OWNER_KEY = "instance_id", "taskhub_owner"
-"""XComs of what the try waits for: a deferral that timed out is resumed without its arguments."""
 _BACKSTOP = timedelta(minutes=5)
 """After the trigger's own deadline, in case that no triggerer was there to keep it."""
+SHORT_WAIT = timedelta(seconds=1.5)
+"""For which a worker waits before it defers."""
+_LOOK = 0.5
+"""Seconds between two looks of the short wait."""
 _SAID = {
     Reaction.START: "started",
     Reaction.ATTACH: "runs already: attached to it",
@@ -89,8 +96,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.no_worker_timeout = no_worker_timeout
 
     def execute(self, context: Context) -> Any:
-        """Start or attach, then wait in the triggerer."""
+        """Start or attach; return the output of what ends at once, and wait for the rest in the triggerer."""
         ti = context["ti"]
+        deadline = self._deadline()
         request = self._request(context)
         link = self.operator_extra_links[0]
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # early: it opens the page at once
@@ -100,30 +108,43 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             value = {"generation": counter.generation, "max_tries": counter.max_tries}
             store.set(COUNTER_KEY, value, retention=NEVER_EXPIRE)
 
-        async def use(client: Client) -> Launched:
-            return await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
+        async def use(client: Client) -> tuple[Launched, InstanceState | None]:
+            launched = await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
+            for note in launched.notes:
+                self.log.warning(note)
+            self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
+            ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
+            return launched, await self._short_wait(client, launched.instance_id)
 
         try:
-            launched = self._hook().run(use, create=True)
+            launched, state = self._hook().run(use, create=True)
         except Taken as error:
             raise AirflowException(str(error)) from error
-        for note in launched.notes:
-            self.log.warning(note)
-        self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
-        ti.xcom_push(key=_INSTANCE_KEY, value=launched.instance_id)
-        ti.xcom_push(key=_OWNER_KEY, value=launched.owner)
-        self._wait(launched.instance_id, launched.owner)
+        if state is not None:
+            return self._result(state, launched.instance_id, deadline)
+        ti.xcom_push(key=OWNER_KEY, value=launched.owner)
+        return self._wait(launched.instance_id, launched.owner, deadline)
 
-    def execute_complete(self, context: Context, event: dict[str, Any], waits_for: Sequence[str] | None = None) -> Any:
+    def execute_complete(
+        self,
+        context: Context,
+        event: dict[str, Any],
+        waits_for: Sequence[str] | None = None,
+        deadline: str | None = None,
+    ) -> Any:
         """Called when the trigger has fired: return the output, or fail with the orchestration's own error.
 
         :param waits_for: instance id and owner of the start that this try waits for; ``dag.test()`` does not pass it.
+        :param deadline: of the whole try (ISO 8601); ``dag.test()`` does not pass it.
         :raises AirflowFailException: when the error forbids retries.
         """
         instance_id, why = event["instance_id"], event["reason"]
+        from airflow_provider_taskhub.codec import Timestamp
+
+        until = Timestamp.parse(deadline) if deadline else self._deadline()
         if waits_for is not None and [instance_id, event["owner"]] != [*waits_for]:
             self.log.info("woken by the trigger of another wait (for %s): waiting again", instance_id)
-            self._wait(*waits_for)
+            self._wait(waits_for[0], waits_for[1], until)
         if why == "timeout":
             self._terminate(instance_id, event["owner"], "from Airflow: execution timeout")  # if the trigger could not
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
@@ -132,7 +153,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if why != "reached":
             raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
         state = self._hook().run(lambda client: self._ended(client, instance_id))
-        return self._result(state, instance_id)
+        return self._result(state, instance_id, until)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """As in Airflow; a deferral that timed out (no triggerer kept the deadline) also ends the instance."""
@@ -142,7 +163,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             ti = context["ti"]
             index = identity.UNMAPPED if ti.map_index is None else ti.map_index
             instance_id, owner = (
-                ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (_INSTANCE_KEY, _OWNER_KEY)
+                ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (INSTANCE_KEY, OWNER_KEY)
             )
             if instance_id:
                 self._terminate(instance_id, owner, "from Airflow: execution timeout")
@@ -196,10 +217,16 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             if name.startswith(identity.RESERVED):
                 yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
 
-    def _wait(self, instance_id: str, owner: str) -> None:
+    def _deadline(self) -> Timestamp | None:
+        """When the time that this try may take is over, from now on; one for all its waits."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-        limit = self.execution_timeout
+        return SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
+
+    def _wait(self, instance_id: str, owner: str, deadline: Timestamp | None) -> NoReturn:
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        text = deadline.text() if deadline else None
         self.log.info("a triggerer waits for instance %s from here on: one must run (airflow triggerer)", instance_id)
         self.defer(
             trigger=TaskHubTrigger(
@@ -207,13 +234,25 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 taskhub_conn_id=self.taskhub_conn_id,
                 orchestrator=self.orchestrator,
                 owner=owner,
-                deadline=(SYSTEM_CLOCK.utc_now() + limit).text() if limit else None,
+                deadline=text,
                 no_worker_timeout=_seconds(self.no_worker_timeout),
+                end_from_trigger=not needs_worker(self),
+                push_output=self.do_xcom_push,
             ),
             method_name="execute_complete",
-            kwargs={"waits_for": [instance_id, owner]},
-            timeout=limit + _BACKSTOP if limit else None,
+            kwargs={"waits_for": [instance_id, owner], "deadline": text},
+            timeout=max(deadline - SYSTEM_CLOCK.utc_now(), timedelta(0)) + _BACKSTOP if deadline else None,
         )
+        raise AssertionError("defer() raises")
+
+    async def _short_wait(self, client: Client, instance_id: str) -> InstanceState | None:
+        """The instance if it ends at once: deferring and resuming would take longer than what it does."""
+        try:
+            async with asyncio.timeout(2 * SHORT_WAIT.total_seconds()):
+                await client.wait(instance_id, timeout=SHORT_WAIT, longest=_LOOK)
+        except (TimeoutError, TaskHubError):  # an error of the hub: the trigger is more patient
+            return None
+        return await self._ended(client, instance_id)
 
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
         """The instance with its output; what failed goes to the task's log; its hint is not needed any more."""
@@ -232,14 +271,14 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         await client.forget_completions([instance_id])
         return state
 
-    def _result(self, state: InstanceState | None, instance_id: str) -> Any:
+    def _result(self, state: InstanceState | None, instance_id: str, deadline: Timestamp | None) -> Any:
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import plain, reason, retryable
 
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
         if not state.status.is_final:  # begun again by somebody between the trigger's event and now
-            self._wait(instance_id, (state.tags or {}).get(identity.OWNER_TAG, ""))
+            self._wait(instance_id, (state.tags or {}).get(identity.OWNER_TAG, ""), deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"

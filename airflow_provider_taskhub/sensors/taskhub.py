@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout
 
-from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.errors import HubError, StorageError, TaskHubError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
@@ -49,13 +50,21 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         self.taskhub_conn_id = taskhub_conn_id
 
     def execute(self, context: Context) -> Any:
-        """Wait in the triggerer, always."""
+        """Return at once if there is nothing to wait for, else wait in the triggerer."""
         from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
-        self._wait()
+        statuses = self._statuses()
+        try:
+            state = TaskHubHook(self.taskhub_conn_id).run(self._read)
+        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger is more patient
+            self.log.info("the hub cannot be read now, waiting: %s", error)
+            state = None
+        if state is not None and (state.status.is_final or state.status in statuses):
+            return self._result(state)
+        return self._wait()
 
-    def _wait(self) -> None:
+    def _wait(self) -> NoReturn:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         limit = timedelta(seconds=self.timeout)
@@ -73,11 +82,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             method_name="execute_complete",
             timeout=limit + _BACKSTOP,
         )
+        raise AssertionError("defer() raises")
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when the trigger has fired."""
         from airflow_provider_taskhub.engine.events import Status
-        from airflow_provider_taskhub.triggers.outcome import plain, reason
 
         if (event["instance_id"], event["owner"]) != (self.instance_id, None):
             self.log.info("woken by the trigger of another wait (for %s): waiting again", event["instance_id"])
@@ -86,15 +95,27 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             raise AirflowSensorTimeout(f"instance {self.instance_id}: {self._overdue(event['message'])}")
         if event["reason"] != "reached":
             raise AirflowException(f"instance {self.instance_id}: {event['message']}")
-        wanted, status = self._statuses() or (Status.COMPLETED,), Status(event["status"])
-        self.log.info("instance %s is %s", self.instance_id, status)
-        if status is not Status.COMPLETED and status in wanted:
+        status = Status(event["status"])
+        if status is not Status.COMPLETED and status in self._statuses():
+            self.log.info("instance %s is %s", self.instance_id, status)
             return None
         state = TaskHubHook(self.taskhub_conn_id).run(self._read)
-        if status not in wanted:
-            why = reason(state) if state is not None else "no reason known"
-            raise AirflowException(f"instance {self.instance_id} {status.lower()}: {why}")
-        return plain(state.output) if state is not None else None
+        if state is None:
+            raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
+        return self._result(replace(state, status=status))
+
+    def _result(self, state: InstanceState) -> Any:
+        """What the sensor returns for a status that ends its wait.
+
+        :raises AirflowException: for a final status that it does not wait for.
+        """
+        from airflow_provider_taskhub.engine.events import Status
+        from airflow_provider_taskhub.triggers.outcome import plain, reason
+
+        self.log.info("instance %s is %s", self.instance_id, state.status)
+        if state.status not in (self._statuses() or (Status.COMPLETED,)):
+            raise AirflowException(f"instance {self.instance_id} {state.status.lower()}: {reason(state)}")
+        return plain(state.output) if state.status is Status.COMPLETED else None
 
     def _overdue(self, message: str) -> str:
         """What the log says of a wait that took too long: most often the instance id is wrong."""

@@ -1,6 +1,6 @@
 """The one trigger: waits for an instance in the triggerer, for operators and sensors alike.
 
-Never ends by an error of the hub: an exception in a trigger fails its task (spec/airflow.md §0.10). Cancels the
+Never ends by an error of the hub: an exception in a trigger fails its task. Cancels the
 instance only when a user has really killed the task (:meth:`TaskHubTrigger.on_kill`) or at the deadline, never on a
 shutdown.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
@@ -37,20 +37,22 @@ _LONGEST_PAUSE = 30.0
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
 """Seconds between two looks at deadlines when nothing changes."""
-SETTLE = 5.0
-"""Seconds from its start before which a trigger does not fire. The process that deferred its task may not have ended:
-Airflow fails a task that goes on before the executor has reported that (apache/airflow#67287, #72716), 1.8 s behind
-the deferral on a busy machine."""
+SETTLE = 30.0
+"""Seconds from its start before which a trigger does not hand its task back to a worker. The process that deferred the
+task may not have ended, or the scheduler may not have heard of it: Airflow fails a task that is resumed before that
+(apache/airflow#67287, #71580, #72716; 7 s and 27 s after the deferral have been reported). Nothing that a trigger can
+ask says when it is safe. A task that ends in the triggerer does not wait for this (:mod:`.ending`)."""
 _KILLS = Supervisor()
-"""Detached kills: Airflow cancels ``on_kill`` again every second (spec/airflow.md §0.4)."""
+"""Detached kills: Airflow cancels ``on_kill`` again every second."""
 
 
 class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Waits until an instance has ended, or has reached one of some statuses.
 
-    Fires one event: ``{"reason", "instance_id", "owner", "status", "message"}`` with reason ``reached``, ``timeout``,
-    ``no_worker``, ``missing`` or ``unusable``. Receivers compare id and owner: Airflow on SQLite gives a trigger's
-    number again once it is deleted, and then a trigger that is just being cancelled wakes the wrong task.
+    Fires one event. Where the task ends here, that is Airflow's ``TaskSuccessEvent``; else it is for the operator:
+    ``{"reason", "instance_id", "owner", "status", "message"}`` with reason ``reached``, ``timeout``, ``no_worker``,
+    ``missing`` or ``unusable``. Receivers compare id and owner: Airflow on SQLite gives a trigger's number again once
+    it is deleted, and then a trigger that is just being cancelled wakes the wrong task.
 
     :param taskhub_conn_id: the hub. :param instance_id: what to wait for.
     :param orchestrator: its name; with it, waiting without a worker that knows it ends after ``no_worker_timeout``.
@@ -59,6 +61,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param deadline: ISO 8601 time at which to terminate (with an owner) and give up.
     :param no_worker_timeout: seconds.
     :param may_be_missing: an instance that does not exist yet is waited for (sensors) instead of reported.
+    :param end_from_trigger: end the task here when the instance has completed; nothing else needs a worker.
+    :param push_output: then push the output as the task's XCom.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -74,6 +78,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         deadline: str | None = None,
         no_worker_timeout: float | None = None,
         may_be_missing: bool = False,
+        end_from_trigger: bool = False,
+        push_output: bool = True,
         **_of_other_versions: Any,
     ) -> None:
         super().__init__()
@@ -85,6 +91,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.deadline = deadline
         self.no_worker_timeout = no_worker_timeout
         self.may_be_missing = may_be_missing
+        self.end_from_trigger = end_from_trigger
+        self.push_output = push_output
+        self._completed: InstanceState | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Where to find this class, and plain values to make it again."""
@@ -97,6 +106,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             "deadline": self.deadline,
             "no_worker_timeout": self.no_worker_timeout,
             "may_be_missing": self.may_be_missing,
+            "end_from_trigger": self.end_from_trigger,
+            "push_output": self.push_output,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -106,6 +117,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if message := event.payload["message"]:
             self.log.error(message)
         if self.trigger_id is not None:  # dag.test() has no executor, and gives none
+            if await self._ends_here():
+                self.log.info("the task ends here: nothing needs a worker")
+                yield TaskSuccessEvent()
+                return
             await self.clock.sleep(max(0.0, began + SETTLE - self.clock.monotonic()))
         yield event
 
@@ -114,6 +129,17 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if self.owner is None:
             return
         await asyncio.shield(_KILLS.spawn(self._kill(), name=f"terminate {self.instance_id}"))
+
+    async def _ends_here(self) -> bool:
+        from airflow_provider_taskhub.triggers.ending import end
+
+        if self._completed is None or self.task_instance is None:
+            return False
+        try:
+            return await end(self.task_instance, self._completed, owner=self.owner, push=self.push_output)
+        except Exception as error:  # of Airflow: a worker ends the task, which takes longer
+            self.log.warning("the task cannot be ended here, a worker does it: %s: %s", type(error).__name__, error)
+            return False
 
     async def _outcome(self) -> TriggerEvent:
         try:
@@ -156,6 +182,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 await news(wait, patience=self._patience())
                 self._tell(journal, absence, wait)
                 if (event := self._verdict(wait, absence)) is not None:
+                    if self.end_from_trigger and event.payload["status"] == "Completed":
+                        self._completed = await watcher.ended(self.instance_id)
                     return event
         return await self._timed_out(settings)
 

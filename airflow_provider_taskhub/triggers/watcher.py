@@ -78,6 +78,7 @@ class Watcher:
         self._members: tuple[Member, ...] | None = None
         self._members_read = float("-inf")
         self._wake = asyncio.Event()
+        self._client: Client | None = None
         self._supervisor = Supervisor(clock)
         self._task: asyncio.Task[None] | None = None
 
@@ -98,6 +99,17 @@ class Watcher:
         finally:
             self._leave(wait)
 
+    async def ended(self, instance_id: str) -> InstanceState | None:
+        """An instance that has ended, with its output; None when it has not, or cannot be read now.
+
+        To be called inside the block of :meth:`waiting`, which keeps the client open.
+        """
+        try:
+            state = await self._client.get(instance_id) if self._client is not None else None
+        except Exception:  # as in the polls, no error ends a wait; the caller has another way. So with a closed client
+            return None
+        return state if state is not None and state.status.is_final else None
+
     @property
     def waits(self) -> int:
         return len(self._waits)
@@ -114,8 +126,10 @@ class Watcher:
         while self._waits:  # looked at with no await before the end, so a new wait finds either this task or none
             try:
                 async with self._connect() as client, self._sweeping(client):
+                    self._client = client
                     while await self._poll(client):
                         failures = 0
+                    self._client = None
             except Exception as error:  # whatever it is, waits go on
                 failures += 1
                 self._report(error, self._everyone())

@@ -107,6 +107,10 @@ class Task:
         self.deferred = deferred.value
         return self.deferred
 
+    def run(self, ti: Ti) -> Any:
+        """Run ``execute``; what it returns."""
+        return self.operator.execute.__wrapped__(self.operator, self.context(ti))
+
     def finish(self, ti: Ti, **event: Any) -> Any:
         """Resume with an event, of the trigger of the last deferral if nothing else is said."""
         trigger = self.deferred.trigger

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,13 @@ class FakeClient:
         if payloads and instance_id in hub.damaged_payloads:
             raise InputError(hub.damaged_payloads[instance_id])
         return state if payloads or state is None else replace(state, input=None, output=None)
+
+    async def wait(self, instance_id: str, *, timeout: timedelta | None = None, longest: float = 1.0) -> InstanceState:
+        """What does not end by itself does not end in time."""
+        state = self._count("wait").instances[instance_id]
+        if not state.status.is_final:
+            raise TimeoutError(f"{instance_id} is {state.status} after {timeout}")
+        return state
 
     async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> None:
         hub = self._count("terminate")

@@ -62,7 +62,11 @@ def test_a_dag_waits_inline(database: None, hub: FakeHub, monkeypatch: pytest.Mo
         hub.end(state.instance_id, {"sum": 3})
         return state
 
+    async def not_at_once(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
     monkeypatch.setattr(FakeClient, "start", and_run)
+    monkeypatch.setattr(FakeClient, "wait", not_at_once)  # so that it is deferred
     run = written(make_dag("inline")).test()
     states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
     assert states == {"months": "success", "hub": "success", "check": "success"}

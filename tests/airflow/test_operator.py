@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk import NEVER_EXPIRE, Asset
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
@@ -113,11 +114,82 @@ def test_a_retry_returns_the_result_of_what_has_completed(make_task, hub) -> Non
     task, ti = make_task(), Ti()
     task.start(ti)
     hub.end(ID.format(1), {"url": "x"})
-    second = ti.next_try()
-    task.start(second)
+    assert task.run(ti.next_try()) == {"url": "x"}, "at once, without deferring"
     assert len(hub.starts) == 1
-    assert task.finish(second) == {"url": "x"}
     assert hub.hints == set(), "the hint is not needed any more"
+
+
+def test_what_ends_at_once_is_returned_without_deferring(make_task, hub, monkeypatch) -> None:
+    start = FakeClient.start
+
+    async def and_end(self: FakeClient, *arguments: object, **named: object) -> object:
+        state = await start(self, *arguments, **named)
+        hub.end(state.instance_id, [1, 2])
+        return state
+
+    monkeypatch.setattr(FakeClient, "start", and_end)
+    ti = Ti()
+    assert make_task().run(ti) == [1, 2]
+    assert ti.xcoms["instance_id"] == ID.format(1)
+    assert hub.hints == set()
+
+
+def test_what_fails_at_once_fails_the_task_with_its_own_error(make_task, hub, monkeypatch) -> None:
+    start = FakeClient.start
+
+    async def and_fail(self: FakeClient, *arguments: object, **named: object) -> object:
+        state = await start(self, *arguments, **named)
+        hub.fail(state.instance_id, "nobody approved", final=True)
+        return state
+
+    monkeypatch.setattr(FakeClient, "start", and_fail)
+    with pytest.raises(AirflowFailException, match="nobody approved"):
+        make_task().run(Ti())
+
+
+def test_a_hub_that_fails_during_the_short_wait_leaves_it_to_the_trigger(make_task, monkeypatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(FakeClient, "wait", fail)
+    assert make_task().start(Ti()).trigger.instance_id == ID.format(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ends_here"),
+    [
+        ({}, True),
+        ({"on_failure_callback": print}, True),
+        ({"on_success_callback": print}, False),
+        ({"outlets": [Asset("rows")]}, False),
+        ({"post_execute": print}, False),
+        ({"multiple_outputs": True}, False),
+        ({"do_xcom_push": False}, True),
+    ],
+)
+def test_a_task_ends_in_the_triggerer_where_nothing_needs_a_worker(make_task, arguments, ends_here) -> None:
+    trigger = make_task(**arguments).start(Ti()).trigger
+    assert (trigger.end_from_trigger, trigger.push_output) == (ends_here, "do_xcom_push" not in arguments)
+
+
+def test_what_is_mapped_over_is_pushed_by_a_worker() -> None:
+    """It stores the length as well, which decides how many tasks there are."""
+    from airflow.sdk import DAG
+
+    from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+    from airflow_provider_taskhub.triggers.ending import needs_worker
+
+    with DAG("d", schedule=None):
+        first = TaskHubOperator(task_id="first", orchestrator="o")
+        second = TaskHubOperator.partial(task_id="second", orchestrator="o").expand(input=first.output)
+        third = TaskHubOperator(task_id="third", orchestrator="o", input=first.output)
+    assert second.is_mapped
+    assert (needs_worker(first), needs_worker(third)) == (True, False)
+
+
+def test_listeners_are_called_by_a_worker(make_task, monkeypatch) -> None:
+    monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(has_listeners=True))
+    assert make_task().start(Ti()).trigger.end_from_trigger is False
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.TERMINATED, Status.CANCELED])
@@ -281,6 +353,10 @@ def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
     deadline = Timestamp.parse(deferred.trigger.deadline).datetime()
     assert timedelta(minutes=30) <= deadline - before < timedelta(minutes=31)
     assert deferred.timeout > timedelta(minutes=30), "only a backstop behind the trigger's own deadline"
+    with pytest.raises(TaskDeferred) as again:
+        task.finish(Ti(), instance_id="another's")
+    assert again.value.trigger.deadline == deferred.trigger.deadline, "waiting again does not begin it anew"
+    assert again.value.timeout <= deferred.timeout
     with pytest.raises(AirflowTaskTimeout, match="the instance is terminated"):
         task.finish(Ti(), reason="timeout", message="over; the instance is terminated")
 

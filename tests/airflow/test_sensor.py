@@ -19,21 +19,39 @@ def waiting(**arguments: object) -> Task:
 
 
 def test_returns_the_output_of_what_has_completed(hub: FakeHub) -> None:
-    hub.put("i", Status.COMPLETED)
+    task = waiting()
     hub.end("i", {"url": "x"})
-    assert waiting().finish(Ti(), status="Completed") == {"url": "x"}
+    assert task.finish(Ti(), status="Completed") == {"url": "x"}
 
 
 def test_a_wanted_status_succeeds_and_another_end_fails(hub: FakeHub) -> None:
+    task = waiting(statuses=["running"])
     hub.put("i", Status.RUNNING)
-    assert waiting(statuses=["running"]).finish(Ti(), status="Running") is None
+    assert task.finish(Ti(), status="Running") is None
     hub.end("i", "maintenance", status=Status.TERMINATED)
     with pytest.raises(AirflowException, match="instance i terminated: maintenance"):
-        waiting(statuses=["running"]).finish(Ti(), status="Terminated")
+        task.finish(Ti(), status="Terminated")
+
+
+def test_where_there_is_nothing_to_wait_for_it_does_not_defer(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING)
+    assert Task(TaskHubSensor(task_id="wait", instance_id="i", statuses=["running"])).run(Ti()) is None
+    hub.end("i", {"url": "x"})
+    assert Task(TaskHubSensor(task_id="wait", instance_id="i")).run(Ti()) == {"url": "x"}
+    hub.fail("i", "41 rows rejected")
+    with pytest.raises(AirflowException, match="instance i failed: ValueError: 41 rows rejected"):
+        Task(TaskHubSensor(task_id="wait", instance_id="i")).run(Ti())
+
+
+def test_a_hub_that_cannot_be_read_is_waited_for(hub: FakeHub) -> None:
+    hub.put("i", Status.COMPLETED)
+    hub.down = Unavailable("no answer")
+    assert waiting().deferred.trigger.instance_id == "i"
 
 
 def test_the_deadline_is_the_sensors_timeout(hub: FakeHub) -> None:
     over = {"reason": "timeout", "message": "the time allowed is over"}
+    assert waiting(timeout=90).deferred.trigger.deadline is not None
     with pytest.raises(AirflowSensorTimeout, match="over, and there is no such instance in the hub: it never appeared"):
         waiting().finish(Ti(), **over)
     hub.put("i", Status.RUNNING)
@@ -47,7 +65,8 @@ def test_the_deadline_is_the_sensors_timeout(hub: FakeHub) -> None:
 @pytest.mark.parametrize("other", [{"owner": "an operator's"}, {"instance_id": "another"}])
 def test_the_event_of_another_wait_ends_nothing(hub: FakeHub, other: dict[str, str]) -> None:
     """Airflow on SQLite gives the number of a deleted trigger again."""
+    task = waiting()
     hub.put("i", Status.COMPLETED)
     with pytest.raises(TaskDeferred) as again:
-        waiting().finish(Ti(), status="Completed", **other)
+        task.finish(Ti(), status="Completed", **other)
     assert again.value.trigger.instance_id == "i"

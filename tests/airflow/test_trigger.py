@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from airflow.models.trigger import Trigger
 from airflow.sdk._shared.module_loading import import_string
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.triggers import taskhub as module
-from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.ending import LARGEST_OUTPUT
+from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
 from tests.airflow.fake import FakeHub, member, record
 
@@ -86,19 +88,103 @@ def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("end", "fires"), [(0.0, 5.0), (3.0, 5.0), (60.0, 60.0)])
-def test_in_a_triggerer_it_fires_once_the_process_that_deferred_has_surely_ended(
-    hub: FakeHub, end: float, fires: float
+@pytest.mark.parametrize("reason", ["a worker is needed", "the instance failed"])
+@pytest.mark.parametrize(("end", "fires"), [(0.0, SETTLE), (3.0, SETTLE), (60.0, 60.0)])
+def test_it_hands_a_task_back_once_the_process_that_deferred_it_has_surely_ended(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, end: float, fires: float, reason: str
 ) -> None:
-    """Airflow fails a task that goes on before its executor has reported that process (apache/airflow#67287)."""
+    """Airflow fails a task that goes on before its scheduler has heard of that process's end (apache/airflow#67287)."""
+    failed = reason == "the instance failed"
+    airflow = FakeXComs(monkeypatch)
 
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
-        after(end, lambda: hub.end("i", 1))
-        trigger = waiting()
-        trigger.trigger_id = 1
+        after(end, lambda: hub.fail("i", "no") if failed else hub.end("i", 1))
+        trigger = ending(monkeypatch, end_from_trigger=failed)
         assert (await fired(trigger))["reason"] == "reached"
         assert fires <= asyncio.get_running_loop().time() < fires + 2
+        assert airflow.pushed == {}
+
+    play(scenario)
+
+
+class FakeXComs:
+    """What the current try of the task waits for, and what was pushed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, instance_id: str = "i", owner: str = "me") -> None:
+        from airflow.sdk.execution_time.xcom import XCom
+
+        self.values = {"instance_id": instance_id, "taskhub_owner": owner}
+        self.pushed: dict[str, Any] = {}
+        self.refuses: Exception | None = None
+        monkeypatch.setattr(XCom, "aget_one", self.get)
+        monkeypatch.setattr(XCom, "aset", self.set)
+
+    async def get(self, *, key: str, **place: Any) -> Any:
+        assert place == {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1}
+        return self.values.get(key)
+
+    async def set(self, *, key: str, value: Any, **place: Any) -> None:
+        assert place == {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1}
+        if self.refuses is not None:
+            raise self.refuses
+        self.pushed[key] = value
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, state: str | None = "deferred", **arguments: Any) -> TaskHubTrigger:
+    """A trigger as a triggerer runs it; Airflow says that its task is in this state."""
+    trigger = waiting(**({"end_from_trigger": True} | arguments))
+    trigger.trigger_id = 1
+    trigger._task_instance = killed(monkeypatch, state)
+    return trigger
+
+
+async def event_of(trigger: TaskHubTrigger) -> Any:
+    (event,) = [event async for event in trigger.run()]
+    return event
+
+
+@pytest.mark.parametrize(
+    ("output", "push", "pushed"),
+    [
+        ({"sum": [1, None]}, True, {"return_value": {"sum": [1, None]}}),
+        (0, True, {"return_value": 0}),
+        (None, True, {}),
+        ({"sum": 1}, False, {}),
+    ],
+)
+def test_where_nothing_needs_a_worker_it_ends_the_task_at_once_with_its_xcom(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, output: Any, push: bool, pushed: dict[str, Any]
+) -> None:
+    airflow = FakeXComs(monkeypatch)
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        after(3, lambda: hub.end("i", output))
+        assert type(await event_of(ending(monkeypatch, push_output=push))) is TaskSuccessEvent
+        assert asyncio.get_running_loop().time() < 5
+        assert airflow.pushed == pushed
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["the task was cleared", "another start is waited for", "another instance", "XCom is refused", "output too large"],
+)
+def test_a_task_that_may_not_end_here_is_handed_back(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """The number of a deleted trigger may belong to another task's trigger by now, whose task would end."""
+    waited = {"another start is waited for": {"owner": "x"}, "another instance": {"instance_id": "j"}}
+    airflow = FakeXComs(monkeypatch, **waited.get(odd, {}))
+    airflow.refuses = ValueError("too large") if odd == "XCom is refused" else None
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        after(3, lambda: hub.end("i", ["x" * (LARGEST_OUTPUT if odd == "output too large" else 1)]))
+        trigger = ending(monkeypatch, None if odd == "the task was cleared" else "deferred")
+        event = await event_of(trigger)
+        assert (type(event), event.payload["reason"], airflow.pushed) == (TriggerEvent, "reached", {})
+        assert asyncio.get_running_loop().time() >= SETTLE
 
     play(scenario)
 
