@@ -3,8 +3,8 @@
 :class:`SweepingMiddleware` does nothing to requests. Airflow offers plugins no other way to run something for as long
 as the API server does: a middleware of the root application is called with the server's lifespan.
 
-The states of tasks are asked for at the task execution API, the one that workers and triggers use, served inside this
-process as Airflow's triggerer serves it. So no token is needed, and no table of the metadata database is read here.
+The states of tasks are asked for at the task execution API, the one that workers and triggers use. This process serves
+it, so it is called without the network. No table of the metadata database is read here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from uuid import UUID
 
 import structlog
 
@@ -33,9 +35,13 @@ log = structlog.get_logger(__name__)
 
 
 class ServerTasks:
-    """Asks the task execution API inside this process. Made when the first question comes: it takes a second."""
+    """Asks the task execution API that this API server serves; one that serves none makes an application of its own.
 
-    def __init__(self) -> None:
+    :param server: the root application; None: there is none.
+    """
+
+    def __init__(self, server: Any = None) -> None:
+        self._server = server
         self._client: httpx.AsyncClient | None = None
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
@@ -48,8 +54,6 @@ class ServerTasks:
         return states
 
     async def knows(self, dag_id: str) -> bool:
-        from urllib.parse import quote
-
         answer = await self._get(f"/dags/{quote(dag_id, safe='')}", {})
         if answer.status_code == 404:
             return False
@@ -57,24 +61,26 @@ class ServerTasks:
         return True
 
     async def close(self) -> None:
-        """End the application that was made."""
+        """End what was opened."""
         self._client = None
         await self._stack.aclose()
 
     async def _get(self, path: str, parameters: dict[str, Any]) -> httpx.Response:
         from airflow_provider_taskhub.triggers.tasks import DEADLINE
 
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._open()
         async with asyncio.timeout(DEADLINE):
-            async with self._opening:
-                if self._client is None:
-                    self._client = await self._open()
-            return await self._client.get(path, params=parameters)
+            return await self._client.get(path, params=parameters, headers={"Authorization": f"Bearer {_token()}"})
 
     async def _open(self) -> httpx.AsyncClient:
         import httpx
 
-        application = await asyncio.to_thread(_application)
-        await self._stack.enter_async_context(application.router.lifespan_context(application))
+        application: Any = next((x.app for x in getattr(self._server, "routes", ()) if x.path == "/execution"), None)
+        if application is None:
+            application = await asyncio.to_thread(_application)
+            await self._stack.enter_async_context(application.router.lifespan_context(application))
         transport = httpx.ASGITransport(app=application)
         return await self._stack.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://in-process.invalid")
@@ -82,9 +88,24 @@ class ServerTasks:
 
 
 def _application() -> Any:
+    """The task execution API as Airflow's triggerer makes it. It takes seconds of work."""
     from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
 
     return InProcessExecutionAPI().app
+
+
+def _token() -> str:
+    """Of no task in particular; made as Airflow's executors make those of tasks."""
+    from airflow.api_fastapi.auth.tokens import JWTGenerator, get_signing_args
+    from airflow.configuration import conf
+
+    generator = JWTGenerator(
+        valid_for=60,
+        audience=conf.get_mandatory_list_value("execution_api", "jwt_audience")[0],
+        issuer=conf.get("api_auth", "jwt_issuer", fallback=None),
+        **get_signing_args(make_secret_key_if_needed=False),
+    )
+    return str(generator.generate({"sub": str(UUID(int=0)), "scope": "execution"}))
 
 
 class SweepingMiddleware:
@@ -97,25 +118,28 @@ class SweepingMiddleware:
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
-        async with sweeping():
+        async with sweeping(scope.get("app")):
             await self._app(scope, receive, send)
 
 
 @asynccontextmanager
-async def sweeping() -> AsyncIterator[None]:
-    """Sweep the hubs of the page's connections for the length of the block."""
+async def sweeping(server: Any = None) -> AsyncIterator[None]:
+    """Sweep the hubs of the page's connections for the length of the block.
+
+    :param server: the root application of the API server.
+    """
     supervisor = Supervisor()
-    supervisor.keep("sweep", _sweep_all)
+    supervisor.keep("sweep", lambda: _sweep_all(server))
     try:
         yield
     finally:
         await supervisor.close()
 
 
-async def _sweep_all() -> None:
+async def _sweep_all(server: Any) -> None:
     from airflow_provider_taskhub.plugins.web import page_connections
 
-    tasks = ServerTasks()
+    tasks = ServerTasks(server)
     try:
         async with asyncio.TaskGroup() as group:
             for name in page_connections():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
@@ -288,8 +289,8 @@ def test_the_api_server_sweeps_for_as_long_as_it_lives(monkeypatch: pytest.Monke
     said: list[str] = []
 
     @asynccontextmanager
-    async def fake() -> Any:
-        said.append("sweeps")
+    async def fake(server: Any) -> Any:
+        said.append(f"sweeps beside {server}")
         yield
         said.append("ends")
 
@@ -300,28 +301,43 @@ def test_the_api_server_sweeps_for_as_long_as_it_lives(monkeypatch: pytest.Monke
     (entry,) = TaskHubPlugin.fastapi_root_middlewares
     middleware = entry["middleware"](application, *entry["args"], **entry["kwargs"])
     for kind in ("lifespan", "http", "websocket"):
-        asyncio.run(middleware({"type": kind}, None, None))
-    assert said == ["sweeps", "lifespan", "ends", "http", "websocket"]
+        asyncio.run(middleware({"type": kind, "app": "the server"}, None, None))
+    assert said == ["sweeps beside the server", "lifespan", "ends", "http", "websocket"]
 
 
-@pytest.fixture(scope="module")
-def database() -> None:
-    from airflow.utils.db import initdb
+def test_the_api_server_asks_its_own_task_execution_api() -> None:
+    from airflow.api_fastapi.execution_api.app import _jwt_validator
+    from fastapi import FastAPI, HTTPException, Query, Request
 
-    initdb()
-
-
-@pytest.mark.usefixtures("database")
-def test_the_api_server_asks_airflows_own_api() -> None:
     from airflow_provider_taskhub.plugins.sweeping import ServerTasks
 
+    execution, server = FastAPI(), FastAPI()
+    server.mount("/execution", execution)
+
+    @execution.middleware("http")
+    async def check(request: Request, follow: Any) -> Any:
+        claims = await _jwt_validator().avalidated_claims(request.headers["authorization"].removeprefix("Bearer "), {})
+        assert claims["scope"] == "execution"
+        return await follow(request)
+
+    @execution.get("/task-instances/states")
+    async def states(dag_id: str, task_ids: list[str] = Query(), run_ids: list[str] = Query()) -> Any:  # noqa: B008
+        if dag_id == "broken":
+            raise HTTPException(500)
+        return {"task_states": {run_id: {task_ids[0]: None} for run_id in run_ids}}
+
+    @execution.get("/dags/{dag_id}")
+    async def dag(dag_id: str) -> Any:
+        raise HTTPException(404 if dag_id == "no dag" else 500 if dag_id == "broken" else 200)
+
     async def ask() -> None:
-        tasks = ServerTasks()
-        try:
-            assert await tasks.states("no dag", "t", ["r", "s"]) == {}
-            assert await tasks.knows("no dag") is False
-        finally:
-            await tasks.close()
+        tasks = ServerTasks(server)
+        assert await tasks.states("d", "t", ["r", "s"]) == {"r": {"t": None}, "s": {"t": None}}
+        assert [await tasks.knows(dag_id) for dag_id in ("d", "no dag")] == [True, False]
+        for question in (tasks.states("broken", "t", ["r"]), tasks.knows("broken")):
+            with pytest.raises(httpx.HTTPStatusError):
+                await question
+        await tasks.close()
 
     asyncio.run(ask())
 
@@ -332,7 +348,7 @@ def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch
     async def play() -> None:
         clock = JumpingClock(asyncio.get_running_loop())
         monkeypatch.setattr(sweeping, "SYSTEM_CLOCK", clock)
-        monkeypatch.setattr(sweeping, "ServerTasks", Quiet)
+        monkeypatch.setattr(sweeping, "ServerTasks", lambda _server: Quiet())
         hub.down = Unavailable("no storage")
         async with sweeping.sweeping():
             await asyncio.sleep(600)
