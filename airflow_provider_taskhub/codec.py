@@ -12,7 +12,7 @@ import zlib
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -174,12 +174,12 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
     try:
         return _adapter_of(annotation, what).validate_python(value)
     except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)
-        )
-        name = annotation.__name__ if type(annotation) is type else str(annotation)
-        raise InputError(f"{what} does not fit {name}: {found}; it is {_shown(value)}") from error
+        items = error.errors(include_url=False)
+        name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+        # The cause is what a validator of the user's own raised; pydantic's error would only say all of this again.
+        cause = next((item["ctx"]["error"] for item in items if "error" in item.get("ctx", {})), None)
+        text = f"{what} does not fit {name}: {'; '.join(map(_misfit, items))}"
+        raise InputError(text) from (cause if isinstance(cause, Exception) else None)
 
 
 def check_annotation(annotation: Any, *, what: str) -> None:
@@ -204,6 +204,36 @@ def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
             "import it where the class is defined"
         ) from error
     return adapter
+
+
+_KINDS = {
+    "int": "an int",
+    "float": "a float",
+    "string": "a str",
+    "bool": "a bool",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "date": "a date",
+    "datetime": "a datetime",
+    "time": "a time",
+    "decimal": "a number",
+    "uuid": "a UUID",
+}
+"""By the first word of pydantic's error types ``int_type``, ``int_parsing`` …"""
+
+
+def _misfit(item: Any) -> str:
+    """One of pydantic's errors: where it is, the value, and what it is not."""
+    place = "value" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
+    kind, _, rest = item["type"].partition("_")
+    if item["type"] == "missing":
+        return f"{place}: {item['msg']}"
+    if item["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
+        return f"{place}: {_shown(item['input'])} is not an object"
+    if kind in _KINDS and (rest in ("type", "parsing") or rest.endswith("_parsing")):
+        return f"{place}: {_shown(item['input'])} is not {_KINDS[kind]}"
+    return f"{place}: {item['msg'].removeprefix('Value error, ')}; it is {_shown(item['input'])}"
 
 
 def _shown(value: Any) -> str:

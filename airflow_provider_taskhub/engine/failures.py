@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from types import TracebackType
+from types import FrameType
 
 from airflow_provider_taskhub.engine.events import FailureDetails, SubOrchestrationInstanceFailed, TaskFailed
 from airflow_provider_taskhub.errors import (
@@ -13,12 +13,13 @@ from airflow_provider_taskhub.errors import (
     OrchestrationError,
     SubOrchestrationFailedError,
     TaskFailedError,
+    TaskHubError,
 )
 
 MAX_STACK = 16_384
 """Characters of a stack trace that are kept, the last ones: they name the culprit."""
 _MAX_CAUSES = 5
-_PACKAGE = "airflow_provider_taskhub.engine"
+_LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 
 
 _TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
@@ -93,18 +94,27 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _trace(error: BaseException) -> str | None:
-    shown = user_part(error.__traceback__)
-    if shown is None:
+    frames = user_frames(error)
+    if not frames:
         return None
-    text = storable("".join(traceback.format_tb(shown)))
+    text = storable("".join(frames.format()))
     return text if len(text) <= MAX_STACK else "…" + text[-MAX_STACK:]
 
 
-def user_part(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the engine's own frames at its head."""
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        trace = trace.tb_next
-    return trace
+def user_frames(error: BaseException) -> traceback.StackSummary:
+    """The stack of an exception with the user's own frames only: those of this package and of pydantic are left out.
+
+    An error without any frame of the user keeps all, unless it is one that this package raises on purpose: then its
+    text says everything.
+    """
+    every = traceback.TracebackException(type(error), error, error.__traceback__).stack
+    walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [shown for frame, shown in zip(walked, every, strict=False) if not _is_library(frame)]
+    return traceback.StackSummary.from_list(own if own or isinstance(error, TaskHubError) else every)
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__") or "").partition(".")[0] in _LIBRARIES
 
 
 def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> TaskFailedError:

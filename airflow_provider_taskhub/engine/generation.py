@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
+from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, verdict_of
 from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
@@ -433,8 +433,8 @@ class Generation:
             return definition.function(self._context)
         what = f"input of orchestrator {definition.name!r}"
         text = self.started.input
-        plain = None if text is None else loads(text, what=what)
-        return definition.function(self._context, decode(plain, definition.input_annotation, what=what))
+        value = None if text is None else loads(text, what=what)
+        return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
 
     def _turn(self) -> None:
         self._run(self._driver.turn)

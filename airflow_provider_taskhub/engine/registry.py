@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 from airflow_provider_taskhub.codec import check_annotation
+from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
 
@@ -50,6 +51,14 @@ class OrchestratorDefinition:
         :raises InputError: when the annotation names something that its module does not have.
         """
         return annotation_of(self.function, self.parameter)
+
+    def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
+        """As :func:`input_arguments`, for this function."""
+        if self.parameter is None:
+            return ()
+        return input_arguments(
+            self.function, self.parameter, self.input_annotation, value, what=what, recorded=recorded
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

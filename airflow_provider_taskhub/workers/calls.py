@@ -4,14 +4,13 @@ processes.
 
 from __future__ import annotations
 
-import inspect
 import traceback
-from types import TracebackType
 from typing import Any
 
-from airflow_provider_taskhub.codec import decode, dumps, loads
+from airflow_provider_taskhub.codec import dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
-from airflow_provider_taskhub.engine.failures import message_of, storable
+from airflow_provider_taskhub.engine.failures import message_of, storable, user_frames
+from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError
 
@@ -37,18 +36,8 @@ def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ..
         if value is not None:
             raise InputError(f"{what} is {dumps(value)[:100]}, but its function has no parameter for it")
         return ()
-    if value is None and _has_default(definition):
-        return ()
-    return (decode(value, definition.input_annotation, what=what),)
-
-
-def _has_default(definition: ActivityDefinition) -> bool:
-    positional = [
-        parameter
-        for parameter in inspect.signature(definition.function).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ][1 if definition.spark else 0 :]
-    return bool(positional) and positional[0].default is not inspect.Parameter.empty
+    assert definition.parameter is not None
+    return input_arguments(definition.function, definition.parameter, definition.input_annotation, value, what=what)
 
 
 def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes:
@@ -88,18 +77,9 @@ def _type_name(kind: type) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__), chain=False)
-    return "".join(lines)
-
-
-def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback below our own frames; all of it when there is nothing else."""
-    rest = trace
-    while rest is not None and (rest.tb_frame.f_globals.get("__package__") or "").startswith(
-        "airflow_provider_taskhub."
-    ):
-        rest = rest.tb_next
-    return rest or trace
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
+    told.stack = user_frames(error)
+    return "".join(told.format(chain=False))
 
 
 def _cut(text: str, limit: int) -> str:

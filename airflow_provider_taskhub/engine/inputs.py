@@ -1,0 +1,201 @@
+"""Inputs of orchestrators and activities: their defaults, their types, and keys that no type has.
+
+A key that a dataclass, a TypedDict or a pydantic model does not have is refused by name: pydantic would drop it without
+a word, and a misspelt key would leave its field at the default. A type that says what happens with other keys
+(``model_config = ConfigDict(extra="ignore")``, ``__pydantic_config__``) is obeyed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+import typing_extensions
+from pydantic import AliasChoices, AliasPath, BaseModel
+
+from airflow_provider_taskhub.codec import decode
+from airflow_provider_taskhub.errors import InputError
+
+_TYPE_KEY = "$type"
+"""Newtonsoft writes the name of a .NET class under this key, beside the class's own."""
+_SHOWN = 10
+"""Known keys that an error lists at most."""
+
+
+def input_arguments(
+    function: Callable[..., Any], parameter: str, annotation: Any, value: Any, *, what: str, recorded: bool = False
+) -> tuple[Any, ...]:
+    """The arguments that give a function its input: one, or none if its default is to be used.
+
+    :param parameter: name of the input's parameter. :param annotation: its type, None for any.
+    :param value: plain JSON value; None says "no input", and then a default of the parameter counts.
+    :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
+    :param recorded: the instance has already run with this input: keys without a field are left out as they were then.
+    :raises InputError: naming each part that does not fit its type, and the first key that no type has.
+    """
+    if value is None and has_default(function, parameter):
+        return ()
+    decoded = decode(value, annotation, what=what)
+    if not recorded and annotation is not None:
+        refuse_unknown_keys(value, decoded, annotation, what=what)
+    return (decoded,)
+
+
+@lru_cache(maxsize=4096)
+def has_default(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether a parameter may be left out of a call."""
+    return inspect.signature(function).parameters[parameter].default is not inspect.Parameter.empty
+
+
+def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -> None:
+    """Check that decoding has dropped no key, at any depth.
+
+    :param raw: the plain JSON value. :param decoded: what its annotation made of it.
+    :raises InputError: naming the key, where it stands, and the nearest known key.
+    """
+    for path, key, known in _unknown(raw, decoded, annotation, "value"):
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(sorted(known)[:_SHOWN]) + (" …" if len(known) > _SHOWN else "") or "none"
+        raise InputError(f"{what}: {path} has an unknown key {key!r}{hint} (known keys: {listed})")
+
+
+_Found = Iterator[tuple[str, str, frozenset[str]]]
+
+
+def _unknown(raw: Any, decoded: Any, annotation: Any, path: str) -> _Found:
+    """Path, key and known keys of everything that was dropped."""
+    if isinstance(raw, dict):
+        if isinstance(decoded, BaseModel):
+            yield from _of_model(raw, decoded, path)
+        elif dataclasses.is_dataclass(decoded) and not isinstance(decoded, type):
+            yield from _of_dataclass(raw, decoded, path)
+        elif isinstance(decoded, Mapping):
+            yield from _of_mapping(raw, decoded, annotation, path)
+    elif isinstance(raw, list) and isinstance(decoded, list | tuple) and len(raw) == len(decoded):
+        inner = _items_of(annotation)
+        for number, (item, made) in enumerate(zip(raw, decoded, strict=True)):
+            yield from _unknown(item, made, inner, f"{path}[{number}]")
+
+
+def _of_model(raw: dict[str, Any], decoded: BaseModel, path: str) -> _Found:
+    kind = type(decoded)
+    validators = kind.__pydantic_decorators__.model_validators.values()
+    if any(validator.info.mode != "after" for validator in validators):
+        return  # code of the user's own reads the keys before pydantic does
+    names: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        aliases = tuple(_aliases(field.validation_alias or field.alias))
+        by_name = kind.model_config.get("populate_by_name") or kind.model_config.get("validate_by_name")
+        names |= dict.fromkeys((*aliases, name) if by_name or not aliases else aliases, name)
+    if kind.model_config.get("extra") is None:
+        yield from _extra(raw, {*names, *kind.model_computed_fields}, path)
+    for key, item in raw.items():
+        if key in names:
+            field = kind.model_fields[names[key]]
+            yield from _unknown(item, getattr(decoded, names[key], None), field.annotation, f"{path}.{key}")
+
+
+def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[str]:
+    if isinstance(alias, AliasChoices):
+        for choice in alias.choices:
+            yield from _aliases(choice)
+    elif isinstance(alias, AliasPath):
+        yield str(alias.path[0])
+    elif alias is not None:
+        yield alias
+
+
+def _of_dataclass(raw: dict[str, Any], decoded: Any, path: str) -> _Found:
+    kind = type(decoded)
+    decorators = getattr(kind, "__pydantic_decorators__", None)
+    if decorators is not None and any(one.info.mode != "after" for one in decorators.model_validators.values()):
+        return
+    fields = kind.__dataclass_fields__
+    aliased = {
+        alias
+        for field in getattr(kind, "__pydantic_fields__", {}).values()
+        for alias in _aliases(field.validation_alias or field.alias)
+    }
+    if _config(kind).get("extra") is None:
+        yield from _extra(raw, {*fields, *aliased}, path)
+    hints = _hints(kind)
+    for key, item in raw.items():
+        if key in fields:
+            yield from _unknown(item, getattr(decoded, key, None), hints.get(key), f"{path}.{key}")
+
+
+def _of_mapping(raw: dict[str, Any], decoded: Mapping[Any, Any], annotation: Any, path: str) -> _Found:
+    kinds = [kind for kind in _members(annotation) if typing_extensions.is_typeddict(kind)]
+    if not kinds:
+        inner = next((args[1] for kind in _members(annotation) if len(args := typing.get_args(kind)) == 2), None)
+        if len(raw) == len(decoded):
+            for (key, item), made in zip(raw.items(), decoded.values(), strict=True):
+                yield from _unknown(item, made, inner, f"{path}.{key}")
+        return
+    if len(decoded) < len(raw) and not any("extra" in _config(kind) for kind in kinds):
+        dropped = {key: item for key, item in raw.items() if key not in decoded}
+        yield from _extra(dropped, {key for kind in kinds for key in _hints(kind)}, path)
+    hints = {key: hint for kind in kinds for key, hint in _hints(kind).items()}
+    for key, item in raw.items():
+        if key in decoded:
+            yield from _unknown(item, decoded[key], hints.get(key), f"{path}.{key}")
+
+
+def _extra(raw: Iterable[str], known: Iterable[str], path: str) -> _Found:
+    names = frozenset(known)
+    for key in raw:
+        if key not in names and key != _TYPE_KEY:
+            yield path, key, names
+
+
+def _config(kind: Any) -> Mapping[str, Any]:
+    """What a dataclass or TypedDict says to pydantic."""
+    found = getattr(kind, "__pydantic_config__", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """Types of the fields; only the names where one of them cannot be resolved."""
+    try:
+        return typing_extensions.get_type_hints(kind, include_extras=False)
+    except (NameError, AttributeError, TypeError):
+        return dict.fromkeys(getattr(kind, "__annotations__", {}))
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types of a union, each without ``Annotated`` and the like."""
+    origin = typing.get_origin(annotation)
+    if _is_wrapper(origin):
+        yield from _members(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    elif isinstance(annotation, typing_extensions.TypeAliasType):
+        yield from _members(annotation.__value__)
+    elif annotation is not None:
+        yield annotation
+
+
+def _is_wrapper(origin: Any) -> TypeGuard[Any]:
+    return origin in (
+        typing.Annotated,
+        typing_extensions.Required,
+        typing_extensions.NotRequired,
+        typing_extensions.ReadOnly,
+    )
+
+
+def _items_of(annotation: Any) -> Any:
+    """The type of a list's or tuple's items; None where it is not the same for all."""
+    for kind in _members(annotation):
+        arguments = [one for one in typing.get_args(kind) if one is not Ellipsis]
+        if len(arguments) == 1:
+            return arguments[0]
+    return None
