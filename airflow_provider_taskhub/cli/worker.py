@@ -32,6 +32,9 @@ def worker(
     ] = None,
     health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve /live, /ready, /metrics.")] = None,
     warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs it.")] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse to start beside live workers whose apps or versions differ.")
+    ] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines too.")] = False,
     hub: HubName = None,
@@ -39,6 +42,7 @@ def worker(
     """Serve a hub: run orchestrators, and activities in child processes, until SIGTERM or Ctrl-C; then drain.
 
     The hub is made if it is missing. Give all its workers the same apps, and the same TASKHUB_LEASE__ settings if any.
+    Where apps differ, workers warn of it, and each instance runs on a worker that has its code.
 
     Example: taskhub worker --app flights_app:app
     """
@@ -51,7 +55,7 @@ def worker(
     misspelt = unread(os.environ)
     if misspelt:  # as a list: TASKHUB_CONNECTION_STRING as a text would be masked, and it is only a name
         log.warning("settings_unread", variables=misspelt, hint="no setting has this name; is it misspelt?")
-    options = Options(apps=tuple(app), name=name, roles=roles, health_port=health_port, warm=warm)
+    options = Options(apps=tuple(app), name=name, roles=roles, health_port=health_port, warm=warm, strict=strict)
     run(_serve(settings, options))
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,11 +21,12 @@ from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.errors import WorkerFailed
+from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.needs import refusal
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
@@ -47,6 +48,7 @@ class Options:
 
     :param apps: ``module:attribute`` each. :param name: for people; never needs to be unique.
     :param health_port: serves /live, /ready and /metrics; None: nothing. :param warm: start Spark at once.
+    :param strict: refuse to start beside live workers whose apps differ.
     """
 
     apps: tuple[str, ...]
@@ -54,6 +56,7 @@ class Options:
     roles: tuple[str, ...] = (ORCHESTRATOR, ACTIVITY)
     health_port: int | None = None
     warm: bool = True
+    strict: bool = False
 
 
 class Crossing:
@@ -118,7 +121,22 @@ class Host:
             store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
         )
         hub = Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
-        started = SYSTEM_CLOCK.utc_now()
+        member = Member(
+            worker=str(me),
+            started=SYSTEM_CLOCK.utc_now(),
+            roles=options.roles,
+            apps={app.name: app.version for app in apps},
+            orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
+            activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
+            weight=settings.weight,
+            accepts=registry.accepts if ORCHESTRATOR in options.roles else {},
+        )
+        members = Members(store, names, times=settings.lease_times)
+        if options.strict:
+            dead = incarnation.predecessors()
+            others = [other for other in await members.prove() if other.worker not in dead]
+            if (text := refusal(member, others)) is not None:
+                raise ConfigurationError(text)
 
         async def keep_log(name: str, data: bytes) -> None:
             await store.append_blob(names.logs, name, data)
@@ -136,7 +154,6 @@ class Host:
         if ACTIVITY in options.roles:
             await pool.start()
             stack.push_async_callback(pool.stop, timedelta(seconds=5))
-        members = Members(store, names, times=settings.lease_times)
         closer = Closer()
         stack.callback(closer.stop)
         backend = Backend(
@@ -151,20 +168,6 @@ class Host:
             members=_live(members),
             closes=closer,
         )
-
-        def member() -> Member:
-            return Member(
-                worker=str(me),
-                started=started,
-                roles=options.roles,
-                apps={app.name: app.version for app in apps},
-                orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
-                activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
-                running=backend.work.slots.busy,
-                weight=settings.weight,
-                accepts=registry.accepts if ORCHESTRATOR in options.roles else {},
-            )
-
         owner = OwnerThread(
             open_store=lambda: open_store(settings),
             names=names,
@@ -173,7 +176,7 @@ class Host:
             listener=Crossing(asyncio.get_running_loop(), backend),
             app_name=settings.app_name,
             predecessors=incarnation.predecessors,
-            member=member,
+            member=lambda: replace(member, running=backend.work.slots.busy),
             services=backend.services,
             stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
         )

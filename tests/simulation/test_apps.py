@@ -10,6 +10,8 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.partitions.placing import Placing
+from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from tests.simulation.world import World, simulate
 
 SOON = timedelta(minutes=2)
@@ -162,3 +164,77 @@ def test_an_instance_of_another_version_goes_to_the_worker_that_accepts_it() -> 
         return world.clock.monotonic() - began
 
     assert play(drive) < 90.0
+
+
+# --- what differs is told -----------------------------------------------------------------------------------------
+
+
+def told(world: World) -> set[tuple[str, str, str, str]]:
+    return {
+        (entry["worker"].partition("@")[0], entry["lacks"], entry["has_more"], entry["versions"])
+        for entry in world.said("apps_differ")
+    }
+
+
+@pytest.mark.rows("K43")
+def test_workers_whose_apps_differ_warn_once_of_each_other() -> None:
+    async def drive(world: World) -> Any:
+        await world.join("one", app=app_with("a", "b", title="orders"))
+        await world.clock.sleep(60.0)
+        alone = told(world)
+        await world.join("two", app=app_with("a", title="orders"))
+        await world.clock.sleep(600.0)
+        return alone, told(world), len(world.said("apps_differ"))
+
+    assert play(drive) == (
+        set(),
+        {
+            ("two", "orchestrator 'b', activity 'b_work'", "", ""),
+            ("one", "", "orchestrator 'b', activity 'b_work'", ""),
+        },
+        2,
+    )
+
+
+@pytest.mark.rows("K43")
+def test_another_version_is_told_and_the_row_of_a_dead_worker_is_not() -> None:
+    async def drive(world: World) -> Any:
+        gone = await world.join("gone", app=app_with("c"))
+        await world.clock.sleep(10.0)
+        await gone.bury()
+        await world.join("one", app=App("deploy", version="1"))
+        await world.join("two", app=App("deploy", version="2"))
+        await world.clock.sleep(60.0)
+        return told(world)
+
+    assert play(drive) == {
+        ("two", "", "", "deploy: '1' here, '2' there"),
+        ("one", "", "", "deploy: '2' here, '1' there"),
+    }
+
+
+# --- and costs nothing where nothing differs ------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K43", "T85")
+def test_workers_with_the_same_apps_say_and_read_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many requests as with none of this, whatever ran there before."""
+
+    async def drive(world: World) -> int:
+        for name in ("one", "two", "three"):
+            await world.join(name)
+        await all_end(world, ["a", "b"])
+        await world.clock.sleep(20.0)
+        machines = list(world.machines)
+        before = [machine.lease_store._calls for machine in machines]
+        await world.clock.sleep(100.0)
+        names = world.client.hub.names
+        said = [row.properties["Wanted"] async for row in world.store.rows(names.members)]
+        assert said == ["", "", ""]
+        assert not world.said("apps_differ")
+        return sum(machine.lease_store._calls - count for machine, count in zip(machines, before, strict=True))
+
+    with_it = play(drive)
+    monkeypatch.setattr(Placing, "say", lambda *arguments: {})
+    monkeypatch.setattr(Scanner, "_compare_apps", lambda *arguments: None)
+    assert play(drive) == with_it > 0

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from airflow_provider_taskhub.hub.contract import FunctionKind, Member, Need
 
-__all__ = ["Difference", "Kind", "Need", "Prospect", "able", "can_run", "difference", "listed", "prospect"]
+__all__ = ["Difference", "Kind", "Need", "Prospect", "able", "can_run", "difference", "listed", "prospect", "refusal"]
 
 Kind: TypeAlias = FunctionKind
 SHOWN = 20
@@ -124,6 +124,23 @@ def difference(mine: Member, other: Member) -> Difference | None:
     if not (lacks or more or versions):
         return None
     return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions)
+
+
+def refusal(mine: Member, others: Iterable[Member]) -> str | None:
+    """Why a strict worker does not start beside live workers; None: their apps are the same."""
+    found = [
+        str(unlike)
+        for other in others
+        if other.alive and other.apps and (unlike := difference(mine, other)) is not None
+    ]
+    if not found:
+        return None
+    more = f"; and {len(found) - SHOWN} more workers" if len(found) > SHOWN else ""
+    return (
+        f"the apps of this worker differ from those of live workers of the hub: {'; '.join(found[:SHOWN])}{more}. Give "
+        "all workers the same apps, or start this one without --strict: work that only one worker can run then waits "
+        "for that worker"
+    )
 
 
 def listed(needs: Sequence[Need]) -> str:

@@ -22,6 +22,7 @@ from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.holding import Holding
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
+from airflow_provider_taskhub.hub.partitions.needs import difference, listed
 from airflow_provider_taskhub.hub.partitions.placing import Placing, Wanted, unfit
 from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import Leases
@@ -85,6 +86,7 @@ class Scanner:
         self._take = self._pace[1]
         self._takes: Mapping[str, float] = {}
         self._strange: set[str] = set()
+        self._compared: set[str] = set()
         self._every = times.scan.total_seconds()
         self._clock = clock
         self._may_take = may_take
@@ -122,6 +124,7 @@ class Scanner:
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
         await self._bury(roster, dead)
         self._compare_times(roster)
+        self._compare_apps(roster, member, dead)
         self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
@@ -198,6 +201,23 @@ class Scanner:
                 hint="give all workers of a hub the same TASKHUB_LEASE__ settings",
             )
         self._strange = strange
+
+    def _compare_apps(self, roster: Roster, member: Member, dead: Collection[str]) -> None:
+        """Warn once of each live worker whose apps differ: work that only one worker can run waits for that one."""
+        proven = {other.worker: other for other in roster.live if other.worker not in roster.newcomers | set(dead)}
+        for worker in sorted(proven.keys() - self._compared - {self._me}):
+            other = proven[worker]
+            found = difference(member, other) if member.apps and other.apps else None  # else its names are unreadable
+            if found is not None:
+                log.warning(
+                    "apps_differ",
+                    worker=worker,
+                    lacks=listed(found.lacks),
+                    has_more=listed(found.more),
+                    versions=", ".join(f"{app}: {ours!r} here, {its!r} there" for app, ours, its in found.versions),
+                    hint="give all workers of a hub the same apps in the same versions, or each app a hub of its own",
+                )
+        self._compared = set(proven)
 
     def _plan(self, seen: _Seen, member: Member) -> Plan:
         if "orchestrator" not in member.roles:
