@@ -167,6 +167,13 @@ def size_of(value: Any) -> int:
         return _VALUE + sum(size_of(one) for pair in value.items() for one in pair)
     if isinstance(value, (tuple, list)):
         return _VALUE + sum(map(size_of, value))
-    if is_dataclass(value):
-        return _VALUE + sum(size_of(getattr(value, part.name)) for part in fields(value))
-    return 0
+    if value is None or isinstance(value, (int, float)):
+        return 0
+    kind = type(value)
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(part.name for part in fields(value)) if is_dataclass(value) else ()
+    return _VALUE + sum(size_of(getattr(value, name)) for name in _NAMES[kind])
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+"""Fields by class, which are looked up for every value."""

@@ -40,8 +40,10 @@ def broken_plainly(lines: int) -> None:
 @app.activity(record=True)
 def second_time(marker: str) -> str:
     if not Path(marker).exists():
+        print("this is the first time", flush=True)
         Path(marker).touch()
         raise ValueError("not the first time")
+    print("this is another time", flush=True)
     return "at last"
 
 

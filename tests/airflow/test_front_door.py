@@ -197,6 +197,26 @@ def test_messages_and_flat_statuses_pass_the_masker_and_need_the_right(ask: Any,
         assert "months" not in str(answer), path
 
 
+# what a request costs
+
+
+def test_a_request_costs_a_bounded_number_of_the_hubs(ask: Any, two_executions: FakeHub) -> None:
+    """However many instances and executions there are, and however many attempts they have."""
+    hub = two_executions
+    hub.records["i"] += tuple(record(RecordState.FAILED, execution=f"{number}") for number in range(300))
+    ask("/api/instance?id=i")
+    looks = ("get", "history", "activities", "members", "partitions", "info", "waiting_of")
+    assert dict(hub.requests) == dict.fromkeys(looks, 1)
+    hub.requests.clear()
+    ask("/api/log?id=i&task=0&attempt=1")
+    assert dict(hub.requests) == {"get": 1, "activities": 1, "log": 1}
+    for number in range(500):
+        hub.put(f"other-{number}", Status.RUNNING, created=NOW)
+    hub.requests.clear()
+    assert len(ask("/api/instances?window=all")[1]["rows"]) == 25
+    assert dict(hub.requests) == {"list": 1, "members": 1, "activities": 25, "waiting_of": 1}
+
+
 # an instance that cannot be read whole
 
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -155,6 +156,62 @@ def test_the_tab_of_a_mapped_task(login: Login, runs: Runs) -> None:
     task = f"/dags/mapped/runs/{quote(runs.mapped, safe='')}/tasks/hub/mapped/2"
     page = login("admin", f"{task}/plugin/taskhub-instance")
     expect(frame(page).locator("h1")).to_have_text(f"mapped:hub[2]:{runs.mapped}:g1")
+
+
+def test_the_tab_of_a_cleared_task_lists_its_instances_by_what_they_are(login: Login, real: RealAirflow) -> None:
+    run = real.trigger("sums")
+    real.reaches("sums", run, "success")
+    real.clear("sums", run)
+    until("the task ran again", lambda: real.task("sums", run)["try_number"] == 2)
+    real.reaches("sums", run, "success")
+    page = login("admin", f"/dags/sums/runs/{quote(run, safe='')}/tasks/hub/plugin/taskhub-instance")
+    inner = frame(page)
+    expect(inner.locator("h1")).to_have_text(f"sums:hub:{run}:g2")
+    choices = ["sums · generation 2 · try 2 · Completed", "sums · generation 1 · try 1 · Completed"]
+    expect(inner.locator("select option")).to_have_text(choices)
+    inner.locator("select").select_option(index=1)
+    expect(inner.locator("h1")).to_have_text(f"sums:hub:{run}:g1")
+
+
+def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, real: RealAirflow) -> None:
+    run = real.trigger("named")
+    real.reaches("named", run, "success")
+    page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/plugin/taskhub-instance")
+    expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
+    page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/details")
+    page.get_by_role("link", name="TaskHub instance").click()
+    expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
+
+
+def test_attempts_of_an_earlier_try_stand_apart_with_their_own_logs(
+    login: Login, real: RealAirflow, tmp_path: Path
+) -> None:
+    run = real.trigger("flaky", marker=str(tmp_path / "marker"))
+    real.reaches("flaky", run, "success")
+    page = login("admin", f"/taskhub/page/instance?id={quote(f'flaky:hub:{run}:g1', safe='')}")
+    expect(page.locator("svg .pick")).to_have_count(1)
+    expect(page.locator(".facts")).to_contain_text("1 done")
+    page.get_by_text("attempts of earlier executions (1)").click()
+    page.get_by_role("button", name="show").click()
+    expect(page.locator("#detail h2")).to_contain_text("second_time · attempt 1 · earlier execution")
+    expect(page.locator("#detail .pairs")).to_contain_text("not the first time")
+    expect(page.locator("#detail .pairs")).to_contain_text("this is the first time")
+    page.locator("svg .pick").click()
+    expect(page.locator("#detail .pairs")).to_contain_text("this is another time")
+    expect(page.locator("#detail .pairs")).not_to_contain_text("first time")
+    log = "\n".join(real.log("flaky", run, attempt=attempt) for attempt in (1, 2))
+    assert log.count("second_time #0, attempt 1, failed") == 1, "the second try repeats nothing of the first"
+
+
+def test_a_wait_for_an_event_has_a_bar_and_stands_in_now(login: Login, real: RealAirflow) -> None:
+    assert real.taskhub("instances", "start", "told", "--id", "waits-for-an-event")
+    page = login("admin", "/taskhub/page/instance?id=waits-for-an-event")
+    expect(page.locator("svg")).to_contain_text("wait for go")
+    expect(page.locator("svg title", has_text="wait for go: waiting")).to_have_count(1)
+    expect(page.locator(".note")).to_contain_text("it awaits event 'go'")
+    real.tell("waits-for-an-event", 1)
+    expect(page.locator("svg title", has_text="wait for go: ended")).to_have_count(1)
+    real.taskhub("instances", "terminate", "waits-for-an-event", "--wait")
 
 
 def test_a_failed_instance_shows_its_error_and_the_failed_log(login: Login, runs: Runs) -> None:

@@ -25,6 +25,9 @@ with DAG("sums", schedule=None, default_args=AT_ONCE):
 
     check(TaskHubOperator(task_id="hub", orchestrator="sums", input=numbers()).output)
 
+with DAG("named", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="sums", input=[1], instance_id="named-{{ run_id }}")
+
 with DAG("mapped", schedule=None, default_args=AT_ONCE):
     TaskHubOperator.partial(task_id="hub", orchestrator="sums").expand(input=[[n] for n in range(5)])
 
