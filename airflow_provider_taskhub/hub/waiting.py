@@ -60,6 +60,12 @@ _FAULTS = frozenset(
 )
 
 
+AWAITED = frozenset({Reason.NO_ACTIVITY, Reason.EVENTS, Reason.TIMER, Reason.CHILDREN, Reason.ACTIVITIES})
+"""Reasons that only what an instance awaits tells, and neither its row nor the hub around it."""
+LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY})
+"""Reasons for which a no-worker timeout runs: workers lack something, or the one that has to run it does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """One reason.

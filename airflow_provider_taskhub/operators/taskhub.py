@@ -66,7 +66,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param taskhub_conn_id: connection of type ``taskhub``; without one, the embedded hub or what the environment says.
     :param instance_id: of your own choice; default: derived from DAG, task, map index, run and generation.
     :param version: of the orchestration, empty for the workers' own. :param tags: texts to find the instance by.
-    :param no_worker_timeout: fail when no live worker has known the orchestrator for so long; default 10 minutes.
+    :param no_worker_timeout: fail when no live worker could run what the instance needs for so long (its orchestrator
+        in its version, or an activity that it awaits), or the owner of its partition cannot; default 10 minutes.
     """
 
     template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.hub.waiting import WATCHER
+from airflow_provider_taskhub.hub.waiting import LACKING, WATCHER, Reason
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+    from airflow_provider_taskhub.hub.waiting import Why
 
 _MOST_NAMES = 10
 _LONGEST_STATUS = 500
@@ -66,6 +67,32 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
         f"{head}. Alive: {_few([_described(member) for member in live])}; "
         f"they know: {_few(names) or 'no orchestrator'}. Load the app that declares it, or correct the name"
     )
+
+
+def lacking(whys: Sequence[Why], seconds: float) -> str | None:
+    """Why a task gives up waiting for workers that can run its instance; None: they can."""
+    lacks = [why for why in whys if why.reason in LACKING]
+    return f"for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
+
+
+class Waits:
+    """Remembers what was said of an instance that waits, so that each change is said once.
+
+    Ordinary work is not said: activities have lines of their own, and timers and children end by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def lines(self, name: str, whys: Sequence[Why]) -> Iterator[str]:
+        """What is new since the last call. :param name: of the orchestrator, or the instance's id."""
+        told = "; ".join(str(why) for why in whys if why.reason not in _WORK)
+        if told != self._said:
+            yield f"{name} waits: {masked(told)}" if told else f"{name} goes on"
+            self._said = told
+
+
+_WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN, Reason.TIMER})
 
 
 class Journal:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, k
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
     from airflow_provider_taskhub.settings import Settings
-    from airflow_provider_taskhub.triggers.journal import Journal
+    from airflow_provider_taskhub.triggers.journal import Journal, Waits
     from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.watcher import Wait
 
@@ -167,7 +167,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.journal import Journal
+        from airflow_provider_taskhub.triggers.journal import Journal, Waits
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -176,11 +176,11 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        journal, absence = Journal(), _Absence(self, settings)
+        journal, waits, absence = Journal(), Waits(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
                 await news(wait, patience=self._patience())
-                self._tell(journal, absence, wait)
+                self._tell(journal, waits, absence, wait)
                 if (event := self._verdict(wait, absence)) is not None:
                     if self.end_from_trigger and event.payload["status"] == "Completed":
                         self._completed = await watcher.ended(self.instance_id)
@@ -196,11 +196,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
-    def _tell(self, journal: Journal, absence: _Absence, seen: Wait) -> None:
+    def _tell(self, journal: Journal, waits: Waits, absence: _Absence, seen: Wait) -> None:
         for line in absence.lines(seen):
             self.log.info(line)
         if seen.state is not None:
             for line in journal.lines(seen.state, seen.records):
+                self.log.info(line)
+            for line in waits.lines(seen.state.name or seen.instance_id, seen.whys):
                 self.log.info(line)
 
     def _verdict(self, seen: Wait, absence: _Absence) -> TriggerEvent | None:
@@ -295,7 +297,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
 
 class _Absence:
-    """How long no live worker has known the orchestrator, and how long the hub could not be used at all.
+    """How long no live worker could run what the instance needs, and how long the hub could not be used at all.
+
+    No worker knows its orchestrator, or an activity that it awaits; or none has its version; or the worker that owns
+    its partition cannot run it.
 
     Measured on this process's monotonic clock, from when the wait began here.
     """
@@ -330,15 +335,21 @@ class _Absence:
 
     def over(self, seen: Wait) -> str | None:
         """Why to give up, once the time is over."""
-        from airflow_provider_taskhub.triggers.journal import able, nobody
+        from airflow_provider_taskhub.triggers.journal import able, lacking, nobody
 
         now = self._clock.monotonic()
         if not isinstance(seen.trouble, ConfigurationError):
             self._well = now
         elif now - self._well >= self._limit:
             return f"the hub cannot be used: {seen.trouble}"
-        if seen.members is None or seen.trouble or not self._orchestrator or able(seen.members, self._orchestrator):
+        if seen.members is None or seen.trouble or not self._orchestrator:
+            self._known = now
+            return None
+        lacks = lacking(seen.whys, self._limit)
+        if able(seen.members, self._orchestrator) and lacks is None:
             self._known = now
         elif now - self._known >= self._limit:
+            if able(seen.members, self._orchestrator) and lacks is not None:
+                return lacks
             return nobody(seen.members, self._orchestrator, self._limit)
         return None

@@ -21,11 +21,13 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError, Throttled
+from airflow_provider_taskhub.hub.waiting import AWAITED
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
+    from airflow_provider_taskhub.hub.waiting import Why
     from airflow_provider_taskhub.triggers.sweep import Sweep
 
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
@@ -46,6 +48,7 @@ class Wait:
     """What a waiter knows so far; the newest replaces what was not looked at, so nothing piles up.
 
     :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
+    :param whys: why the instance does not go on, the strongest reason first.
     :param trouble: why the hub, or this instance in it, cannot be read now; None when it can.
     :param alone: the trouble is this instance's: the hub can be read.
     """
@@ -55,6 +58,7 @@ class Wait:
     state: InstanceState | None = None
     records: tuple[ActivityRecord, ...] = ()
     members: tuple[Member, ...] | None = None
+    whys: tuple[Why, ...] = ()
     trouble: Exception | None = None
     alone: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -197,6 +201,11 @@ class Watcher:
 
         async with owned() as start:
             await asyncio.gather(*(start(one(instance)) for instance in instances if instance in self._waits))
+        looked = self._open([instance_id for instance_id in instances if instance_id in self._waits])
+        if looked:
+            whys = await client.waiting_of(looked, members=self._members, sentinels=len(looked))
+            for state in looked:
+                self._explain(state.instance_id, whys.get(state.instance_id, ()))
 
     async def _read_members(self, client: Client) -> None:
         now = self._clock.monotonic()
@@ -207,9 +216,38 @@ class Watcher:
         for wait in self._everyone():
             wait.members = self._members
             wait.changed.set()
+        await self._explain_all(client)
+
+    async def _explain_all(self, client: Client) -> None:
+        """What workers, partitions and quarantine tell of every wait, without a request for each.
+
+        What an instance awaits is asked when its turn comes, and is believed until then.
+        """
+        states = self._open(self._waits)
+        if not states:
+            return
+        whys = await client.waiting_of(states, members=self._members, sentinels=0)
+        for state in states:
+            found = whys.get(state.instance_id, ())
+            kept = [why for wait in self._waits[state.instance_id][:1] for why in wait.whys if why.reason in AWAITED]
+            if found or not kept:
+                self._explain(state.instance_id, found)
+
+    def _open(self, instances: Iterable[str]) -> list[InstanceState]:
+        """Rows of waiting instances, as last read, that have not ended."""
+        found = [wait.state for instance_id in instances for wait in self._waits[instance_id][:1]]
+        return [state for state in found if state is not None and not state.status.is_final]
+
+    def _explain(self, instance_id: str, whys: tuple[Why, ...]) -> None:
+        for wait in self._waits.get(instance_id, ()):
+            if wait.whys != whys:
+                wait.whys = whys
+                wait.changed.set()
 
     def _tell(self, instance_id: str, state: InstanceState | None, records: tuple[ActivityRecord, ...]) -> None:
+        over = state is None or state.status.is_final
         for wait in self._waits.get(instance_id, ()):
+            wait.whys = () if over else wait.whys
             wait.looked, wait.state, wait.records, wait.trouble = True, state, records, None
             wait.changed.set()
 

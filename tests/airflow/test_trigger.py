@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from airflow.models.trigger import Trigger
 from airflow.sdk._shared.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
+from airflow_provider_taskhub.engine.awaits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import RecordState
@@ -22,7 +24,7 @@ from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.ending import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
-from tests.airflow.fake import FakeHub, member, record
+from tests.airflow.fake import NOW, FakeHub, member, record
 
 OWNER = {"taskhub.owner": "me"}
 
@@ -261,7 +263,13 @@ def test_requests_per_interval_do_not_grow_with_the_number_of_waits(hub: FakeHub
         await asyncio.sleep(100)
         turn = 100 * min(waits, IN_TURN)
         counted = dict(hub.requests)
-        assert counted == {"completions": 100, "get": turn, "activities": turn, "members": pytest.approx(20, abs=4)}
+        assert counted == {
+            "completions": 100,
+            "get": turn,
+            "activities": turn,
+            "members": pytest.approx(20, abs=4),
+            "waiting_of": pytest.approx(120, abs=4),
+        }
         assert hub.opened == 1, "one client for all"
         for trigger in triggers:
             trigger.cancel()
@@ -383,6 +391,65 @@ def test_without_a_worker_that_knows_the_orchestrator_it_fails_in_time(hub: Fake
     assert event["reason"] == "no_worker"
     assert re.search(text, event["message"])
     assert "'flights_delays' for 600 s" in event["message"]
+
+
+AWAITS_LOAD = Awaits(activities=("laod",))
+
+
+def test_an_activity_that_nobody_knows_is_said_and_ends_the_wait_in_time(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> dict[str, Any]:
+        hub.put("i", Status.RUNNING)
+        after(100, lambda: hub.awaits.update(i=AWAITS_LOAD))
+        event = await fired(waiting(no_worker_timeout=20))
+        assert 120 <= asyncio.get_running_loop().time() < 130
+        return event
+
+    event = play(scenario)
+    assert event["reason"] == "no_worker"
+    assert "for 20 s: no live worker knows activity 'laod'" in event["message"]
+    (line,) = [line for line in said(capsys) if "waits:" in line]
+    assert line.startswith("flights_delays waits: no live worker knows activity 'laod'")
+
+
+def test_a_version_that_nobody_accepts_ends_the_wait_in_time(hub: FakeHub) -> None:
+    async def scenario() -> dict[str, Any]:
+        hub.put("i", Status.PENDING, version="4")
+        hub.workers = (replace(member(), accepts={"flights_delays": ("3",)}),)
+        return await fired(waiting(no_worker_timeout=20))
+
+    event = play(scenario)
+    assert event["reason"] == "no_worker"
+    assert "no live worker accepts version '4'" in event["message"]
+
+
+@pytest.mark.parametrize("waits", [1, 400])
+def test_the_log_says_what_an_instance_waits_for_and_that_it_goes_on(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], waits: int
+) -> None:
+    """Also of one whose turn to be looked at comes seldom: workers are the same for all."""
+
+    async def scenario() -> None:
+        for number in range(waits - 1):
+            hub.put(f"i{number}", Status.RUNNING)
+        hub.put("i", Status.RUNNING)
+        hub.awaits["i"] = Awaits(events=(AwaitedEvent(name="approve", since=NOW),))
+        others = [asyncio.ensure_future(fired(waiting(instance_id=f"i{n}"))) for n in range(waits - 1)]
+        after(50, lambda: setattr(hub, "workers", (member("b@h/1", "load_weather"),)))
+        after(58, lambda: setattr(hub, "workers", (member(),)))
+        after(1000, lambda: hub.awaits.clear())
+        after(2000, lambda: hub.end("i", 1))
+        await fired(waiting())
+        for other in others:
+            other.cancel()
+
+    play(scenario)
+    lines = [line for line in said(capsys) if "waits:" in line or "goes on" in line]
+    mine = list(dict.fromkeys(lines))
+    assert mine[0].startswith("flights_delays waits: event 'approve' since 2026-11-21 10:00:00 UTC")
+    assert any("no live worker knows orchestrator 'flights_delays'. Alive: b@h/1" in line for line in mine)
+    assert mine[-1] == "flights_delays goes on"
 
 
 def test_a_worker_that_comes_back_in_time_keeps_the_wait(hub: FakeHub) -> None:
