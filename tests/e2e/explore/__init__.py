@@ -1,0 +1,1 @@
+"""``make explore``: random programs on real workers that are killed, compared with what an independent model says."""
