@@ -5,11 +5,48 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
 from pydantic_core import to_json
+
+OUTAGE_EVERY = 60.0
+"""Seconds between two lines about one outage."""
+
+
+class Outage:
+    """Tells an outage in few lines: its first failure, one line a minute, and its end. One per loop, or per work.
+
+    :param log: a bound logger, with the fields of every line. :param event: name of a line about a failure.
+    :param monotonic: seconds that only grow.
+    """
+
+    def __init__(self, log: Any, event: str, monotonic: Callable[[], float]) -> None:
+        self._log, self._event, self._monotonic = log, event, monotonic
+        self._began = self._told = 0.0
+        self.failures = 0
+
+    def failed(self, error: BaseException, **fields: Any) -> None:
+        """Something did not work. :param fields: of the line, if there is one."""
+        now = self._monotonic()
+        self.failures += 1
+        if self.failures == 1:
+            self._began = now
+        elif now - self._told < OUTAGE_EVERY:
+            return
+        self._told = now
+        said = str(error) or type(error).__name__
+        more = {"failures": self.failures, "seconds": round(now - self._began)} if self.failures > 1 else {}
+        self._log.warning(self._event, error=said, **more, **fields)
+
+    def over(self) -> None:
+        """It works. Says so if it did not before, more than once."""
+        if self.failures > 1:
+            seconds = round(self._monotonic() - self._began)
+            self._log.info("works_again", after=self._event, failures=self.failures, seconds=seconds)
+        self.failures = 0
+
 
 SECRET_WORDS = ("accountkey", "sharedaccesssignature", "sig=", "password", "connection_string")
 

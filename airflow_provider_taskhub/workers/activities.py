@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.absences import Absences
 from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
@@ -47,11 +48,13 @@ class _Plain:
     """An activity without a record that runs.
 
     :ivar known: something of its instance has been seen: when nothing is left, it was purged.
+    :ivar told: it has been asked to end, which may take it longer than the time between two looks.
     """
 
     life: asyncio.Timeout
     known: bool = False
     purged: bool = False
+    told: bool = False
 
 
 class Activities:
@@ -227,6 +230,7 @@ class Activities:
 
     async def watch(self) -> None:
         """End activities without a record whose instance has ended, for ever; the others are told by their record."""
+        outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
         while True:
             if not self._plain:
                 self._watch.clear()
@@ -234,14 +238,22 @@ class Activities:
             before = tuple(self._plain.items())
             await self._hub.clock.sleep(self._times.renew.total_seconds())
             for held, plain in before:
+                if held not in self._plain or plain.told:
+                    continue
                 try:
-                    fate = await fate_of(self._hub, held) if held in self._plain else Fate.OPEN
-                    plain.purged = fate is Fate.NOTHING and plain.known
-                    plain.known |= fate is not Fate.NOTHING
-                    if held in self._plain and (fate is Fate.ENDED or plain.purged):
-                        plain.life.reschedule(asyncio.get_running_loop().time())
+                    fate = await fate_of(self._hub, held)
+                    outage.over()
                 except StorageError as error:
-                    log.info("instance_unreadable", message_id=held.message_id, error=str(error))
+                    outage.failed(error, message_id=held.message_id)
+                    continue
+                except Exception:  # what this one's instance is like must not keep the others running
+                    log.exception("activity_defect", message_id=held.message_id)
+                    continue
+                plain.purged = fate is Fate.NOTHING and plain.known
+                plain.known |= fate is not Fate.NOTHING
+                if held in self._plain and (fate is Fate.ENDED or plain.purged):
+                    plain.told = True
+                    plain.life.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run; an executor that dies costs one more try here, a few times."""

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.supervision import owned
+from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.runner import Runner
@@ -89,6 +90,7 @@ class Attempt:
         Once it looks whether its instance has ended: whoever cancelled what ran then did not find this record yet.
         """
         looked = False
+        outage = Outage(log.bind(activity=self.record.name), "heartbeat_failed", self._hub.clock.monotonic)
         hub, renewed = self._hub, self._hub.clock.monotonic()
         every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
         while True:
@@ -105,6 +107,7 @@ class Attempt:
             try:
                 await self._write()
                 renewed = sent
+                outage.over()
                 if not looked and await fate_of(hub, self._held) is Fate.ENDED:
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
@@ -113,7 +116,7 @@ class Attempt:
             except (Conflict, NotFound) as error:
                 raise Superseded("cancelled or taken over") from error
             except StorageError as error:
-                log.warning("heartbeat_failed", activity=self.record.name, error=str(error))
+                outage.failed(error)
                 if hub.clock.monotonic() - renewed > give_up:
                     raise Superseded("no heartbeat could be written") from error
                 await hub.clock.sleep(min(1.0, every / 4))

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.lifecycle import (
     react_activity,
 )
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
-from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge, Throttled, Unavailable
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge, Unavailable
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
@@ -32,13 +32,10 @@ from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
 from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
-from airflow_provider_taskhub.workers.responses import Responses, refused
+from airflow_provider_taskhub.workers.responses import Responses, insist, refused
 from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name, request_of, traced, warn_of_crash
 
 log = structlog.get_logger(__name__)
-
-SETTLE_PAUSE = 0.2
-"""Seconds between tries to write an outcome."""
 
 
 class Recorded:
@@ -234,26 +231,21 @@ class Recorded:
         outcome: ActivityOutcome,
         large: PutBlob | None,
     ) -> None:
-        """Settle, again while the store does not answer and nobody may take the attempt over: the activity has run.
+        """Settle, again while the store does not answer: the activity has run. Nobody else's attempt is overwritten.
 
         :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
         :raises NotFound: when it was purged.
         """
-        until = self._hub.clock.monotonic() + (self._times.give_up - self._times.renew).total_seconds()
-        while True:
-            try:
-                before = (
-                    Step(name="result", operations=() if large is None else (large,)),
-                    Step(name="outcome", operations=(attempt.becomes(ended),)),
-                )
-                await self._responses.respond(held, event, outcome, before=before)
-                return
-            except (Unavailable, Throttled) as error:
-                pause = max(SETTLE_PAUSE, getattr(error, "retry_after", 0.0))
-                if self._hub.clock.monotonic() + pause > until:
-                    raise
-                log.info("outcome_unsettled", activity=event.name, attempt=ended.attempt, error=str(error))
-            await self._hub.clock.sleep(pause)
+        before = (
+            Step(name="result", operations=() if large is None else (large,)),
+            Step(name="outcome", operations=(attempt.becomes(ended),)),
+        )
+        await insist(
+            lambda: self._responses.respond(held, event, outcome, before=before),
+            hub=self._hub,
+            activity=event.name,
+            useful=lambda: True,  # the record's ETag decides
+        )
 
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
         """An outcome is recorded: only the response is put again."""

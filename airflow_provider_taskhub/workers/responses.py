@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import structlog
 
@@ -17,17 +18,24 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.failures import message_of
-from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
+from airflow_provider_taskhub.errors import InputError, PayloadTooLarge, Throttled, Unavailable
 from airflow_provider_taskhub.hub.history.purge import purge_activities
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
 from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import claimed
-from airflow_provider_taskhub.storage.primitives import Step, Unit
+from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
+from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+PATIENCE = timedelta(hours=1)
+"""For which an outcome is kept in memory while the store does not take it."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between two tries."""
 
 
 class Responses:
@@ -98,10 +106,28 @@ class Responses:
             Step(name="response", operations=(response.put(),)),
             Step(name="delete", operations=(held.deletion(),)),
         )
-        sent = self._hub.clock.monotonic()
-        results = await self._hub.store.commit(Unit(steps=steps))
+        unit = Unit(steps=steps)
+        if before:  # what it writes of the outcome is conditional: who wrote it insists
+            sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
+        else:
+            sent, results = await self._put(held, event, unit)
         self._reader.release([held])
         self._adopt(claimed([response], results[-2], sent=sent))
+
+    async def _put(self, held: Held, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
+        """Commit, again while the store does not answer and the message is ours: the activity has run.
+
+        A response that is put twice counts once: both are known by the action.
+        """
+        sent = 0.0
+
+        async def once() -> Results:
+            nonlocal sent
+            sent = self._hub.clock.monotonic()
+            return await self._hub.store.commit(unit)
+
+        results = await insist(once, hub=self._hub, activity=event.name, useful=lambda: not held.gone)
+        return sent, results
 
     async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
         """Whether an episode has taken the response, and settled the work item with its checkpoint."""
@@ -141,6 +167,35 @@ class Responses:
             self._reader.release([held])
         else:
             await self.drop(held, "its instance was purged")
+
+
+async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str, useful: Callable[[], bool]) -> T:
+    """Write what an activity came to, again while the store does not answer, for up to :data:`PATIENCE`.
+
+    Without that an outage would cost the work of every activity that ends in it. How many wait is bounded by the
+    dispatcher of activities.
+
+    :param activity: its name, for people. :param useful: asked before each further try.
+    :raises StorageError: when the store has not answered for too long, or it is of no use any more.
+    """
+    outage = Outage(log.bind(activity=activity), "outcome_unsettled", hub.clock.monotonic)
+    until, pause = hub.clock.monotonic() + PATIENCE.total_seconds(), FIRST_PAUSE
+    while True:
+        try:
+            done = await write()
+        except (Unavailable, Throttled) as error:
+            outage.failed(error)
+            wait = min(60.0, max(pause, getattr(error, "retry_after", 0.0)))
+            if hub.clock.monotonic() + wait > until:
+                raise
+            failed = error
+        else:
+            outage.over()
+            return done
+        await hub.clock.sleep(wait)
+        if not useful():
+            raise failed
+        pause = min(LONGEST_PAUSE, pause * 2)
 
 
 def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:

@@ -26,11 +26,14 @@ from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit,
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 from airflow_provider_taskhub.storage.rules import check_key
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.telemetry import Outage
 
 log = structlog.get_logger(__name__)
 
 TURN = 0.5
 """Seconds after which a queue is to be asked again, however much else there is to do."""
+MOST_PATIENCE = 60.0
+"""Seconds that a store may ask a reader to wait."""
 AGAIN = timedelta(seconds=1)
 """Until what could not be kept aside is delivered again."""
 CONTROL_EVENTS = frozenset(HAPPENINGS)
@@ -206,6 +209,7 @@ class Reader:
         """
         renewing = self._supervisor.keep(f"renew {self.queue}", self._renewer.run)
         prepared = False
+        outage = Outage(log.bind(queue=self.queue), "receive_failed", self._clock.monotonic)
         self._stopped.clear()
         try:
             while not self.stopping:
@@ -214,14 +218,16 @@ class Reader:
                         await self._prepare()
                         prepared = True
                     await self._turn()
+                    outage.over()
                 except NotFound:
                     log.error("queue_missing", queue=self.queue)
-                    await self._clock.sleep(1.0)
+                    await self._pause(1.0)
                 except LeaseLost:  # whoever watches the lease ends this reader: it need not be said twice
-                    await self._clock.sleep(1.0)
+                    await self._pause(1.0)
                 except StorageError as error:
-                    log.warning("receive_failed", queue=self.queue, error=str(error))
-                    await self._clock.sleep(1.0)
+                    outage.failed(error)
+                    asked = error.retry_after if isinstance(error, Throttled) else 0.0
+                    await self._pause(min(MOST_PATIENCE, max(1.0, asked)))
             self._stopped.set()
             await asyncio.Future()  # keep renewing what is held until the owner cancels
         finally:
@@ -257,12 +263,12 @@ class Reader:
         self._backoff.received()
         took = self._clock.monotonic() - sent
         if any(_WRAPPED in message.text for message in messages):  # payloads are fetched side by side
-            outcomes = await asyncio.gather(*(self._take(message, sent) for message in messages))
+            outcomes = await asyncio.gather(*(self._taken(message, sent) for message in messages))
         else:  # a task for each would cost as much as it does
-            outcomes = [await self._take(message, sent) for message in messages]
+            outcomes = [await self._taken(message, sent) for message in messages]
         for outcome in outcomes:
             if outcome is not None:
-                self._deliver(outcome)
+                await self._hand_on(outcome)
         if len(messages) < asked:  # that was all
             await self._pause(breather(took))
             await self._wait()
@@ -302,6 +308,25 @@ class Reader:
         if not self._woken and self._nap is not None:
             self._nap.reschedule(asyncio.get_running_loop().time())
         self._woken = True
+
+    async def _taken(self, message: Message, sent: float) -> Held | None:
+        """As :meth:`_take`. A message that meets a defect stops no other: it comes again, until it is quarantined."""
+        try:
+            return await self._take(message, sent)
+        except Exception as error:
+            log.exception("message_defect", queue=self.queue, message_id=message.receipt.message_id)
+            if message.dequeue_count > quarantine.MAX_DELIVERIES:
+                deletion = DeleteMessage(queue=self.queue, message=message.receipt, quiet=True)
+                item = quarantine.of_message(self.queue, message, f"it cannot be processed: {error!r}")
+                await self._quarantine(item, deletion)
+            return None
+
+    async def _hand_on(self, held: Held) -> None:
+        try:
+            self._deliver(held)
+        except Exception:
+            log.exception("message_defect", queue=self.queue, message_id=held.message_id)
+            await self.give_back([held], delay=AGAIN, failed=True)
 
     async def _take(self, message: Message, sent: float) -> Held | None:
         known = self._renewer.known(message.receipt.message_id)
