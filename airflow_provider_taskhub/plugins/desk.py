@@ -124,9 +124,13 @@ class Desk:
                     await asyncio.sleep(IDLE)
                 self._client = None
         except Exception as error:
-            self._client = None
-            if not opened.done():
-                opened.set_exception(error)
+            if opened.done():
+                raise
+            opened.set_exception(error)
+        finally:  # however it ended: the next request opens another one
+            if self._client is opened:
+                self._client = None
+            opened.cancel()
 
 
 _DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Desk]] = WeakKeyDictionary()

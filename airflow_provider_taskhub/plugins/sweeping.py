@@ -19,7 +19,7 @@ from uuid import UUID
 import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.supervision import Supervisor, owned
 
 if TYPE_CHECKING:
     import httpx
@@ -141,9 +141,8 @@ async def _sweep_all(server: Any) -> None:
 
     tasks = ServerTasks(server)
     try:
-        async with asyncio.TaskGroup() as group:
-            for name in page_connections():
-                group.create_task(_sweep(name, tasks))
+        async with owned() as start:
+            await asyncio.gather(*(start(_sweep(name, tasks)) for name in page_connections()))
     finally:
         await tasks.close()
 

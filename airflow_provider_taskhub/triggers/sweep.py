@@ -21,6 +21,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.triggers.tasks import States, Tasks, key, why_nobody_waits
 
 if TYPE_CHECKING:
@@ -167,9 +168,8 @@ class Sweep:
             async with gate:
                 await self._look_after(client, sighting)
 
-        async with asyncio.TaskGroup() as group:
-            for sighting in found[:AT_ONCE]:
-                group.create_task(one(sighting))
+        async with owned() as start:
+            await asyncio.gather(*(start(one(sighting)) for sighting in found[:AT_ONCE]))
         return trouble
 
     async def _look_after(self, client: Client, sighting: Sighting) -> None:

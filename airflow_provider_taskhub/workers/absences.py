@@ -18,6 +18,7 @@ from airflow_provider_taskhub.hub.contract import Member, Need
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.hub.partitions.needs import able
+from airflow_provider_taskhub.telemetry import Outage
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class Absences:
         self._members: Sequence[Member] = ()
         self._looked = float("-inf")
         self._missing = asyncio.Event()
+        self._outage = Outage(log, "members_unreadable", hub.clock.monotonic)
 
     def gave_up(self, need: Need) -> str | None:
         """None while there is hope; then a text that says who was alive and what they have."""
@@ -99,8 +101,9 @@ class Absences:
         try:
             members = await self._live()
         except StorageError as error:
-            log.warning("members_unreadable", error=str(error))
+            self._outage.failed(error)
             return
+        self._outage.over()
         self._members, now = members, self._hub.clock.monotonic()
         self._looked = now
         for need, found in list(self._absent.items()):

@@ -244,7 +244,6 @@ class Recorded:
             lambda: self._responses.respond(held, event, outcome, before=before),
             hub=self._hub,
             activity=event.name,
-            useful=lambda: True,  # the record's ETag decides
         )
 
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:

@@ -115,9 +115,10 @@ class Responses:
         self._adopt(claimed([response], results[-2], sent=sent))
 
     async def _put(self, held: Held, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
-        """Commit, again while the store does not answer and the message is ours: the activity has run.
+        """Commit, again while the store does not answer: the activity has run.
 
-        A response that is put twice counts once: both are known by the action.
+        Also when somebody else has the work item by then: a response that is put twice counts once, since both are
+        known by the action.
         """
         sent = 0.0
 
@@ -126,7 +127,7 @@ class Responses:
             sent = self._hub.clock.monotonic()
             return await self._hub.store.commit(unit)
 
-        results = await insist(once, hub=self._hub, activity=event.name, useful=lambda: not held.gone)
+        results = await insist(once, hub=self._hub, activity=event.name)
         return sent, results
 
     async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
@@ -169,14 +170,14 @@ class Responses:
             await self.drop(held, "its instance was purged")
 
 
-async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str, useful: Callable[[], bool]) -> T:
+async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
     """Write what an activity came to, again while the store does not answer, for up to :data:`PATIENCE`.
 
     Without that an outage would cost the work of every activity that ends in it. How many wait is bounded by the
     dispatcher of activities.
 
-    :param activity: its name, for people. :param useful: asked before each further try.
-    :raises StorageError: when the store has not answered for too long, or it is of no use any more.
+    :param activity: its name, for people.
+    :raises StorageError: when the store has not answered for too long.
     """
     outage = Outage(log.bind(activity=activity), "outcome_unsettled", hub.clock.monotonic)
     until, pause = hub.clock.monotonic() + PATIENCE.total_seconds(), FIRST_PAUSE
@@ -188,13 +189,10 @@ async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str, 
             wait = min(60.0, max(pause, getattr(error, "retry_after", 0.0)))
             if hub.clock.monotonic() + wait > until:
                 raise
-            failed = error
         else:
             outage.over()
             return done
         await hub.clock.sleep(wait)
-        if not useful():
-            raise failed
         pause = min(LONGEST_PAUSE, pause * 2)
 
 

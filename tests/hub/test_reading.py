@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.engine.events import EventType
 from airflow_provider_taskhub.errors import NotFound, Unavailable
-from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.messages import control, quarantine
 from airflow_provider_taskhub.hub.messages.control import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.envelope import encode, spill
 from airflow_provider_taskhub.hub.messages.held import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
@@ -26,7 +28,7 @@ from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
-from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, PutMessage, Store
+from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, Message, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.hub.make import NAMES, Stay, held, raised
 
@@ -171,6 +173,88 @@ def test_a_stop_does_not_wait_for_a_reader_that_was_ended_before_its_first_recei
             await desk.reader.stop()
 
     play(work, plan=lambda call: Fault(delay=3600.0) if call.kind == "table.query" else None)
+
+
+def test_a_reader_waits_as_long_as_the_store_asks_and_a_stop_does_not() -> None:
+    asked: list[float] = []
+
+    def plan(call: Call) -> Fault | None:
+        if call.kind != "queue.receive":
+            return None
+        asked.append(asyncio.get_running_loop().time())
+        return throttled(20.0)
+
+    async def work(desk: Desk) -> None:
+        await asyncio.sleep(50.0)
+        began = desk.clock.monotonic()
+        await desk.reader.stop()
+        assert desk.clock.monotonic() - began < 1.0
+
+    play(work, plan=plan)
+    assert [after - before for before, after in pairwise(asked)] == pytest.approx([20.0, 20.0], abs=0.1)
+
+
+def test_a_message_that_meets_a_defect_stops_no_other_and_is_set_aside_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = control.decode_message
+
+    async def odd(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
+        if '"odd"' in message.text:
+            raise RuntimeError("a defect")
+        return await decoding(store, names, queue, message, claimed)
+
+    monkeypatch.setattr(control, "decode_message", odd)
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised(name="odd")))
+        for _ in range(3):
+            await desk.put(held(raised()))
+        await asyncio.sleep(2.0)
+        assert len(desk.got) == 3
+        await asyncio.sleep(3600.0)
+        assert len(await quarantine.listing(desk.store, NAMES)) == 1
+        await desk.put(held(raised()))
+        await asyncio.sleep(40.0)
+        assert len(desk.got) == 4
+
+    play(work)
+
+
+def test_a_message_that_cannot_be_handed_on_comes_again() -> None:
+    async def work(desk: Desk) -> None:
+        refused = []
+
+        def deliver(_: ControlReader, message: Held) -> None:
+            if not refused:
+                refused.append(message)
+                raise RuntimeError("a defect")
+            desk.got.append(message)
+
+        desk.reader._forward = deliver
+        await desk.put(held(raised()))
+        await desk.put(held(raised()))
+        await asyncio.sleep(60.0)
+        assert len(desk.got) == 2
+
+    play(work)
+
+
+def test_a_defect_in_one_renewal_ends_no_other() -> None:
+    async def work(desk: Desk) -> None:
+        for _ in range(2):
+            await desk.put(held(raised()))
+        await asyncio.sleep(60.0)
+        assert len(desk.got) == 2
+        assert not [message for message in desk.got if message.dequeue_count > 1], "both stayed invisible"
+
+    renewals = 0
+
+    def plan(call: Call) -> Fault | None:
+        nonlocal renewals
+        renewals += call.kind == "queue.update"
+        return Fault(before=RuntimeError("a defect")) if call.kind == "queue.update" and renewals == 1 else None
+
+    play(work, plan=plan)
+    assert renewals > 20
 
 
 @pytest.mark.rows("K12", "E70")

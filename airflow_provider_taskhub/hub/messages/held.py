@@ -20,6 +20,7 @@ from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, encode
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
 from airflow_provider_taskhub.supervision import Supervisor, owned
+from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
@@ -117,12 +118,13 @@ class Offered(Held):
             self.fate.set_result(done)
 
 
-async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -> bool:
+async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, outage: Outage | None = None) -> bool:
     """Keep a message invisible for ``visibility`` from now.
 
     Without an answer it is asked for once more, while there is time: a connection may be dead. The first request is not
     cut off, since it may be done yet, and nobody else has its receipt. Only one of the two can be done.
 
+    :param outage: tells of renewals without an answer; None: each is told.
     :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
     """
     async with held.changing:
@@ -151,11 +153,17 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock) -
             for answer in asyncio.as_completed(tries):
                 error = await answer
                 if error is None:
+                    if outage is not None:
+                        outage.over()
                     return True
                 errors.append(error)
-        held.gone = any(isinstance(error, Conflict | NotFound) for error in errors)
-        if not held.gone:
-            log.warning("renewal_failed", queue=held.queue, message_id=held.message_id, error=str(errors[0]))
+        stale = any(isinstance(error, Conflict | NotFound) for error in errors)
+        if not stale:
+            (outage or Outage(log, "renewal_failed", clock.monotonic)).failed(
+                errors[0], queue=held.queue, message_id=held.message_id
+            )
+        elif held.receipt is update.message:  # else it came again to this worker meanwhile
+            held.gone = True
         return not held.gone
 
 
@@ -197,6 +205,7 @@ class Renewer:
     def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
         self._store, self._clock, self._visibility = store, clock, visibility
         self._held: dict[str, Held] = {}
+        self._outage = Outage(log, "renewal_failed", clock.monotonic)
         self._gate, self._busy = asyncio.Semaphore(GIVE_BACK_PARALLEL), set[Held]()
 
     def __len__(self) -> int:
@@ -232,6 +241,6 @@ class Renewer:
     async def _renew(self, held: Held) -> None:
         try:
             async with self._gate:
-                await renew(self._store, held, self._visibility, self._clock)
+                await renew(self._store, held, self._visibility, self._clock, self._outage)
         finally:
             self._busy.discard(held)

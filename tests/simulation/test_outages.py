@@ -1,0 +1,192 @@
+"""What an outage of the store, or a defect in a loop, may cost: time, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.errors import AccessDenied
+from airflow_provider_taskhub.storage.faults import Call, Fault
+from airflow_provider_taskhub.supervision import FAILING, Supervisor, owned
+from tests.simulation.world import World, running, simulate
+
+
+class Book:
+    """What the activities did."""
+
+    def __init__(self) -> None:
+        self.begun: Counter[str] = Counter()
+        self.cut = 0
+
+    def app(self) -> App:
+        made = App("outages")
+
+        @made.activity()
+        async def plain(seconds: float) -> str:
+            self.begun[f"plain {running().instance.instance_id}"] += 1
+            await asyncio.sleep(seconds)
+            return "done"
+
+        @made.activity(record=True)
+        async def recorded(seconds: float) -> str:
+            self.begun[f"recorded {running().instance.instance_id}"] += 1
+            await asyncio.sleep(seconds)
+            return "done"
+
+        @made.activity()
+        async def stubborn(seconds: float) -> None:
+            try:
+                await asyncio.sleep(600.0)
+            except asyncio.CancelledError:
+                await asyncio.sleep(seconds)
+                self.cut += 1
+                raise
+
+        @made.orchestrator
+        async def both(ctx: OrchestrationContext, seconds: float) -> Any:
+            return await ctx.when_all([ctx.call_activity(plain, seconds), ctx.call_activity(recorded, seconds)])
+
+        @made.orchestrator
+        async def stays(ctx: OrchestrationContext, seconds: float) -> Any:
+            return await ctx.call_activity(stubborn, seconds)
+
+        return made
+
+
+def test_an_activity_that_takes_long_to_end_stops_the_watch_over_no_other() -> None:
+    """It was asked to end at each look, which an expiring timeout refuses by a RuntimeError."""
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            await hub.join("only")
+            for name in ("first", "second"):
+                await hub.client.start("stays", 60.0, instance_id=name)
+                await asyncio.sleep(3)
+                await hub.client.terminate(name, "enough", wait=True)
+                await asyncio.sleep(30)
+            await asyncio.sleep(200)
+            return book.cut, hub.defects()
+
+    assert simulate(play) == (2, [])
+
+
+def test_what_activities_came_to_is_kept_through_an_outage_and_written_after_it() -> None:
+    """For 20 minutes the account refuses everything. Each activity runs once, and the instance ends soon after."""
+    book = Book()
+    until = 0.0
+
+    async def play() -> Any:
+        nonlocal until
+        async with World(book.app()) as hub:
+
+            def plan(call: Call) -> Fault | None:
+                now = hub.clock.monotonic()
+                return Fault(before=AccessDenied("403 (fault)")) if 10.0 <= now < until else None
+
+            only = await hub.join("only", plan=plan)
+            only.leases = plan
+            await hub.client.start("both", 15.0, instance_id="i")
+            until = 10.0 + 1200.0
+            await asyncio.sleep(1.0)
+            await hub.wait("i")
+            took = hub.clock.monotonic()
+            ended = await hub.ended()
+            return took, ended.states["i"][1], only.backend.supervisor.restarts, hub.logs
+
+    took, output, restarts, logs = simulate(play)
+    for e in logs:
+        print({k: str(v)[:150] for k, v in e.items()})
+    assert output == '["done","done"]'
+    assert book.begun["plain i"] == 1
+    assert took < until + 60.0
+    assert not restarts
+    lines = Counter(entry["event"] for entry in logs if entry["log_level"] in ("warning", "error"))
+    assert lines["receive_failed"] <= 3 * 21, "a line a minute for each of the readers of three queues"
+    assert lines["outcome_unsettled"] <= 2 * 21
+
+
+class Breaker:
+    """Breaks the loops that supervisors keep, one at a time; knows all of them, also those that come to be later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fuses: dict[str, asyncio.Future[None]] = {}
+        self.starts: Counter[str] = Counter()
+        keep = Supervisor.keep
+
+        def breakable(
+            supervisor: Supervisor, name: str, loop: Callable[[], Awaitable[None]], **options: Any
+        ) -> asyncio.Task[None]:
+            async def work() -> None:
+                await loop()
+
+            async def guarded() -> None:
+                self.starts[name] += 1
+                fuse = self.fuses[name] = asyncio.get_running_loop().create_future()
+                async with owned() as start:
+                    task = start(work())
+                    await asyncio.wait((task, fuse), return_when=asyncio.FIRST_COMPLETED)
+                    if fuse.done():
+                        raise RuntimeError(f"{name} is broken on purpose")
+                    await task
+
+            return keep(supervisor, name, guarded, **options)
+
+        monkeypatch.setattr(Supervisor, "keep", breakable)
+
+    def blow(self, name: str) -> None:
+        self.fuses[name].set_result(None)
+
+
+@pytest.fixture
+def breaker(monkeypatch: pytest.MonkeyPatch) -> Breaker:
+    return Breaker(monkeypatch)
+
+
+def test_each_loop_of_a_worker_is_started_again_when_it_breaks_and_work_goes_on(breaker: Breaker) -> None:
+    """Each one several times, while instances run: nothing is lost, no activity is begun twice."""
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), session_idle=timedelta(seconds=30)) as hub:
+            only = await hub.join("only")
+            await hub.clock.sleep(30.0)
+            names = tuple(breaker.fuses)
+            for number, name in enumerate(names):
+                before = breaker.starts[name]
+                await hub.client.start("both", 5.0, instance_id=f"i{number}")
+                for _ in range(FAILING - 1):
+                    breaker.blow(name)
+                    await hub.clock.sleep(2.0)
+                await hub.wait(f"i{number}", timedelta(seconds=60))
+                assert breaker.starts[name] >= before + FAILING - 1, name
+                assert not only.backend.supervisor.failing
+            await hub.settle()
+            broken = [entry["loop"] for entry in hub.defects() if entry["event"] == "loop_failed"]
+            return names, broken, [one for one in hub.defects() if one["event"] != "loop_failed"]
+
+    names, broken, defects = simulate(play)
+    assert {
+        "absences",
+        "activities",
+        "orchestrations",
+        "overdue",
+        "plain activities",
+        "sessions",
+        "partitions: scan",
+        "partitions: renew",
+        "partitions: announce",
+        "partitions: app lease",
+        "partitions: watchdog",
+    } <= set(names)
+    assert sum("control-00" in name for name in names) == 2, "a reader and its renewals"
+    assert sum("workitems" in name for name in names) == 2
+    assert set(broken) == set(names)
+    assert not defects
+    assert set(book.begun.values()) == {1}
