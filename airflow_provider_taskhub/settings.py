@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -37,6 +38,9 @@ from airflow_provider_taskhub.errors import ConfigurationError
 PREFIX = "TASKHUB_"
 _BESIDE = ("HOME", "CONFIG", "DEMO_RUN")
 """Variables that are no settings: see :func:`home` and :func:`_file`; the last is the mark of a demo's processes."""
+_NESTED = ("lease", "spark")
+_KUBERNETES = re.compile(r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+"""What Kubernetes puts into each container's environment for a service whose name begins with ``taskhub``."""
 _HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
 MAX_RESULT = 64 * 1024 * 1024
 """Bytes: every replay of an orchestration reads the results of its activities again."""
@@ -207,8 +211,10 @@ def _embedded(connection: SecretStr | None) -> bool:
 def load_settings(**arguments: object) -> Settings:
     """Settings from arguments, environment and file.
 
-    :raises ConfigurationError: naming each wrong value; never the value of a secret.
+    :raises ConfigurationError: naming each wrong value, and each variable or key that no setting has; never the value
+        of a secret.
     """
+    check_environment(os.environ)
     given = {name: value for name, value in arguments.items() if value is not None}
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic validates
@@ -220,23 +226,62 @@ def load_settings(**arguments: object) -> Settings:
         raise ConfigurationError(f"{_file()} is not TOML: {error}") from None
 
 
-def unread(names: Iterable[str]) -> list[str]:
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables that look like TaskHub's and that nothing reads.
+
+    :raises ConfigurationError: naming each, with the nearest name that there is.
+    """
+    misspelt = unread(environment)
+    if misspelt:
+        told = "; ".join(f"{name}: there is no such setting{_nearest_variable(name)}" for name in misspelt)
+        raise ConfigurationError(f"environment: {told}. Correct or unset {'it' if len(misspelt) == 1 else 'them'}")
+
+
+def unread(environment: Mapping[str, str]) -> list[str]:
     """Variables of the environment that look like TaskHub's and that nothing reads: misspelt ones."""
-    nested = ("LEASE", "SPARK")
     known = {name.upper() for name in Settings.model_fields} | set(_BESIDE)
     found = []
-    for name in names:
-        setting, inner, _ = name.upper().removeprefix(PREFIX).partition("__")
-        if name.upper().startswith(PREFIX) and (setting not in known or (inner and setting not in nested)):
+    for name, value in environment.items():
+        rest = name.upper().removeprefix(PREFIX)
+        setting, inner, _ = rest.partition("__")
+        if not name.upper().startswith(PREFIX) or _is_kubernetes(rest, value):
+            continue
+        if setting not in known or (inner and setting.lower() not in _NESTED):
             found.append(name)
     return sorted(found)
+
+
+def nearest(name: str, known: Iterable[str], *, before: str = "") -> str:
+    """The known name that a misspelt one may stand for, as an addition to an error: empty if none is like it.
+
+    :param before: stands before every name when it is shown.
+    """
+    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {before}{found[0]}?)" if found else ""
+
+
+def _nearest_variable(name: str) -> str:
+    known = [*(name.replace(".", "__").upper() for name in _names()), *_BESIDE]
+    return nearest(name.upper().removeprefix(PREFIX), known, before=PREFIX)
+
+
+def _names() -> list[str]:
+    """All settings, as the file has them, with a dot for nested ones."""
+    lease = [f"lease.{name}" for name in LeaseTimes.model_fields]
+    return [*Settings.model_fields, *lease, *(f"spark.{name}" for name in SparkSettings.model_fields)]
+
+
+def _is_kubernetes(rest: str, value: str) -> bool:
+    address = rest == "PORT" or rest.endswith("_PORT")
+    return _KUBERNETES.fullmatch(rest) is not None or (address and "://" in value)
 
 
 def _told(item: Any, arguments: Iterable[str]) -> str:
     """One of pydantic's errors: which setting, its value, what it may be."""
     path = [str(part) for part in item["loc"]]
     variable = PREFIX + "__".join(path).upper()
-    name, place = ".".join(path) or "settings", ""
+    path_name = ".".join(path) or "settings"
+    name, place = path_name, ""
     if path and path[0] not in arguments:
         wanted = f"{variable}__"
         given = [f"{one.upper()}__" for one in os.environ if one.upper().startswith(PREFIX)]
@@ -245,7 +290,8 @@ def _told(item: Any, arguments: Iterable[str]) -> str:
         else:
             place = f" (in {_file()})"
     if item["type"] == "extra_forbidden":
-        return f"{name}: there is no such setting{place}"
+        meant = nearest(name, _names()) if name == path_name else _nearest_variable(name)
+        return f"{name}: there is no such setting{meant}{place}"
     text = item["msg"].removeprefix("Value error, ")
     if item["type"].startswith("time_delta"):
         text = "give a duration such as PT30S"

@@ -114,5 +114,46 @@ def test_no_error_tells_a_secret(tmp_path: Path, file: str) -> None:
 def test_variables_that_nothing_reads() -> None:
     read = ("HUB", "CONNECTION", "HOME", "CONFIG", "LEASE", "LEASE__TAKE", "SPARK__CONF", "MAX_POLLING", "DEMO_RUN")
     assert unread({f"TASKHUB_{name}": "1" for name in read} | {"taskhub_hub": "x", "HUB": "x"}) == []
+    kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP", "PORT_80_TCP_ADDR")
+    injected = {f"TASKHUB_{name}": "10.0.0.1" for name in kubernetes} | {"TASKHUB_WORKER_SERVICE_HOST": "10.0.0.1"}
+    assert unread(injected | {"TASKHUB_PORT": "tcp://10.0.0.1:80"}) == []
+    assert unread({"TASKHUB_PORT": "8080", "TASKHUB_HEALTH_PORT": "80"}) == ["TASKHUB_HEALTH_PORT", "TASKHUB_PORT"]
     bogus = {"TASKHUB_BOGUS": "1", "TASKHUB_CONNECTION_STRING": SECRET, "TASKHUB_HUB__X": "1"}
     assert unread(bogus) == sorted(bogus)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("TASKHUB_LEASE_TAKE", "TASKHUB_LEASE_TAKE: there is no such setting (did you mean TASKHUB_LEASE__TAKE?)"),
+        ("TASKHUB_PARTITION", "(did you mean TASKHUB_PARTITIONS?)"),
+        ("taskhub_partition", "taskhub_partition: there is no such setting (did you mean TASKHUB_PARTITIONS?)"),
+        ("TASKHUB_CONNECTION_STRING", "(did you mean TASKHUB_CONNECTION?)"),
+        ("TASKHUB_LEASE__TAKES", "TASKHUB_LEASE__TAKES: there is no such setting (did you mean TASKHUB_LEASE__TAKE?)"),
+        ("TASKHUB_XYZZY", "TASKHUB_XYZZY: there is no such setting. Correct or unset it"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.setenv(name, SECRET)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(hub="Flights")
+    assert says in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("partition = 3", "partition: there is no such setting (did you mean partitions?)"),
+        ("[lease]\ntakes = 'PT1S'", "lease.takes: there is no such setting (did you mean lease.take?)"),
+        ("xyzzy = 3", "xyzzy: there is no such setting (in "),
+    ],
+)
+def test_a_misspelt_key_of_the_file_is_refused_with_the_nearest_name(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "config.toml").write_text(line)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert says in str(caught.value)
+    assert "config.toml" in str(caught.value)

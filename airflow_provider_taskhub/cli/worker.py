@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import sys
 from typing import Annotated
@@ -15,7 +14,7 @@ import typer
 from airflow_provider_taskhub import telemetry
 from airflow_provider_taskhub.cli.options import HubName, settings_of
 from airflow_provider_taskhub.cli.output import run
-from airflow_provider_taskhub.settings import Settings, unread
+from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR
 from airflow_provider_taskhub.workers.host import Host, Options
 
@@ -52,9 +51,6 @@ def worker(
             raise typer.BadParameter(f"{wanted!r}: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
-    misspelt = unread(os.environ)
-    if misspelt:  # as a list: TASKHUB_CONNECTION_STRING as a text would be masked, and it is only a name
-        log.warning("settings_unread", variables=misspelt, hint="no setting has this name; is it misspelt?")
     options = Options(apps=tuple(app), name=name, roles=roles, health_port=health_port, warm=warm, strict=strict)
     run(_serve(settings, options))
 

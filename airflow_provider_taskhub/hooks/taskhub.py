@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DEFAULT_CONNECTION = "taskhub_default"
+FIELDS = ("hub", "storage", "path", "account_url")
+"""The fields that a connection keeps in its extra."""
 _CONNECTION_STRING = re.compile(r"(^|;)\s*(AccountName|UseDevelopmentStorage|\w+Endpoint|SharedAccessSignature)=", re.I)
 _ACCOUNT_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(blob|queue|table)\.(?P<suffix>[a-z0-9.-]+)", re.ASCII)
 _REQUEST = re.compile(r"^[^:]*\b(row|rows|table|queue|message|messages|blob|blobs|container)\b[^:]*: ")
@@ -133,12 +135,17 @@ def settings_of(connection: Connection) -> Settings:
 
     :raises ConfigurationError: naming the connection and the field; never the secret.
     """
-    from airflow_provider_taskhub.settings import load_settings
+    from airflow_provider_taskhub.settings import load_settings, nearest
 
     name = connection.conn_id
     if connection.conn_type != TaskHubHook.conn_type:
         raise ConfigurationError(f"connection {name!r} is of type {connection.conn_type!r}, not 'taskhub'")
     extra = connection.extra_dejson
+    for field in sorted(extra.keys() - set(FIELDS)):
+        raise ConfigurationError(
+            f"connection {name!r}: its extra has {field!r}, which is no field of a TaskHub connection"
+            f"{nearest(field, FIELDS)}; there are {', '.join(FIELDS)}"
+        )
     hub = str(extra.get("hub") or "").strip()
     if not hub:
         raise ConfigurationError(f"connection {name!r} names no hub: fill in its field 'Hub'")

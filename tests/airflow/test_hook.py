@@ -119,6 +119,7 @@ def test_the_test_button_names_no_table_of_the_hub(hub: FakeHub, request_text: s
 def test_the_test_button_does_not_show_the_random_id_that_airflow_tests_under(monkeypatch: pytest.MonkeyPatch) -> None:
     for extra, text in (
         ({}, "this connection names no hub: fill in its field 'Hub'"),
+        ({"hub": "Flights", "acount_url": "x"}, "this connection: its extra has 'acount_url', which is no field of a"),
         ({"hub": "Flights", "storage": "tape"}, "this connection: field 'Storage' is 'tape'"),
     ):
         monkeypatch.setenv("AIRFLOW_CONN_QKDZXY", json.dumps({"conn_type": "taskhub", "extra": extra}))

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from tests.airflow.real import RealAirflow, started
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-PICTURES = os.environ.get("TASKHUB_PICTURES")
+PICTURES = os.environ.get("PICTURES")
 """A folder for screenshots of every test's last page, to be looked at."""
 
 

@@ -232,7 +232,7 @@ def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) ->
     _refused(embedded, "9lives", "3 to 45 letters and digits", TASKHUB_HUB="9lives")
     _refused(embedded, TASKHUB_CONNECTION="AccountName=x;nonsense")
     _refused(embedded, "TASKHUB_PARTITIONS is 'abc'", TASKHUB_PARTITIONS="abc")
-    _refused(embedded, "settings_unread", "['TASKHUB_CONNECTION_STRING']", app="x:y", TASKHUB_CONNECTION_STRING="1")
+    _refused(embedded, "TASKHUB_CONNECTION_STRING: there is no", app="x:y", TASKHUB_CONNECTION_STRING="1")
     _refused(embedded, "does not import: SystemExit: 0", app="ending_app:app")
     _refused(embedded, "app 'vague'", "activity 'work'", "'Nope'", app="vague_app:app")
     other = tmp_path / "other.db"
