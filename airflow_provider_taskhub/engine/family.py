@@ -96,6 +96,14 @@ def ends(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> 
     ]
 
 
+def is_told(history: Iterable[HistoryEvent]) -> bool:
+    """Whether the end of a child is told to its parent: not when the parent has asked for it.
+
+    The parent ends, or its terminate comes again: told before that, it would take the end for a failure of the child.
+    """
+    return not any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history)
+
+
 def _parsed(text: str) -> list[Child]:
     with suppress(ValueError, TypeError):  # a damaged list costs the terminate of some children, not the instance
         return [

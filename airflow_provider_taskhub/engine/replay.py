@@ -297,7 +297,7 @@ class Execution:
             completed,
             OrchestratorCompleted(timestamp=time),
         ]
-        response = response_of(started, self._instance, completed)
+        response = response_of(started, self._instance, completed) if family.is_told(new) else None
         outbound = [*([response] if response else []), *self._ends(completed, [*also, *history])]
         first, number = len(self._history), self._episodes + 1
         for event in history:
@@ -487,7 +487,7 @@ class Execution:
         )
         history.append(completed)
         response = response_of(generation.started, generation.instance, completed)
-        if response is not None:
+        if response is not None and family.is_told([*self._history, *history]):
             outbound.append(response)
         return completed
 

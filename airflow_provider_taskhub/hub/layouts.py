@@ -100,7 +100,7 @@ _BY = _ours("TaskHubBy", "taskhub_by")
 _WAITS = _ours("TaskHubWaits", "taskhub_waits", Where.ROW)
 _EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
 _RECURSE = Member(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
-_CHILD = _ours("TaskHubChild", "taskhub_child", Where.MESSAGE)
+_CHILD = _ours("TaskHubChild", "taskhub_child")
 _CHILDREN = _ours("TaskHubChildren", "taskhub_children", Where.ROW)
 
 _NAME = _text("Name", "name", required=True)
