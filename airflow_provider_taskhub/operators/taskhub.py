@@ -253,7 +253,23 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 await client.wait(instance_id, timeout=SHORT_WAIT, longest=_LOOK)
         except (TimeoutError, TaskHubError):  # an error of the hub: the trigger is more patient
             return None
+        await self._tell(client, instance_id)
         return await self._ended(client, instance_id)
+
+    async def _tell(self, client: Client, instance_id: str) -> None:
+        """The lines that the trigger logs while it waits, of an instance that no trigger has waited for."""
+        from airflow_provider_taskhub.triggers.journal import Journal, served_by
+
+        try:
+            state = await client.get(instance_id, payloads=False)
+            members, records = await client.members(), await client.activities(instance_id)
+        except TaskHubError as error:
+            self.log.warning("what has happened in the instance cannot be read: %s", error)
+            return
+        self.log.info(served_by(members, self.orchestrator))
+        if state is not None:
+            for line in Journal().lines(state, records):
+                self.log.info(line)
 
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
         """The instance with its output; what failed goes to the task's log; its hint is not needed any more."""

@@ -128,6 +128,8 @@ class RealAirflow:
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+            # parsed once: an Airflow on SQLite locks itself up for a minute when a file is parsed again under load
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": self.url.rsplit(":", 1)[1],
             "AIRFLOW__API__BASE_URL": self.url,

@@ -19,11 +19,11 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
-from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient
+from tests.airflow.fake import FakeClient, record
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
@@ -119,8 +119,9 @@ def test_a_retry_returns_the_result_of_what_has_completed(make_task, hub) -> Non
     assert hub.hints == set(), "the hint is not needed any more"
 
 
-def test_what_ends_at_once_is_returned_without_deferring(make_task, hub, monkeypatch) -> None:
+def test_what_ends_at_once_is_returned_without_deferring(make_task, hub, monkeypatch, capsys) -> None:
     start = FakeClient.start
+    hub.records[ID.format(1)] = (record(RecordState.COMPLETED),)
 
     async def and_end(self: FakeClient, *arguments: object, **named: object) -> object:
         state = await start(self, *arguments, **named)
@@ -132,6 +133,9 @@ def test_what_ends_at_once_is_returned_without_deferring(make_task, hub, monkeyp
     assert make_task().run(ti) == [1, 2]
     assert ti.xcoms["instance_id"] == ID.format(1)
     assert hub.hints == set()
+    said = capsys.readouterr().out
+    for line in ("hub served by 1 live worker", "attempt 1, completed on a@host/1", "flights_delays is Completed"):
+        assert line in said, "the log says what a trigger would have said"
 
 
 def test_what_fails_at_once_fails_the_task_with_its_own_error(make_task, hub, monkeypatch) -> None:

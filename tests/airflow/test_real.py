@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.airflow.kills import KINDS, kills
 from tests.airflow.real import Process, RealAirflow, started, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -146,6 +147,18 @@ def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow
     real.tell(hub_id("told", run), 25)
     real.reaches("told", run, "success")
     assert real.xcom("told", run) == 25
+    assert "the task ends here: nothing needs a worker" in real.log("told", run)
+
+
+def test_without_a_triggerer_nothing_runs_on_that_no_task_waits_for(real: RealAirflow) -> None:
+    """The short form of ``make kills``: killed at once after the deferral."""
+    triggerer = real.processes["triggerer"]
+    triggerer.stop()
+    try:
+        cases = kills(real, kinds=KINDS, delays=(0.0,), triggerer=False)
+    finally:
+        triggerer.start()
+    assert [case.kind for case in cases if not case.held] == []
 
 
 def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
