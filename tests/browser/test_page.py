@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -171,6 +172,7 @@ def test_the_tab_of_a_cleared_task_lists_its_instances_by_what_they_are(login: L
     expect(inner.locator("select option")).to_have_text(choices)
     inner.locator("select").select_option(index=1)
     expect(inner.locator("h1")).to_have_text(f"sums:hub:{run}:g1")
+    expect(inner.locator("select")).to_have_value(f"sums:hub:{run}:g1")
 
 
 def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, real: RealAirflow) -> None:
@@ -201,6 +203,22 @@ def test_attempts_of_an_earlier_try_stand_apart_with_their_own_logs(
     expect(page.locator("#detail .pairs")).not_to_contain_text("first time")
     log = "\n".join(real.log("flaky", run, attempt=attempt) for attempt in (1, 2))
     assert log.count("second_time #0, attempt 1, failed") == 1, "the second try repeats nothing of the first"
+
+
+def test_without_a_triggerer_the_page_says_that_tasks_stay_deferred(login: Login, real: RealAirflow) -> None:
+    run = real.trigger("told")
+    real.waits("told", run)
+    path = f"/taskhub/page/instance?id={quote(f'told:hub:{run}:g1', safe='')}"
+    page = login("admin", path)
+    expect(page.locator(".note")).to_contain_text("it awaits event 'go'")
+    expect(page.locator("main")).not_to_contain_text("triggerer")
+    dead = json.dumps({"triggerer": {"status": "unhealthy", "latest_triggerer_heartbeat": None}})
+    page.context.route("**/api/v2/monitor/health", lambda route: route.fulfill(body=dead))
+    for shown in (path, "/taskhub/page/instances"):
+        page.goto(real.url + shown)
+        expect(page.locator(".note").first).to_contain_text("No triggerer of Airflow is alive")
+    real.tell(f"told:hub:{run}:g1", 1)
+    real.reaches("told", run, "success")
 
 
 def test_a_wait_for_an_event_has_a_bar_and_stands_in_now(login: Login, real: RealAirflow) -> None:

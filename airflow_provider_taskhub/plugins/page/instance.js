@@ -1,10 +1,10 @@
 // One instance: facts, timeline, what was chosen in it, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, trouble, worker } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
 import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
-let id = query.get("id"), conn = query.get("conn") ?? "", others = [];
+let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null;
 let chosen = null, last = null, log = null, open = new Set();
 const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div", { id: name })]));
 
@@ -16,12 +16,12 @@ async function find() {
   const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
   if (!task.dag_id) throw Object.assign(new Error("No instance was named."), { code: 404 });
   const found = await ask("task", { ...task, conn });
-  others = found.instances;
-  if (!others.length) {
+  if (!found.instances.length) {
     id = await chosenId(task);
     return Boolean(id);
   }
-  [{ id }] = others;
+  siblings = found.instances;
+  [{ id }] = siblings;
   conn = found.conn;
   return true;
 }
@@ -40,7 +40,16 @@ async function chosenId({ dag_id, run_id, task_id, map_index }) {
 
 async function load() {
   if (!(await find())) return null;
-  return ask("instance", { id, conn });
+  const answer = await ask("instance", { id, conn });
+  if (answer.instance.airflow && !siblings) siblings = await othersOf(answer.instance.airflow);
+  answer.triggerer = answer.instance.airflow && answer.instance.ended == null ? await triggererTrouble() : "";
+  return answer;
+}
+
+/** The task's instances, if this is one of them and no child of theirs. */
+async function othersOf({ dag, run, task, index }) {
+  const found = await ask("task", { dag_id: dag, run_id: run, task_id: task, map_index: index, conn });
+  return found.instances.some((one) => one.id === id) ? found.instances : [];
 }
 
 function show(answer) {
@@ -62,7 +71,7 @@ function paint() {
   document.title = `${instance.id} · TaskHub`;
   parts.head.replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}` }, "Instances"), " ›"),
-      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), others.length > 1 ? chooser() : null),
+      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
@@ -73,7 +82,8 @@ function paint() {
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
   const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Not everything of this instance can be read. "), "What can be is shown.",
     el("details", {}, el("summary", { class: "small" }, `what cannot be (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
-  parts.note.replaceChildren(...broken, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+  const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
+  parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
     : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
   paintTimeline(live);
@@ -106,7 +116,7 @@ function said(tally) {
 /** The instances that the task has started, one for each time that it was cleared, the newest first. */
 function chooser() {
   return el("label", { class: "small mute", style: "margin-left:auto" }, "instances of this task: ",
-    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, others.map((one) =>
+    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, siblings.map((one) =>
       el("option", { value: one.id, selected: one.id === id }, `${one.name} · generation ${one.generation} · try ${one.try} · ${one.status}`))));
 }
 

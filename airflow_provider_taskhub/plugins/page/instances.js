@@ -1,6 +1,6 @@
 // The list: what is wrong or runs comes first, counts are the filter, one line says where each instance stands now.
 
-import { airflowLink, ask, bar, base, duration, el, instanceHref, query, refresh, runPath, status, time, trouble } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, instanceHref, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
 
 const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Terminated"];
 const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"]];
@@ -41,7 +41,7 @@ function show(answer) {
   const all = Object.values(answer.counts).reduce((sum, count) => sum + count, 0);
   chips.replaceChildren(chip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
     .map((name) => chip(name, name, answer.counts[name] ?? 0)));
-  notes.replaceChildren(...(answer.capped ? [el("div", { class: "note" }, "More instances than are looked at: only 5,000 of this time are counted and shown. Choose a shorter time.")] : []));
+  notes.replaceChildren(...(answer.triggerer ? [el("div", { class: "note" }, answer.triggerer)] : []), ...(answer.capped ? [el("div", { class: "note" }, "More instances than are looked at: only 5,000 of this time are counted and shown. Choose a shorter time.")] : []));
   const narrowed = filter.text || filter.status || filter.window !== "all";
   body.replaceChildren(...answer.rows.map((row) => line(row, answer)));
   table.hidden = !answer.rows.length;
@@ -77,7 +77,7 @@ function line(row, answer) {
 const PARTS = [["completed", "done", "ok"], ["running", "running", "run"], ["cancelling", "cancelling", "run"], ["failed", "failed", "bad"], ["lost", "lost", "bad"], ["cancelled", "cancelled", "off"]];
 
 function progress(tally) {
-  if (!tally || !tally.all) return "";
+  if (!tally || !tally.all) return el("span", { class: "small mute", title: "Counted are recorded activities, as all of Spark's are; of the others the instance's timeline tells" }, "–");
   const there = PARTS.filter(([state]) => tally[state]);
   return [el("span", { class: "bar", "aria-hidden": "true" }, there.map(([state, , kind]) => el("i", { class: kind, style: `width:${(100 * tally[state]) / tally.all}%` }))),
     " ", el("span", { class: "small mute" }, there.map(([state, name]) => `${tally[state]} ${name}`).join(", "))];
@@ -104,5 +104,7 @@ ask("hubs").then((known) => {
 
 const again = refresh(async () => {
   const asked = JSON.stringify(filter);
-  return { ...(await ask("instances", { ...filter, limit: LIMIT })), asked };
+  const answer = await ask("instances", { ...filter, limit: LIMIT });
+  const waits = answer.rows.some((row) => row.airflow && row.ended == null);
+  return { ...answer, asked, triggerer: waits ? await triggererTrouble() : "" };
 }, show, failed);

@@ -77,6 +77,20 @@ export async function ask(path, parameters = {}) {
   throw new Refused(answer.status, said || answer.statusText);
 }
 
+let health = { asked: -Infinity, text: "" };
+
+/** What is wrong with Airflow's triggerer, without which a deferred task never goes on; empty if nothing is known to be. */
+export async function triggererTrouble() {
+  if (Date.now() - health.asked < 15000) return health.text;
+  health = { asked: Date.now(), text: health.text };
+  try {
+    const answer = await fetch(`${base}/api/v2/monitor/health`, { headers: { Accept: "application/json" } });
+    const triggerer = answer.ok ? (await answer.json()).triggerer : null;
+    health.text = triggerer && triggerer.status !== "healthy" ? "No triggerer of Airflow is alive: its tasks stay deferred, whatever their instances do. Start one: airflow triggerer" : "";
+  } catch { /* not known */ }
+  return health.text;
+}
+
 export function trouble(error) {
   const texts = {
     401: ["You are not logged in", "Log in to Airflow, then load this page again."],
