@@ -51,6 +51,7 @@ def timeline(
         )
         lane.bars.append(_attempt(record, show))
     _answer(history, lanes)
+    _join_retries(history, lanes)
     ordered = sorted([*lanes.values(), *_waits(history)], key=lambda lane: (lane.begun.ticks, lane.task_id))
     return {
         "lanes": [
@@ -120,6 +121,30 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
         elif not lane.bars:
             bar = {"start": milliseconds(lane.begun), "end": milliseconds(time), "state": state, "worker": None}
             lane.bars.append(bar)
+
+
+def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
+    """Put an activity or child that is asked for again after it failed, with the same input, into its first lane.
+
+    A retry is a new action with a number of its own: its bars name it, and which try it is.
+    """
+    asked: dict[int, tuple[str, str | None]] = {}
+    lane_of: dict[int, int] = {}
+    tries: dict[int, int] = {}
+    failed: dict[tuple[str, str | None], list[int]] = {}
+    for event in history:
+        if isinstance(event, events.TaskScheduled | events.SubOrchestrationInstanceCreated):
+            number = event.event_id
+            key = asked[number] = event.name, event.input
+            lane = lane_of[number] = failed[key].pop(0) if failed.get(key) else number
+            tries[lane] = tries.get(lane, 0) + 1
+            again = lanes.pop(number).bars if lane != number and number in lanes else []
+            if again:
+                lanes[lane].bars.extend(bar | {"task": number, "try": tries[lane]} for bar in again)
+        elif isinstance(event, events.TaskFailed | events.SubOrchestrationInstanceFailed):
+            number = event.task_scheduled_id
+            if number in asked:
+                failed.setdefault(asked[number], []).append(lane_of[number])
 
 
 def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:

@@ -166,6 +166,36 @@ def test_the_timeline_puts_attempts_of_an_activity_in_one_lane() -> None:
     ]
 
 
+def test_a_call_that_is_retried_keeps_its_lane() -> None:
+    """A retry is a new action with a number of its own; calls with other inputs, or side by side, are others."""
+    history = [
+        *(events.TaskScheduled(timestamp=at(0), event_id=n, name="month", input=f"[{n // 2}]") for n in range(4)),
+        events.TaskFailed(timestamp=at(1), task_scheduled_id=2),
+        events.TimerCreated(timestamp=at(1), event_id=4, fire_at=at(2)),
+        events.TaskScheduled(timestamp=at(2), event_id=5, name="month", input="[1]"),
+        events.TaskFailed(timestamp=at(3), task_scheduled_id=5),
+        events.TaskScheduled(timestamp=at(4), event_id=6, name="month", input="[1]"),
+        events.TaskCompleted(timestamp=at(5), task_scheduled_id=6),
+    ]
+    records = [
+        record(RecordState.FAILED, task_id=2, claimed=at(0), ended=at(1)),
+        record(RecordState.LOST, task_id=5, claimed=at(2), ended=at(2)),
+        record(RecordState.FAILED, task_id=5, attempt=2, claimed=at(2), ended=at(3)),
+    ]
+    drawn = {
+        lane["task"]: [(bar.get("task"), bar.get("try"), bar.get("attempt"), bar["state"]) for bar in lane["bars"]]
+        for lane in timeline(history, records, shown)["lanes"]
+        if lane["kind"] == "activity"
+    }
+    waits = [(None, None, None, "scheduled")]
+    assert drawn == {
+        0: waits,
+        1: waits,
+        2: [(None, None, 1, "failed"), (5, 2, 1, "lost"), (5, 2, 2, "failed"), (6, 3, None, "completed")],
+        3: waits,
+    }
+
+
 def test_a_wide_fan_out_is_bounded() -> None:
     history = [events.TaskScheduled(timestamp=at(n), event_id=n, name="x") for n in range(MOST_LANES + 7)]
     drawn = timeline(history, [], shown)

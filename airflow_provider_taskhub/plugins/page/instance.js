@@ -171,7 +171,7 @@ function paintDetail(activities) {
   const current = chosen.execution === last.instance.execution;
   const attempts = (current ? activities : last.earlier).filter((one) => one.execution === chosen.execution && one.task === chosen.task);
   const record = attempts.find(isChosen);
-  const lane = current ? last.timeline.lanes.find((one) => one.task === chosen.task) : null;
+  const lane = current ? last.timeline.lanes.find((one) => one.task === chosen.task || one.bars.some((bar) => bar.task === chosen.task)) : null;
   const rows = [];
   const pair = (name, ...value) => rows.push(el("dt", {}, name), el("dd", {}, ...value));
   const input = current ? last.inputs[chosen.task] : null;
@@ -186,7 +186,7 @@ function paintDetail(activities) {
     for (const other of attempts.filter((one) => one !== record))
       pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
     if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
-  } else pair("state", lane?.bars[0]?.state ?? "");
+  } else pair("state", (lane?.bars.find((bar) => (bar.task ?? lane.task) === chosen.task) ?? lane?.bars[0])?.state ?? "");
   parts.detail.replaceChildren(el("h2", { class: "code" }, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
     el("button", { class: "small", style: "padding:0 8px", onclick: () => { chosen = null; paint(); } }, "close")), el("dl", { class: "pairs" }, ...rows));
 }

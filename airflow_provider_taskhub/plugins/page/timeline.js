@@ -52,7 +52,7 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   function rectangle(lane, bar, y) {
     const start = x(bar.start), end = x(bar.end ?? (bar.until && bar.until < to ? bar.until : now)), wide = Math.max(3, end - start);
     const box = { x: start, y, width: wide, height: BAR, rx: 3 };
-    const took = `${lane.label}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${worker(bar.worker)}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
+    const took = `${lane.label}${bar.try ? `, try ${bar.try}` : ""}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${worker(bar.worker)}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
     if (lane.kind === "timer" || lane.kind === "event" || bar.state === "scheduled" || (!bar.worker && bar.state === "cancelled")) {
       const said = lane.kind === "timer" ? TIMER[bar.state] ?? bar.state : lane.kind === "event" ? WAIT[bar.state] ?? bar.state : bar.state === "scheduled" ? "waits or runs" : "cancelled";
       const parts = [svg("rect", { ...box, fill: "none", stroke: "var(--wait)", "stroke-dasharray": "4 3" }, title(took))];
@@ -61,14 +61,14 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
     }
     const lost = bar.state === "lost", own = { failed: "var(--bad)", cancelled: "var(--off)" };
     const fill = lost ? "url(#lost)" : own[bar.state] ?? colour(workers, bar.worker);
-    const on = `${lane.task}/${bar.attempt}` === chosen;
+    const task = bar.task ?? lane.task, on = `${task}/${bar.attempt}` === chosen;
     const partly = bar.state === "running" && bar.progress != null;
     const face = svg("rect", { ...box, fill, opacity: partly ? 0.35 : null, class: `pick${on ? " on" : ""}`, tabindex: 0, role: "button", "aria-label": took }, title(took));
-    face.addEventListener("click", () => pick(lane.task, bar.attempt ?? null));
-    face.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(lane.task, bar.attempt ?? null); } });
+    face.addEventListener("click", () => pick(task, bar.attempt ?? null));
+    face.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(task, bar.attempt ?? null); } });
     const parts = [face];
     if (partly) parts.push(svg("rect", { ...box, width: Math.max(2, wide * bar.progress), fill, "pointer-events": "none" }));
-    const said = partly ? [bar.message, `${Math.round(bar.progress * 100)} %`].filter(Boolean).join(" · ") : bar.attempt > 1 ? `attempt ${bar.attempt}` : "";
+    const said = partly ? [bar.message, `${Math.round(bar.progress * 100)} %`].filter(Boolean).join(" · ") : [bar.try ? `try ${bar.try}` : "", bar.attempt > 1 ? `attempt ${bar.attempt}` : ""].filter(Boolean).join(", ");
     if (said && wide > 8 + said.length * 6 && !lost) parts.push(text(start + 6, y + 11.5, said, "in"));
     return parts;
   }
