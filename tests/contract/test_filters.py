@@ -199,3 +199,12 @@ async def test_15_comparisons_are_allowed(store: Store, grid: str) -> None:
     assert await matching(store, grid, Or(tuple(Compare("N", "eq", number) for number in range(15)))) == (
         ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", "c1", "c2", "c3", "c4"]
     )
+
+
+async def test_rows_of_an_empty_partition_key_are_told_from_the_others(store: Store, table: str) -> None:
+    """Hints of ended instances and watch rows share a table: each is read without the other."""
+    for operation in (insert("hint", partition_key=""), insert("watch", partition_key="watch", Deployment="here")):
+        await store.execute(Transact(table=table, rows=(operation,)))
+    assert await matching(store, table, Compare("PartitionKey", "eq", "")) == ["hint"]
+    mine = And((Compare("PartitionKey", "eq", "watch"), Compare("Deployment", "eq", "here")))
+    assert await matching(store, table, mine) == ["watch"]
