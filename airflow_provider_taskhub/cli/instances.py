@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
-from airflow_provider_taskhub.client import Client, PurgeResult
+from airflow_provider_taskhub.client import Client, InstancePage, PurgeResult
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
@@ -25,15 +27,28 @@ from airflow_provider_taskhub.supervision import owned
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
 InstanceId = Annotated[str, typer.Argument(help="Id of the instance.")]
-Statuses = Annotated[list[Status] | None, typer.Option("--status", help="Only these; repeats.")]
+Statuses = Annotated[list[Status] | None, typer.Option("--status", case_sensitive=False, help="Only these; repeats.")]
 Prefix = Annotated[str | None, typer.Option(help="Only ids that start so.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only with NAME=VALUE; repeats.")]
 CreatedFrom = Annotated[str | None, typer.Option(help="Only from this time on, ISO 8601; UTC without a zone.")]
 CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
 Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
 MAX_LISTED = 1000
+MAX_SORTED = 5000
+"""Instances that are read to show the newest of them first: a hub has them in the order of their ids."""
 LOOK = 2.0
 """Seconds between two looks of `wait` at what an instance waits for."""
+
+
+NEWEST = "newest:"
+"""Begins the continuation of a page that shows the newest first."""
+
+
+class Order(StrEnum):
+    """How a list is sorted."""
+
+    NEWEST = "newest"
+    ID = "id"
 
 
 @app.command("list")
@@ -44,25 +59,31 @@ def list_(
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
-    continuation: Annotated[str | None, typer.Option(help="From a former page's JSON.")] = None,
+    order: Annotated[Order | None, typer.Option(help="newest if not given; with --json id.")] = None,
+    continuation: Annotated[str | None, typer.Option(help="The next page: from what a page says.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """List instances, a page at a time.
+    """List instances, the newest first. With --json a page at a time, by id, unless --order newest is given.
 
     Example: taskhub instances list --status Running --status Failed --json
     """
 
+    by = order or (Order.ID if json else Order.NEWEST)
+    if continuation is not None:  # a page goes on in the order of the one before
+        by = Order.NEWEST if continuation.startswith(NEWEST) else Order.ID
+    where: dict[str, Any] = {
+        "statuses": status or (),
+        "prefix": prefix,
+        "tags": _tags(tag),
+        "created_from": _time(created_from, "--created-from"),
+        "created_to": _time(created_to, "--created-to"),
+    }
+
     async def work(client: Client) -> Any:
-        return await client.list(
-            statuses=status or (),
-            prefix=prefix,
-            tags=_tags(tag),
-            created_from=_time(created_from, "--created-from"),
-            created_to=_time(created_to, "--created-to"),
-            limit=limit,
-            continuation=continuation,
-        )
+        if by is Order.ID:
+            return await client.list(**where, limit=limit, continuation=continuation)
+        return await _newest(client, limit, where, continuation)
 
     page = _with_client(hub, work)
     if json:
@@ -71,10 +92,48 @@ def list_(
     table(
         "instances",
         ("id", "orchestrator", "status", "created", "ended", "custom status"),
-        [(i.instance_id, i.name, i.status, i.created, i.completed, i.custom_status) for i in page.instances],
+        [
+            (i.instance_id, i.name, i.status, _second(i.created), _second(i.completed), i.custom_status)
+            for i in page.instances
+        ],
     )
     if page.continuation:
         console.print(f"more: --continuation {shlex.quote(page.continuation)}", soft_wrap=True)
+
+
+async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:
+    """A page of instances, the newest first; of a hub with very many of the first :data:`MAX_SORTED` by id.
+
+    :param after: what the page before said. :raises InputError: when no page says so.
+    """
+    found: list[InstanceState] = []
+    continuation: str | None = None
+    while len(found) < MAX_SORTED:
+        page = await client.list(**where, limit=MAX_LISTED, continuation=continuation)
+        found.extend(page.instances)
+        continuation = page.continuation
+        if continuation is None:
+            break
+    else:
+        warn(f"these are the newest of the first {MAX_SORTED} by id: choose with --prefix, --status or --created-from")
+    if after is not None:
+        age, _, last = after.removeprefix(NEWEST).partition(":")
+        if not age.removeprefix("-").isdigit():
+            raise InputError(f"--continuation {after!r}: no page says so")
+        found = [state for state in found if _age(state) > (int(age), last)]
+    found.sort(key=_age)
+    shown = found[:limit]
+    rest = f"{NEWEST}{_age(shown[-1])[0]}:{shown[-1].instance_id}" if len(found) > len(shown) else None
+    return InstancePage(instances=tuple(shown), continuation=rest)
+
+
+def _age(state: InstanceState) -> tuple[int, str]:
+    return -(state.created.ticks if state.created else 0), state.instance_id
+
+
+def _second(time: Timestamp | None) -> str:
+    """A time for people, to the second."""
+    return "" if time is None else f"{time.text()[:19]}Z"
 
 
 @app.command()

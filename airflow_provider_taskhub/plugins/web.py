@@ -118,12 +118,12 @@ def _data() -> Any:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 25,
     ) -> dict[str, Any]:
-        if window not in WINDOWS or (status and status not in set(Status)):
+        wanted = next((one for one in Status if one.casefold() == status.casefold()), None)
+        if window not in WINDOWS or (status and wanted is None):
             raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
         desk, head = await _open(conn)
         found: Scan = await desk.once(("scan", window), lambda client: scan(client, _since(window)))
         may = visible(*await _rights(user))
-        wanted = Status(status) if status else None
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
         tallies, waits = await asyncio.gather(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -123,7 +124,40 @@ def test_the_next_page_of_a_list_can_be_asked_for_as_it_is_printed() -> None:
         as_json("start", "flights", "--id", instance_id)
     (line,) = [line for line in taskhub("list", "--limit", "1").stdout.splitlines() if line.startswith("more: ")]
     (row,) = as_json("list", *shlex.split(line)[1:])["instances"]
+    assert row["instance_id"] == "c'1", "the newest stood on the first page"
+    (line,) = [
+        line for line in taskhub("list", "--limit", "1", "--order", "id").stdout.splitlines() if "more: " in line
+    ]
+    (row,) = as_json("list", *shlex.split(line)[1:])["instances"]
     assert row["instance_id"] == "c'2"
+
+
+def test_the_newest_instances_are_listed_first_with_times_to_the_second() -> None:
+    ids = ["b", "c", "a"]
+    for instance_id in ids:
+        as_json("start", "flights", "--id", instance_id)
+    table = taskhub("list").stdout
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["a", "c", "b"]
+    assert re.search(r" \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", table)
+    assert not re.search(r":\d\d\.\d", table)
+    assert [row["instance_id"] for row in as_json("list", "--order", "newest")["instances"]] == ["a", "c", "b"]
+    assert [row["instance_id"] for row in as_json("list")["instances"]] == ["a", "b", "c"], "by id, as scripts page"
+    pages, after = [], ()
+    while True:
+        page = as_json("list", "--order", "newest", "--limit", "2", *after)
+        pages.append([row["instance_id"] for row in page["instances"]])
+        if page["continuation"] is None:
+            break
+        after = ("--continuation", page["continuation"])
+    assert pages == [["a", "c"], ["b"]]
+    assert taskhub("list", "--continuation", "newest:x").exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("status", ["Pending", "pending", "PENDING"])
+def test_a_status_is_understood_in_any_case(status: str) -> None:
+    as_json("start", "flights", "--id", "a")
+    assert [row["instance_id"] for row in as_json("list", "--status", status)["instances"]] == ["a"]
+    assert taskhub("list", "--status", "asleep").exit_code == Exit.USAGE
 
 
 async def damaged(path: Path, instance_id: str) -> None:
