@@ -16,6 +16,8 @@ from getpass import getuser
 from typing import Any
 from uuid import uuid4
 
+import structlog
+
 from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock, Deadline
 from airflow_provider_taskhub.codec import Timestamp
@@ -38,11 +40,13 @@ from airflow_provider_taskhub.errors import (
     InstanceExists,
     InstanceNotFound,
     NotFound,
+    StorageError,
     Throttled,
     Unavailable,
 )
 from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.contract import (
+    WATCHER,
     ActivityRecord,
     HubInfo,
     HubNames,
@@ -88,7 +92,10 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.values import dataclass
+
+log = structlog.get_logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two looks of a wait, which grow from one to the other."""
@@ -653,7 +660,8 @@ class Client:
         :raises InstanceNotFound: when there is no such instance.
         """
         row = await self._existing(instance_id)
-        return await self._snapshots.one(row, await self.members(prove=prove and not row.status.is_final))
+        members = await self.members(prove=prove and not row.status.is_final)
+        return await self._snapshots.one(row, members, self._members.watching)
 
     async def waiting_of(
         self,
@@ -670,15 +678,22 @@ class Client:
         :returns: by instance id; without those that work or have ended.
         """
         live = await self.members() if members is None else members
-        return await self._snapshots.many(states, live, sentinels=sentinels)
+        return await self._snapshots.many(states, live, self._members.watching, sentinels=sentinels)
 
-    async def waiting_instances(self, *, members: Sequence[Member] | None = None) -> Waiting:
+    async def waiting_instances(
+        self, *, members: Sequence[Member] | None = None, watching: Sequence[Member] | None = None
+    ) -> Waiting:
         """Instances that stand still, counted by their strongest reason, with examples.
 
         At most 500 rows of each open status are read, and 100 running instances are looked at: :attr:`Waiting.complete`
-        says whether these are all. Parameters as in :meth:`waiting_of`.
+        says whether these are all.
+
+        :param members: workers as just read; None: read now. :param watching: members that watch the hub for Airflow,
+            read with them; None: as this client has seen them.
         """
-        return await self._snapshots.scan(await self.members() if members is None else members)
+        if members is None:
+            members = await self.members()
+        return await self._snapshots.scan(members, self._members.watching if watching is None else watching)
 
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
         """The events of the instance's current generation.
@@ -763,6 +778,34 @@ class Client:
             seen them so far (all of them, when it looks for the first time).
         """
         return await self._members.prove() if prove else await self._members.live()
+
+    @asynccontextmanager
+    async def attending(self, name: str) -> AsyncIterator[None]:
+        """List this process, for the length of the block, as one that watches the hub's instances for Airflow.
+
+        Others can tell then whether a deferred task has a triggerer. A store that does not answer ends nothing.
+
+        :param name: of the process, for people.
+        """
+        me = f"{name}@{socket.gethostname()}/{uuid4().hex[:8]}"
+        member = Member(
+            worker=me, started=self.hub.clock.utc_now(), roles=(WATCHER,), apps={}, orchestrators=(), activities=()
+        )
+        try:
+            async with owned() as start:
+                start(self._attend(member), name="attend")
+                yield
+        finally:
+            with suppress(StorageError):
+                await self._members.withdraw(me)
+
+    async def _attend(self, member: Member) -> None:
+        while True:
+            try:
+                await self._members.renew(member)  # announces it where there is no row yet
+            except StorageError as error:
+                log.info("watcher_not_listed", error=str(error))
+            await self.hub.clock.sleep(self._times.renew.total_seconds())
 
     @property
     def steering(self) -> Steering:

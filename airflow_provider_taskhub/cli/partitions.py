@@ -438,9 +438,11 @@ def check(
     waits for something that somebody must mend.
 
     Says what instances wait for, with examples. To be mended: no live worker knows the orchestrator or an activity, or
-    accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline; no
-    triggerer. Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant
-    to. At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
+    accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline.
+    Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant to. A
+    triggerer that is missing now is told, too.
+
+    At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
 
     Also when workers were given different lease times: partitions of one that renews seldom are taken late by all.
 
@@ -455,7 +457,7 @@ def check(
     async def work() -> tuple[Findings, Waiting]:
         async with Client.open(settings) as client:
             findings = await client.steering.check(floor=min_nodes)
-            return findings, await client.waiting_instances(members=findings.members)
+            return findings, await client.waiting_instances(members=findings.members, watching=findings.watching)
 
     findings, waiting = run(work())
     well = not findings.problems and not waiting.faults

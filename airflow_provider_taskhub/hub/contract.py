@@ -150,6 +150,10 @@ class TenureListener(Protocol):
     def lost(self, tenure: Tenure, reason: str) -> None: ...
 
 
+WATCHER = "watcher"
+"""Role of a member that waits for instances on behalf of Airflow's tasks, and runs nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A live worker as it lists itself in ``{Hub}Members``.

@@ -83,10 +83,13 @@ class Snapshots:
         self._around: _Around | None = None
         self._reading = asyncio.Lock()
 
-    async def one(self, state: InstanceState, members: Sequence[Member]) -> tuple[Why, ...]:
+    async def one(
+        self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
+    ) -> tuple[Why, ...]:
         """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests.
 
-        :param members: with watchers, alive as the caller has proven it.
+        :param members: workers, alive as the caller has proven it. :param watching: members that watch the hub for
+            Airflow; None: not known.
         """
         if state.status.is_final:
             return ()
@@ -98,10 +101,15 @@ class Snapshots:
         around = _Around(
             read=0.0, served={partition: served}, controls=self._looks.controls, kept={state.instance_id: kept}
         )
-        return self._whys(state, members, around, awaits)
+        return self._whys(state, members, watching, around, awaits)
 
     async def many(
-        self, states: Iterable[InstanceState], members: Sequence[Member], *, sentinels: int = SENTINELS
+        self,
+        states: Iterable[InstanceState],
+        members: Sequence[Member],
+        watching: Sequence[Member] | None,
+        *,
+        sentinels: int = SENTINELS,
     ) -> dict[str, tuple[Why, ...]]:
         """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
 
@@ -121,24 +129,31 @@ class Snapshots:
 
         read = await asyncio.gather(*map(awaits, running))
         known = {state.instance_id: one for state, one in zip(running, read, strict=True)}
-        whys = {state.instance_id: self._whys(state, members, around, known.get(state.instance_id)) for state in found}
+        whys = {
+            state.instance_id: self._whys(state, members, watching, around, known.get(state.instance_id))
+            for state in found
+        }
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
 
-    async def scan(self, members: Sequence[Member]) -> Waiting:
-        """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at."""
+    async def scan(self, members: Sequence[Member], watching: Sequence[Member] | None) -> Waiting:
+        """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at.
+
+        Each is counted by its strongest reason, and by a missing triggerer as well. Parameters as in :meth:`one`.
+        """
         open_ones = (Status.SUSPENDED, Status.PENDING, Status.RUNNING)
         read = await asyncio.gather(*map(self._rows, open_ones))
         states = [state for rows, _ in read for state in rows]
-        whys = await self.many(states, members)
+        whys = await self.many(states, members, watching)
         counts: dict[Reason, int] = defaultdict(int)
         examples: dict[Reason, list[Example]] = defaultdict(list)
         for instance_id, reasons in whys.items():
-            strongest = reasons[0]
-            if strongest.reason is Reason.ACTIVITIES:
-                continue  # it works
-            counts[strongest.reason] += 1
-            if len(examples[strongest.reason]) < EXAMPLES:
-                examples[strongest.reason].append(Example(instance_id=instance_id, text=str(strongest)))
+            told = [one for one in reasons if one is reasons[0] or one.reason is Reason.NO_TRIGGERER]
+            for one in told:
+                if one.reason is Reason.ACTIVITIES:
+                    continue  # it works
+                counts[one.reason] += 1
+                if len(examples[one.reason]) < EXAMPLES:
+                    examples[one.reason].append(Example(instance_id=instance_id, text=str(one)))
         order = [reason for reason in Reason if reason in counts]
         whole = all(end for _, end in read) and sum(state.status is Status.RUNNING for state in states) <= SENTINELS
         return Waiting(
@@ -148,7 +163,12 @@ class Snapshots:
         )
 
     def _whys(
-        self, state: InstanceState, members: Sequence[Member], around: _Around, awaits: Awaits | None
+        self,
+        state: InstanceState,
+        members: Sequence[Member],
+        watching: Sequence[Member] | None,
+        around: _Around,
+        awaits: Awaits | None,
     ) -> tuple[Why, ...]:
         partition = partition_of(state.instance_id, self._looks.partitions)
         order = next((one for one in around.controls if _offline(one, partition)), None)
@@ -162,7 +182,7 @@ class Snapshots:
             awaits=awaits,
             now=self._hub.clock.utc_now(),
         )
-        reasons, alone = why(found), unwatched(state, members)
+        reasons, alone = why(found), unwatched(state, watching)
         return reasons if alone is None else (*reasons, alone)
 
     async def _read_around(self) -> _Around:

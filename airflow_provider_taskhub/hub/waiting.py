@@ -15,8 +15,8 @@ from airflow_provider_taskhub.hub.contract import InstanceState, Member, Ownersh
 from airflow_provider_taskhub.hub.partitions.needs import Kind, Need, able
 from airflow_provider_taskhub.values import dataclass
 
-ORCHESTRATOR, ACTIVITY, WATCHER = "orchestrator", "activity", "watcher"
-"""Roles of a member. A watcher waits for instances on behalf of Airflow's tasks, and runs nothing."""
+ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
+"""Roles of a worker."""
 AIRFLOW_TAG = "taskhub.watch"
 """Tag of an instance that an Airflow task waits for."""
 _MOST_NAMES = 5
@@ -55,7 +55,6 @@ _FAULTS = frozenset(
         Reason.NOT_OWNER,
         Reason.UNSERVED,
         Reason.NO_ACTIVITY,
-        Reason.NO_TRIGGERER,
     }
 )
 
@@ -97,7 +96,7 @@ class Kept:
 class Snapshot:
     """What is known of an instance and of the hub around it.
 
-    :param members: workers and watchers; only those with ``alive`` count.
+    :param members: workers; only those with ``alive`` count.
     :param served: who owns its partition; None: not known.
     :param offline_by, offline_reason: of the order that takes its partition offline; "" if it is not known.
     :param quarantined: messages for it. :param awaits: as its last checkpoint left it; None: not known.
@@ -232,19 +231,21 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
 
 
-def unwatched(state: InstanceState, members: Sequence[Member]) -> Why | None:
-    """Whether an Airflow task waits for an instance and no live triggerer is known to watch this hub.
+def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:
+    """That an Airflow task waits for an instance, and no live triggerer is known to look at this hub.
 
-    :param members: with watchers. A hub whose watchers are of an older version lists none: nothing can be told then.
+    No fault by itself: a triggerer without waits leaves, and one comes within seconds of a task's deferral.
+
+    :param watching: members that watch the hub for Airflow; None: not known.
     """
-    if AIRFLOW_TAG not in (state.tags or {}) or not any(WATCHER in member.roles for member in members):
+    if watching is None or watching or AIRFLOW_TAG not in (state.tags or {}):
         return None
-    if any(member.alive and WATCHER in member.roles for member in members):
-        return None
+    if state.status is Status.PENDING or state.status.is_final:
+        return None  # its task may not have been deferred yet, or goes on without one
     return Why(
         reason=Reason.NO_TRIGGERER,
-        text="no triggerer of Airflow watches this hub, so its task stays deferred",
-        remedy="Start one: airflow triggerer",
+        text="no triggerer of Airflow watches this hub now: a deferred task stays so until one does",
+        remedy="If none runs, start one: airflow triggerer",
     )
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
-from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.hub.waiting import LACKING, WATCHER, Reason
+from airflow_provider_taskhub.hub.contract import WATCHER, RecordState
+from airflow_provider_taskhub.hub.waiting import LACKING, Reason
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member

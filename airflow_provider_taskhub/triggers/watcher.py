@@ -129,7 +129,7 @@ class Watcher:
         failures = 0
         while self._waits:  # looked at with no await before the end, so a new wait finds either this task or none
             try:
-                async with self._connect() as client, self._sweeping(client):
+                async with self._connect() as client, client.attending("triggerer"), self._sweeping(client):
                     self._client = client
                     while await self._poll(client):
                         failures = 0

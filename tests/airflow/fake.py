@@ -88,6 +88,7 @@ class FakeHub:
     opened: int = 0
     created: bool = False
     open_now: int = 0
+    attending: int = 0
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
         old = self.instances.get(instance_id)
@@ -237,6 +238,15 @@ class FakeClient:
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
+
+    @asynccontextmanager
+    async def attending(self, name: str) -> AsyncIterator[None]:
+        hub = self._count("attending")
+        hub.attending += 1
+        try:
+            yield
+        finally:
+            hub.attending -= 1
 
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))

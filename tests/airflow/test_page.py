@@ -110,9 +110,11 @@ def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() ->
     one = state(Status.RUNNING, custom_status='"quality gate"')
     event = Why(reason=Reason.EVENTS, text="event 'approve'")
     works = Why(reason=Reason.ACTIVITIES, text="activity 'load'")
-    alone = Why(reason=Reason.NO_TRIGGERER, text="no triggerer of Airflow watches this hub")
+    alone = Why(reason=Reason.NO_TRIGGERER, text="no triggerer")
+    lacks = Why(reason=Reason.NO_ACTIVITY, text="no live worker knows activity 'load'")
     assert views.now_line(one, (event, works), shown) == "quality gate; waits: event 'approve'"
-    assert views.now_line(one, (event, alone), shown) == "waits: no triggerer of Airflow watches this hub"
+    assert views.now_line(one, (works, alone), shown) == "quality gate; waits: no triggerer"
+    assert views.now_line(one, (event, lacks), shown) == "waits: no live worker knows activity 'load'"
     kept = Why(reason=Reason.QUARANTINE, text="payload of a message")
     assert views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"
 

@@ -289,6 +289,7 @@ def test_all_waits_of_a_fan_out_end_together(hub: FakeHub) -> None:
         assert asyncio.get_running_loop().time() < 106
         await asyncio.sleep(15)
         assert hub.open_now == 0, "nobody waits: the client is closed"
+        assert hub.attending == 0, "and it is not listed as a watcher any more"
         assert hub.hints == set()
 
     play(scenario)

@@ -381,3 +381,45 @@ def test_a_scan_reads_a_bounded_part_of_a_large_hub_and_says_at_least() -> None:
             assert store.gets <= SENTINELS
 
     run(play(), limit=timedelta(minutes=5))
+
+
+def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watches() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            await serve(store, client)
+            await client.start("delays", "x", instance_id="i", tags={"taskhub.watch": "1"})
+            await client.start("delays", "x", instance_id="by-hand")
+            found = await settled(client, "i", Reason.EVENTS)
+            assert [one.reason for one in found] == [Reason.EVENTS, Reason.NO_TRIGGERER]
+            assert [one.reason for one in await settled(client, "by-hand", Reason.EVENTS)] == [Reason.EVENTS]
+            scanned = await client.waiting_instances()
+            assert scanned.counts == {Reason.EVENTS: 2, Reason.NO_TRIGGERER: 1}
+            assert scanned.faults == ()
+            async with client.attending("triggerer"):
+                await clock.sleep(30)
+                assert [one.reason for one in await client.waiting("i")][-1] is not Reason.NO_TRIGGERER
+                assert [member.worker for member in await client.members()] == [], "no worker: the house is silent"
+            assert [one.reason for one in await client.waiting("i")][-1] is Reason.NO_TRIGGERER
+
+    run(play(), limit=timedelta(minutes=5))
+
+
+def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            client = living.client
+            dead = await serve(store, client)
+            await client.start("delays", "x", instance_id="i", tags={"taskhub.watch": "1"})
+            await settled(client, "i", Reason.EVENTS)
+            await dead.announce(member("triggerer@t/1", roles=("watcher",), apps={}, orchestrators=(), activities=()))
+            found = await client.waiting("i")
+            assert [one.reason for one in found] == [Reason.EVENTS], "listed, and nothing proven"
+            found = await client.waiting("i", prove=True)
+            assert found[-1].reason is Reason.NO_TRIGGERER
+
+    run(play(), limit=timedelta(minutes=5))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress, loads
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
-from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.contract import WATCHER, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.leases import Sightings, finite
 from airflow_provider_taskhub.hub.partitions.placing import decode_wanted, encode_wanted
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving, decode_signs, encode_signs
@@ -84,6 +84,9 @@ class Members:
         self._clock = clock
         self._sightings = Sightings()
         self._known: dict[str, float] = {}
+        self.watching: tuple[Member, ...] | None = None
+        """Watchers that live, as of the last :meth:`watch` or :meth:`prove`; None: nobody has looked. They run nothing,
+        so that no other answer of this class names them."""
 
     # a worker's own row
 
@@ -139,6 +142,10 @@ class Members:
             if silence[item.key] > FORGET * item.take:
                 await self._delete(item.key, item.etag)
         self._known = {item.key: self._known.get(item.key, now) for item in listings}
+        self.watching = tuple(
+            item.member for item in listings if _watches(item.member) and silence[item.key] < item.take
+        )
+        listings = [item for item in listings if not _watches(item.member)]
         fresh = [item for item in listings if silence[item.key] < item.take]
         return Roster(
             live=tuple(item.member for item in fresh if not item.leaving),
@@ -157,10 +164,10 @@ class Members:
 
     async def pace(self) -> Mapping[str, tuple[float, float]]:
         """Seconds between renewals, and of the take time, of each worker listed."""
-        return _paces(await self._read())
+        return _paces(item for item in await self._read() if not _watches(item.member))
 
     async def prove(self) -> tuple[Member, ...]:
-        """All members, with ``alive`` as proven now: a row must change within :data:`PATIENCE` of its own intervals.
+        """All workers, with ``alive`` as proven now: a row must change within :data:`PATIENCE` of its own intervals.
 
         Polls until every row has changed or had its chance; at most :data:`PROOF` seconds: a row that needs longer than
         that is not proven dead, and counts as alive.
@@ -176,7 +183,9 @@ class Members:
             alive |= {key for key, item in latest.items() if key not in first or item.etag != first[key].etag}
             alive |= first.keys() - latest.keys()  # withdrawn: nothing left to wait for
         alive |= {key for key, item in first.items() if PATIENCE * item.renew > wait}
-        return tuple(replace(item.member, alive=key in alive) for key, item in latest.items())
+        self.watching = tuple(item.member for key, item in latest.items() if _watches(item.member) and key in alive)
+        workers = {key: item.member for key, item in latest.items() if not _watches(item.member)}
+        return tuple(replace(member, alive=key in alive) for key, member in workers.items())
 
     # rows
 
@@ -207,6 +216,10 @@ class Members:
             await self._store.execute(Transact(table=self._table, rows=(row,)))
         except (NotFound, Conflict):
             return  # gone already, or alive after all
+
+
+def _watches(member: Member) -> bool:
+    return WATCHER in member.roles
 
 
 def _paces(listings: Iterable[_Listing]) -> dict[str, tuple[float, float]]:

@@ -47,7 +47,8 @@ class Findings:
     :param nowhere: partitions that nobody alive may serve.
     :param times: workers that live, by seconds between their renewals and of their take time.
     :param live: workers that count. :param floor: how many of them were asked for.
-    :param members: all that are listed, alive as the check has proven it.
+    :param members: all workers that are listed, alive as the check has proven it. :param watching: members that live
+        and watch the hub for Airflow; None: nobody looked.
     """
 
     missing: tuple[int, ...]
@@ -61,6 +62,7 @@ class Findings:
     floor: int
     controls: tuple[Control, ...]
     members: tuple[Member, ...] = ()
+    watching: tuple[Member, ...] | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -288,6 +290,7 @@ class Steering:
             floor=floor,
             controls=controls,
             members=listed,
+            watching=members.watching,
         )
 
     async def _looks(self) -> Looks:
