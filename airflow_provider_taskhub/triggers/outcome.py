@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.engine.failures import headline
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,6 +37,8 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
 
 def reason(state: InstanceState) -> str:
     """One line: the orchestration's own error, or why it was terminated."""
+    from airflow_provider_taskhub.engine.failures import headline  # here: DAG parsing imports this module
+
     if state.failure is not None:
         return headline(state.failure)
     said = plain(state.output)
@@ -47,6 +47,8 @@ def reason(state: InstanceState) -> str:
 
 def causes(failure: FailureDetails | None) -> Iterator[str]:
     """The error and what caused it, outermost first, with their stack traces."""
+    from airflow_provider_taskhub.engine.failures import headline
+
     depth = 0
     while failure is not None and depth < 10:
         head = "caused by " if depth else ""
