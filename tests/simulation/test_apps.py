@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,7 +14,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.partitions.placing import Placing
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
-from tests.simulation.world import World, simulate
+from tests.simulation.world import Death, Machine, World, simulate
 
 SOON = timedelta(minutes=2)
 
@@ -238,3 +240,98 @@ def test_workers_with_the_same_apps_say_and_read_nothing_more(monkeypatch: pytes
     monkeypatch.setattr(Placing, "say", lambda *arguments: {})
     monkeypatch.setattr(Scanner, "_compare_apps", lambda *arguments: None)
     assert play(drive) == with_it > 0
+
+
+# --- activities -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("record", [False, True], ids=["plain", "recorded"])
+def test_an_activity_that_one_worker_lacks_is_run_by_the_other(record: bool) -> None:
+    """It comes back at once, however often the wrong worker is first, and is never quarantined for it."""
+
+    def app(*activities: str) -> App:
+        made = App("activities", version="1")
+        for name in activities:
+
+            @made.activity(name=name, record=record)
+            def work(number: int) -> int:
+                return number + 1
+
+        @made.orchestrator(name="both")
+        async def both(ctx: OrchestrationContext, number: int) -> int:
+            for _ in range(5):
+                number = await ctx.call_activity("left", number)
+                number = await ctx.call_activity("right", number)
+            return number
+
+        return made
+
+    async def drive(world: World) -> float:
+        await world.join("one", app=app("left"))
+        await world.join("two", app=app("right"))
+        await world.clock.sleep(10.0)
+        began = world.clock.monotonic()
+        for number in range(8):
+            await world.client.start("both", 0, instance_id=f"both-{number}")
+        for number in range(8):
+            assert (await world.wait(f"both-{number}", SOON)).output == "10"
+        assert not await world.client.quarantined()
+        return world.clock.monotonic() - began
+
+    assert play(drive) < 40.0
+
+
+# --- whatever happens -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rows("K43", "T87")
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_live_worker_has_is_run_whoever_joins_and_dies(seed: int) -> None:
+    """Workers with random parts of the apps join, stop and die; then all parts are there, and every instance ends."""
+    dice = random.Random(seed)
+    names = ("a", "b", "c")
+
+    async def drive(world: World) -> None:
+        ids: list[str] = []
+        alive: list[tuple[Machine, Sequence[str]]] = []
+        for turn in range(12):
+            for _ in range(dice.randrange(3)):
+                name = dice.choice(names)
+                ids.append(f"{name}-{len(ids)}")
+                await world.client.start(name, 0, instance_id=ids[-1])
+            happens = dice.choice(["join", "join", "stop", "die", "wait"])
+            if happens == "join" or not alive:
+                parts = dice.sample(names, dice.randrange(4))
+                alive.append((await world.join(f"w{turn}", app=app_with(*parts)), parts))
+            elif happens in ("stop", "die"):
+                gone, _ = alive.pop(dice.randrange(len(alive)))
+                await (gone.stop() if happens == "stop" else gone.bury())
+            await world.clock.sleep(dice.uniform(0.0, 12.0))
+        missing = set(names) - {name for _, parts in alive for name in parts}
+        for name in sorted(missing):
+            await world.join(f"last-{name}", app=app_with(name))
+        for instance_id in ids:
+            state = await world.wait(instance_id, timedelta(minutes=3))
+            assert (state.status, state.output) == (Status.COMPLETED, "2"), (instance_id, state)
+        assert not world.defects(), world.defects()
+
+    play(drive, partitions=dice.choice([1, 2, 4]))
+
+
+@pytest.mark.rows("K43", "K29")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_that_dies_while_workers_take_turns_costs_time_and_nothing_else(seed: int) -> None:
+    """It dies at any storage call; its part comes back with a successor."""
+
+    async def drive(world: World) -> None:
+        one = await world.join("one", app=app_with("a"), death=Death(point=40 + 37 * seed))
+        await world.join("two", app=app_with("b"))
+        for number in range(12):
+            await world.client.start("ab"[number % 2], 0, instance_id=f"i-{number}")
+        await asyncio.wait([asyncio.ensure_future(one.died.wait())], timeout=60.0)
+        await world.join("three", app=app_with("a"))
+        for number in range(12):
+            assert (await world.wait(f"i-{number}", timedelta(minutes=3))).output == "2"
+
+    play(drive, partitions=2)
