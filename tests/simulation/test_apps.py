@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.partitions.placing import Placing
+from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from tests.simulation.world import Death, Machine, World, simulate
 
@@ -86,7 +86,7 @@ def test_two_workers_each_of_which_has_a_part_take_turns(partitions: int) -> Non
         await world.clock.sleep(10.0)
         return await all_end(world, ["a", "b"])
 
-    assert play(drive, partitions=partitions) < 90.0
+    assert play(drive, partitions=partitions) < 40.0
 
 
 @pytest.mark.rows("K43")
@@ -98,7 +98,7 @@ def test_three_workers_each_of_which_has_a_part_take_turns(partitions: int) -> N
         await world.clock.sleep(10.0)
         return await all_end(world, ["a", "b", "c"])
 
-    assert play(drive, partitions=partitions) < 110.0
+    assert play(drive, partitions=partitions) < 60.0
 
 
 @pytest.mark.rows("K43")
@@ -144,6 +144,60 @@ def test_the_death_of_the_only_one_that_has_it_leaves_no_partition_unserved() ->
         return seconds
 
     assert play(drive) < 60.0
+
+
+def moves(world: World) -> int:
+    return len(world.said("partition_owner_changed"))
+
+
+async def steady(world: World, names: Sequence[str], minutes: int) -> float:
+    """Start one of each every five seconds. :returns: the longest time that one took, in virtual seconds."""
+    longest = 0.0
+
+    async def one(instance_id: str) -> None:
+        nonlocal longest
+        began = world.clock.monotonic()
+        await world.client.start(instance_id.partition("-")[0], 0, instance_id=instance_id)
+        await world.wait(instance_id, SOON)
+        longest = max(longest, world.clock.monotonic() - began)
+
+    first = len(world.logs)
+    work = []
+    for number in range(12 * minutes):
+        work += [world.spawn(one(f"{name}-{first}-{number}")) for name in names]
+        await world.clock.sleep(5.0)
+    await asyncio.gather(*work)
+    return longest
+
+
+@pytest.mark.rows("K43", "E48")
+def test_partitions_rest_where_everything_can_be_run() -> None:
+    """Fair shares would take back what was handed over, and it would have to be handed over again."""
+
+    async def drive(world: World) -> tuple[float, int]:
+        await world.join("full", app=app_with("a", "b"))
+        await world.join("half", app=app_with("a"))
+        await steady(world, ["a", "b"], 2)
+        before = moves(world)
+        return await steady(world, ["a", "b"], 5), moves(world) - before
+
+    longest, moved = play(drive)
+    assert moved == 0
+    assert longest < 6.0
+
+
+@pytest.mark.rows("K43", "E48")
+def test_turns_are_long_enough_for_work_and_short_enough_to_wait_for() -> None:
+    async def drive(world: World) -> tuple[float, int]:
+        await world.join("one", app=app_with("a"))
+        await world.join("two", app=app_with("b"))
+        await steady(world, ["a", "b"], 1)
+        before = moves(world)
+        return await steady(world, ["a", "b"], 5), moves(world) - before
+
+    longest, moved = play(drive, partitions=2)
+    assert 0 < moved <= 2 * 5 * 60 / LEAST_DWELL
+    assert longest < 40.0
 
 
 @pytest.mark.rows("K43", "K50")

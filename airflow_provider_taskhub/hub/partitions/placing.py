@@ -116,9 +116,11 @@ class Placing:
 
 
 def _differs(me: Member, other: Member) -> bool:
-    return "orchestrator" in other.roles and (
-        set(me.orchestrators) != set(other.orchestrators) or me.accepts != other.accepts
-    )
+    if "orchestrator" not in other.roles:
+        return False
+    if me.accepts != other.accepts:
+        return True
+    return me.orchestrators != other.orchestrators and set(me.orchestrators) != set(other.orchestrators)
 
 
 def encode_wanted(said: Mapping[int, Wanted]) -> str:

@@ -1,0 +1,189 @@
+"""What a worker does not have: for how long nobody could run it, and what its partitions need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.contract import Member, Need
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.workers.absences import FORGET, Absences
+from airflow_provider_taskhub.workers.demand import RECENT, Demand
+
+WORK = Need("orchestrator", "work", "2")
+LIMIT = timedelta(seconds=60)
+PAUSE = timedelta(seconds=0.5)
+
+
+def worker(*orchestrators: str, accepts: dict[str, tuple[str, ...]] | None = None) -> Member:
+    return Member(
+        worker="w@host/1",
+        started=START,
+        roles=("orchestrator",),
+        apps={"orders": "3"},
+        orchestrators=orchestrators,
+        activities=(),
+        accepts=accepts or {},
+    )
+
+
+class Table:
+    """The members, as long as the store answers."""
+
+    def __init__(self, *members: Member) -> None:
+        self.members: Sequence[Member] = members
+        self.answers = True
+        self.looks = 0
+
+    async def live(self) -> Sequence[Member]:
+        self.looks += 1
+        if not self.answers:
+            raise Unavailable("no answer")
+        return self.members
+
+
+def play(table: Table, drive: Any) -> Any:
+    async def main() -> Any:
+        clock = JumpingClock()
+        absences = Absences(cast(Hub, SimpleNamespace(clock=clock)), table.live, LIMIT, PAUSE)
+        task = asyncio.ensure_future(absences.run())
+        try:
+            return await drive(absences, clock)
+        finally:
+            task.cancel()
+
+    return run(main())
+
+
+async def asking(absences: Absences, clock: JumpingClock, seconds: float) -> str | None:
+    """A message that needs it comes again every ten seconds."""
+    text = None
+    for _ in range(int(seconds / 10)):
+        text = absences.gave_up(WORK)
+        await clock.sleep(10.0)
+    return text
+
+
+@pytest.mark.rows("K43")
+def test_what_nobody_has_had_for_the_limit_is_given_up_naming_who_was_alive() -> None:
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        return await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
+
+    before, after = play(Table(worker("other")), drive)
+    assert before is None
+    assert after.startswith("no live worker has had orchestrator 'work' of version '2' for ")
+    assert after.endswith("Alive: w@host/1 (orders 3) has other")
+
+
+@pytest.mark.rows("K43", "K50")
+def test_a_worker_with_another_version_does_not_count() -> None:
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        return await asking(absences, clock, 90.0)
+
+    assert play(Table(worker("work", accepts={"work": ("3",)})), drive) is not None
+    assert play(Table(worker("work", accepts={"work": ("2", "3")})), drive) is None
+    assert play(Table(worker("work")), drive) is None
+
+
+@pytest.mark.rows("K43")
+def test_the_limit_begins_when_the_last_one_that_has_it_is_gone() -> None:
+    table = Table(worker("work"))
+
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        await asking(absences, clock, 300.0)
+        table.members = ()
+        return await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
+
+    before, after = play(table, drive)
+    assert before is None
+    assert after.endswith("Alive: nobody")
+
+
+@pytest.mark.rows("K43")
+def test_a_time_in_which_nobody_could_look_proves_nothing() -> None:
+    table = Table()
+    table.answers = False
+
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        blind = await asking(absences, clock, 300.0)
+        table.answers = True
+        return blind, await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
+
+    blind, before, after = play(table, drive)
+    assert (blind, before) == (None, None)
+    assert after is not None
+
+
+@pytest.mark.rows("K43")
+def test_what_another_worker_could_run_comes_back_soon() -> None:
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        await asking(absences, clock, 10.0)
+        return absences.delay(WORK, 1), absences.delay(WORK, 9)
+
+    assert play(Table(worker("work")), drive) == (PAUSE, PAUSE)
+    assert play(Table(), drive) == (timedelta(seconds=2), timedelta(seconds=15))
+
+
+def test_nobody_is_looked_for_once_nothing_asks_any_more() -> None:
+    table = Table()
+
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        await clock.sleep(60.0)
+        before = table.looks
+        await asking(absences, clock, 10.0)
+        await clock.sleep(FORGET + 10.0)
+        looks = table.looks
+        await clock.sleep(600.0)
+        return before, looks > 0, table.looks - looks
+
+    assert play(table, drive) == (0, True, 0)
+
+
+# what a partition's instances need
+
+
+@pytest.mark.rows("K43")
+def test_needs_are_kept_by_partition_for_a_minute_the_longest_waiting_first() -> None:
+    async def main() -> None:
+        clock = JumpingClock()
+        demand = Demand(clock)
+        a, b, c = (Need("orchestrator", name) for name in "abc")
+        now = clock.utc_now()
+        demand.ran(1, a)
+        demand.lacks(1, b, now)
+        demand.lacks(1, c, now + timedelta(seconds=-5))
+        demand.lacks(1, b, now + timedelta(seconds=-9))
+        assert demand.of(1) == ((a,), (b, c))
+        assert demand.of(2) == ((), ())
+        await clock.sleep(RECENT / 2)
+        demand.ran(1, a)
+        demand.lacks(1, c, now)
+        await clock.sleep(RECENT / 2 + 1)
+        assert demand.of(1) == ((a,), (c,))
+        demand.begin(1)
+        assert demand.of(1) == ((), ())
+        demand.ran(1, a)
+        demand.end(1)
+        assert demand.of(1) == ((), ())
+
+    run(main())
+
+
+def test_people_are_told_once_a_minute_of_each_need() -> None:
+    async def main() -> None:
+        clock = JumpingClock()
+        demand, need = Demand(clock), Need("orchestrator", "a")
+        told = []
+        for _ in range(13):
+            told.append(demand.lacks(1, need, clock.utc_now()))
+            await clock.sleep(10.0)
+        assert [index for index, tell in enumerate(told) if tell] == [0, 6, 12]
+
+    run(main())
