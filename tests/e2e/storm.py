@@ -96,16 +96,30 @@ class Damage:
 
 
 class Fleet:
-    """Workers of a house, always as many."""
+    """Workers of a house, always as many.
 
-    def __init__(self, house: House, size: int, *, app: str = APP, seed: int = 1, options: Sequence[str] = ()) -> None:
-        self._house, self._app, self._options, self._dice = house, app, options, random.Random(seed)
+    :param apart: each on a machine of its own: no lock file proves its death.
+    """
+
+    def __init__(
+        self,
+        house: House,
+        size: int,
+        *,
+        app: str = APP,
+        seed: int = 1,
+        options: Sequence[str] = (),
+        apart: bool = False,
+    ) -> None:
+        self._house, self._app, self._options, self._apart = house, app, options, apart
+        self._dice = random.Random(seed)
         self._numbers = iter(range(1, 1_000_000))
         self.workers = [self._new(f"w{number}") for number in range(size)]
         self.kills = 0
 
     def _new(self, name: str) -> Worker:
-        return self._house.worker(name, *self._options, app=self._app)
+        home = {"TASKHUB_HOME": str(self._house.folder / f"machine-{name}")} if self._apart else {}
+        return self._house.worker(name, *self._options, app=self._app, **home)
 
     def kill(self) -> None:
         """One of them dies, and another is started under its name."""

@@ -95,8 +95,11 @@ def test_failures_have_their_type_and_their_cause() -> None:
     assert "returned" in told(wanted, [{"error": "TaskFailedError", "text": "boom k2."}])
     assert "returned" in told(wanted, [3])
     uncaught = expected(fails)
-    assert told(uncaught, "boom k.", status="Failed") == ""
-    assert "failed with 'other'" in told(uncaught, "other", status="Failed")
+    headline = "activity 'recorded' failed: RuntimeError: boom k."
+    assert told(uncaught, headline, status="Failed") == ""
+    assert "failed with 'boom k.'" in told(uncaught, "boom k.", status="Failed")
+    child = {"do": "child", "id": None, "steps": [fails], "attempts": 1, "forget": False, "sends": []}
+    assert told(expected(child), f"child orchestration 'program' failed: {headline}", status="Failed") == ""
     assert told(expected(activity("k.", fails=1, attempts=2)), [3]) == ""
 
 

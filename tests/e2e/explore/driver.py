@@ -65,11 +65,13 @@ class Explored:
     mismatches: list[Mismatch] = field(default_factory=list)
 
 
-async def explore(house: House, programs: Sequence[Program], *, seed: int = 1, together: int = TOGETHER) -> Explored:
+async def explore(
+    house: House, programs: Sequence[Program], *, seed: int = 1, together: int = TOGETHER, apart: bool = False
+) -> Explored:
     """Run programs on two workers of which one is killed every 2 to 4 s, until all have ended; then compare."""
     (house.folder / "effects").mkdir()
     began, found = time.monotonic(), Explored(programs=len(programs))
-    fleet = Fleet(house, 2, app=APP, seed=seed, options=OPTIONS)
+    fleet = Fleet(house, 2, app=APP, seed=seed, options=OPTIONS, apart=apart)
     wrong: dict[str, list[str]] = defaultdict(list)
     async with house.client() as client:
         killing = asyncio.create_task(_kill(fleet, random.Random(seed)))
@@ -270,7 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = min(left, CHUNK)
         programs = [make(options.seed, number) for number in range(first, first + size)]
         with place(options.store) as house:
-            found = asyncio.run(explore(house, programs, seed=options.seed + first, together=options.together))
+            running = explore(
+                house, programs, seed=options.seed + first, together=options.together, apart=options.apart
+            )
+            found = asyncio.run(running)
             if found.mismatches:
                 report(house, found)
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(found.statuses.items()))
@@ -291,5 +296,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
     parser.add_argument("--together", type=int, default=TOGETHER, help="programs at the same time")
+    parser.add_argument("--apart", action="store_true", help="no worker's lock file proves its death to the other")
     parser.add_argument("--store", default="sqlite", choices=("sqlite", "azurite"))
     return parser

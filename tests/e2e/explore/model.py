@@ -30,10 +30,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """A failure that the orchestrator caught. :param text: part of its text."""
+    """A failure.
+
+    :param kind: the class of the error that an orchestrator catches. :param text: what the code that failed has said.
+    :param headline: output of the instance that ends with it.
+    """
 
     kind: str
     text: str
+    headline: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ Events = Mapping[tuple[str, str], Sequence[Any]]
 class Expected:
     """What becomes of an instance.
 
-    :param output: pattern of what it returns; of a failed one the texts of which one is part of its output.
+    :param output: pattern of what it returns; of a failed one its possible headlines.
     :param events: data of all events of the program, by instance and name. :param sure: it exists, whatever the timing.
     :param may_terminate: it may have been terminated instead.
     """
@@ -120,7 +125,7 @@ class _Reader:
         for instance_id, outcome, status, exists in self._ended:
             self._found.instances[instance_id] = Expected(
                 status=COMPLETED if isinstance(outcome, Ends) else FAILED,
-                output=outcome.value if isinstance(outcome, Ends) else [error.text for error in outcome.errors],
+                output=outcome.value if isinstance(outcome, Ends) else [error.headline for error in outcome.errors],
                 custom_status=status,
                 events=self._events,
                 sure=exists,
@@ -144,7 +149,7 @@ class _Reader:
                     to = parent if step["to"] == "parent" else own
                     self._events[to, step["name"].casefold()].append(step["value"])
                 case "raise":
-                    outcome = Fails((Error("", step["text"]),))
+                    outcome = Fails((Error("", step["text"], f"OrchestrationError: {step['text']}"),))
                     break
                 case "again":
                     pass
@@ -185,7 +190,12 @@ class _Reader:
             calls, fails = min(step["attempts"], step["fails"] + 1), step["fails"] >= step["attempts"]
         self._found.calls[step["key"]] = Calls(least=calls if sure else 0, most=calls, record=step["record"])
         if fails:
-            return Fails((Error("TaskFailedError", f"boom {step['key']}"),))
+            name, kind = (
+                "recorded" if step["record"] else "plain",
+                "OrchestrationError" if step["final"] else "RuntimeError",
+            )
+            text = f"boom {step['key']}"
+            return Fails((Error("TaskFailedError", text, f"activity {name!r} failed: {kind}: {text}"),))
         return Ends(step["value"] * step["times"])
 
     def _child(self, step: Step, own: str, *, sure: bool) -> Outcome:
@@ -197,7 +207,7 @@ class _Reader:
         if step["forget"]:
             return Ends(None)
         if isinstance(outcome, Fails):
-            return Fails(tuple(Error("SubOrchestrationFailedError", error.text) for error in outcome.errors))
+            return Fails(tuple(map(_of_child, outcome.errors)))
         return outcome
 
     def _all(self, step: Step, own: str, *, sure: bool) -> Outcome:
@@ -225,8 +235,17 @@ class _Reader:
         return _Reader({"id": "", "steps": [], "orders": []})._task(step, UNNAMED, sure=False)
 
 
+def _of_child(error: Error) -> Error:
+    """What a parent sees of the failure with which its child ended."""
+    headline = f"child orchestration 'program' failed: {error.headline}"
+    return Error("SubOrchestrationFailedError", error.text, headline)
+
+
 def differences(expected: Expected, *, status: str, output: str | None, custom_status: Any) -> list[str]:
-    """What is wrong with an instance, a line each. :param output: JSON, or the failure's text."""
+    """What is wrong with an instance, a line each.
+
+    :param output: what it has returned, or the headline of its failure.
+    """
     if status == TERMINATED and expected.may_terminate:
         return []
     if status != expected.status:
@@ -234,7 +253,7 @@ def differences(expected: Expected, *, status: str, output: str | None, custom_s
     if custom_status != expected.custom_status:
         return [f"custom status is {custom_status!r:.100}, not {expected.custom_status!r:.100}"]
     if status == FAILED:
-        if any(text in (output or "") for text in expected.output):
+        if output in expected.output:
             return []
         return [f"failed with {str(output)[:300]!r}, not with one of {expected.output}"]
     taken: list[tuple[Event, Any]] = []
@@ -260,8 +279,9 @@ def matches(pattern: Any, value: Any, taken: list[tuple[Event, Any]]) -> bool:
         case Event():
             taken.append((pattern, value))
             return True
-        case Error(kind, text):
-            return isinstance(value, dict) and value.get("error") == kind and text in str(value.get("text"))
+        case Error():
+            told = value if isinstance(value, dict) else {}
+            return told.get("error") == pattern.kind and str(told.get("text")).endswith(pattern.text)
         case OneOf(options):
             for option in options:
                 before = len(taken)
