@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 
 MOST_LANES = 400
 """A fan-out wider than this shows its first lanes, and says how many more there are."""
-_LONGEST_LABEL = 34
+_LONGEST_LABEL = 31
 """Characters that fit beside the bars."""
 
 

@@ -184,11 +184,18 @@ def _data() -> Any:
         dags, administrator = await _rights(user)
         if not administrator and dag_id not in dags:
             raise HTTPException(403, f"you may not read DAG {dag_id!r}")
+        trouble: Exception | None = None
         for name in [conn] if conn else page_connections():
-            desk, head = await _open(name)
-            found = await desk.once(("task", ids), lambda client: generations.of_task(client, ids))
+            try:
+                desk, head = await _open(name)
+                found = await desk.once(("task", ids), lambda client: generations.of_task(client, ids))
+            except (ConfigurationError, StorageError) as error:
+                trouble = trouble or error  # another hub may have it
+                continue
             if found:
                 return head | {"instances": [views.of_task(state) for state in found]}
+        if trouble is not None:
+            raise trouble
         return {"instances": []}
 
     @router.get("/log")

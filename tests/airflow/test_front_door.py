@@ -63,6 +63,16 @@ def test_the_tab_lists_the_tasks_own_instances_and_what_they_are(ask: Any, hub: 
     assert ask(TAB.replace("{MAP_INDEX}", "8"))[1] == {"instances": []}
 
 
+def test_a_hub_that_cannot_be_used_does_not_hide_an_instance_in_another(
+    ask: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", '{"conn_type": "taskhub", "extra": {}}')
+    monkeypatch.setenv("AIRFLOW__TASKHUB__PAGE_CONNECTIONS", "broken, taskhub_default")
+    assert ask(TAB) == (409, {"detail": "connection 'broken' names no hub: fill in its field 'Hub'"})
+    put(hub, 1)
+    assert ask(TAB)[1]["conn"] == "taskhub_default"
+
+
 def test_what_the_tab_costs_does_not_grow_with_the_hub(ask: Any, hub: FakeHub) -> None:
     for number in range(20_000):
         hub.put(f"other-{number}", Status.COMPLETED, tags={"airflow.dag_id": "flights"})

@@ -127,7 +127,7 @@ def test_lanes_of_one_activity_are_told_apart_by_what_is_short_in_their_inputs()
 
     assert label('[{"folder":"/a/very/long/folder/of/a/run","months":[5]}]') == "monthly(months=[5], …)"
     assert label('[{"month":5,"slow":true}]') == "monthly(month=5, slow=true)"
-    assert label(f'["{"x" * 50}"]') == 'monthly("xxxxxxxxxxxxxxxxxxxxxxx…)'
+    assert label(f'["{"x" * 50}"]') == 'monthly("xxxxxxxxxxxxxxxxxxxx…)'
     assert label("[null]") == "monthly"
     assert label("[7]") == "monthly(7)"
     assert label('[{"cut off') == 'monthly([{"cut off)'
