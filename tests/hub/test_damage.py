@@ -379,21 +379,23 @@ def test_a_hint_of_an_end() -> None:
     assert play(work) == ("good", "odd^")
 
 
+WATCHED = Watch(
+    instance_id="good", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=3, owner="o", generation=2
+)
+
+
 def test_a_watch_row() -> None:
     """Beside the hints, which are read every second: neither is taken for the other."""
-    watch = Watch(
-        instance_id="good", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=3, owner="o", generation=2
-    )
 
     async def work(bench: Bench) -> Any:
-        await bench.client.watch(watch)
-        await bench.client.watch(replace(watch, instance_id="other", deployment="there"))
+        await bench.client.watch(WATCHED)
+        await bench.client.watch(replace(WATCHED, instance_id="other", deployment="there"))
         await bench.put(bench.names.completions, "", "hint", RuntimeStatus="Completed")
         await bench.put(bench.names.completions, "watch", "odd^", Deployment="here", DagId=5)
         found = await bench.client.watches("here")
-        assert [replace(one, etag="") for one in found] == [watch]
+        assert [replace(one, etag="") for one in found] == [WATCHED]
         assert await bench.client.completions() == ("hint",)
-        await bench.client.watch(replace(watch, owner="newer"))
+        await bench.client.watch(replace(WATCHED, owner="newer"))
         await bench.client.unwatch(found[0])
         (newer,) = await bench.client.watches("here")
         assert newer.owner == "newer", "what was written again meanwhile stays"
@@ -401,3 +403,15 @@ def test_a_watch_row() -> None:
         return await bench.client.watches("here")
 
     assert play(work) == ()
+
+
+@pytest.mark.parametrize(("owner", "left"), [("o", ()), ("a newer start", ("good",))])
+def test_a_purge_deletes_the_watch_row_of_its_own_start(owner: str, left: tuple[str, ...]) -> None:
+    async def work(bench: Bench) -> Any:
+        await bench.client.watch(replace(WATCHED, owner=owner))
+        await bench.client.start("x", 1, instance_id="good", tags={"taskhub.owner": "o"})
+        await bench.put(bench.names.instances, "good", "", RuntimeStatus="Completed")
+        assert await bench.client.purge("good") is True
+        return tuple(watch.instance_id for watch in await bench.client.watches("here"))
+
+    assert play(work) == left

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
 from airflow_provider_taskhub.hub.history.activities import results_of
 from airflow_provider_taskhub.hub.history.records import SENTINEL
@@ -30,6 +31,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 
+OWNER_TAG = "taskhub.owner"
+"""Tag of a start by Airflow, which has a watch row."""
 PARALLEL = 8
 """Transactions or blobs of one instance deleted side by side."""
 _OF_THE_ROW = "/instance-"
@@ -44,6 +47,7 @@ class Found:
     history: tuple[Entity, ...]
     records: tuple[Entity, ...]
     hint: Entity | None
+    watch: Entity | None
     blobs: tuple[str, ...]
     logs: tuple[str, ...]
 
@@ -79,10 +83,11 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
     :raises Conflict: when the history is of another start: that of a child, whose row comes after it.
     """
     key = escape(row.instance_id)
-    history, records, hint, blobs, logs = await asyncio.gather(
+    history, records, hint, watch, blobs, logs = await asyncio.gather(
         _keys(store, names.history, key),
         _keys(store, names.activities, key),
         store.get(names.completions, "", key),
+        _watch(store, names, row),
         _blobs(store, names, row.instance_id),
         store.list_blobs(names.logs, f"{history_folder(row.instance_id)}/"),
     )
@@ -90,7 +95,17 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
     current = None if lock is None else lock.properties.get("ExecutionId")
     if isinstance(current, str) and not same_start(current, row.execution_id):  # else it is damaged, and goes too
         raise Conflict(f"instance {row.instance_id!r} is being started again")
-    return Found(row=row, history=history, records=records, hint=hint, blobs=blobs, logs=tuple(x.name for x in logs))
+    names_of_logs = tuple(blob.name for blob in logs)
+    return Found(row=row, history=history, records=records, hint=hint, watch=watch, blobs=blobs, logs=names_of_logs)
+
+
+async def _watch(store: Store, names: HubNames, row: InstanceState) -> Entity | None:
+    """The watch row of this start; a newer start writes its own before the instance."""
+    owner = (row.tags or {}).get(OWNER_TAG)
+    if owner is None:
+        return None
+    entity = await store.get(names.completions, watches.PARTITION, escape(row.instance_id))
+    return entity if entity is not None and entity.properties.get("Owner") == owner else None
 
 
 async def _keys(store: Store, table: str, key: str) -> tuple[Entity, ...]:
@@ -116,6 +131,8 @@ async def _delete(store: Store, names: HubNames, found: Found) -> None:
     later = [*_groups(names.history, events[room:]), *_groups(names.activities, found.records)]
     if found.hint is not None:
         later.append(_deletion(names.completions, (found.hint,)))
+    if found.watch is not None:
+        later.append(_deletion(names.completions, (found.watch,)))
     await _all(store, later)
     await _remove(store, names.logs, found.logs)
     await _remove(store, names.large_messages, (name for name in found.blobs if _OF_THE_ROW not in name))
