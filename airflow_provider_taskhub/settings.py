@@ -164,6 +164,9 @@ class Settings(BaseSettings):
     """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
     """An instance whose orchestrator or activity no live worker has had for so long fails (K43)."""
+    withheld: str = ""
+    """Variables of the worker's environment that activities do not get, beside TaskHub's own and those that open the
+    hub: names separated by commas; ``*`` stands for any characters (``DB_PASSWORD,AWS_*``)."""
     spark: SparkSettings = SparkSettings()
 
     @field_validator("hub")
@@ -188,6 +191,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
+
+    @property
+    def withheld_names(self) -> tuple[str, ...]:
+        """The names and patterns of ``withheld``."""
+        return tuple(name.strip() for name in self.withheld.split(",") if name.strip())
 
     @property
     def embedded(self) -> bool:

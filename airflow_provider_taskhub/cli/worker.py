@@ -30,6 +30,9 @@ def worker(
         float | None, typer.Option(min=0, help="Seconds that a stop waits for activities.")
     ] = None,
     health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve /live, /ready, /metrics.")] = None,
+    health_host: Annotated[
+        str, typer.Option(help="Address for them, e.g. 0.0.0.0 for probes from outside; else this machine only.")
+    ] = "",
     warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs it.")] = True,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to start beside live workers whose apps or versions differ.")
@@ -51,7 +54,15 @@ def worker(
             raise typer.BadParameter(f"{wanted!r}: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
-    options = Options(apps=tuple(app), name=name, roles=roles, health_port=health_port, warm=warm, strict=strict)
+    options = Options(
+        apps=tuple(app),
+        name=name,
+        roles=roles,
+        health_port=health_port,
+        health_host=health_host,
+        warm=warm,
+        strict=strict,
+    )
     run(_serve(settings, options))
 
 

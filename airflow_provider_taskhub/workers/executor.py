@@ -98,6 +98,7 @@ class ExecutorPool:
     :param logs: appends bytes to a log. :param lock_fd: the incarnation's lock, held open by every process of the pool.
     :param name: of the worker; names the executors' own logs, ``executors/NAME/EXECUTOR.log``.
     :param warm: start the Spark executor at once, if any activity needs it, instead of with the first Spark activity.
+    :param environment: variables of the executors; None for those of this process.
     :param processes: plain executors; by default one per core, and no more than there are activities at once.
     """
 
@@ -116,6 +117,7 @@ class ExecutorPool:
         times: ExecutorTimes | None = None,
         max_result: int = MAX_RESULT,
         max_log: int = MAX_LOG,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._apps = tuple(apps)
         self._size = size
@@ -128,6 +130,7 @@ class ExecutorPool:
         self._times = times or ExecutorTimes()
         self._max_result = max_result
         self._max_log = max_log
+        self._environment = environment
         plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [*(_Seat(Lane.PLAIN) for _ in range(plain)), _Seat(Lane.SPARK)]
         self._queues: dict[bool, FairQueue[_Ticket]] = {True: FairQueue(), False: FairQueue()}
@@ -347,6 +350,7 @@ class ExecutorPool:
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,
             times=self._times,
+            environment=self._environment,
         )
         try:
             await executor.start()

@@ -120,9 +120,13 @@ def _metric(name: str, value: float, text: str, kind: str = "gauge") -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value:g}"
 
 
-async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+async def serve(stack: AsyncExitStack, health: Health, port: int, host: str = "") -> None:
     """Serve until the stack unwinds.
 
+    :param host: the address to listen on; "" for loopback: figures of a worker are nobody else's business by default.
     :raises ConfigurationError: when the port cannot be bound.
     """
 
@@ -144,12 +148,20 @@ async def serve(stack: AsyncExitStack, health: Health, port: int) -> None:
             writer.close()
 
     try:
-        # on every address: pods are probed from outside
-        server = await asyncio.start_server(answer, host="0.0.0.0", port=port, limit=HEAD_BYTES)
+        server = await asyncio.start_server(answer, host=host or LOOPBACK[0], port=port, limit=HEAD_BYTES)
     except OSError as error:
-        raise ConfigurationError(f"--health-port {port} cannot be opened: {error.strerror or error}") from error
+        where = f" --health-host {host}" if host else ""
+        raise ConfigurationError(f"--health-port {port}{where} cannot be opened: {error.strerror or error}") from error
     await stack.enter_async_context(server)
-    log.info("health_port", port=server.sockets[0].getsockname()[1])
+    bound = server.sockets[0].getsockname()[1]
+    if not host:
+        try:  # the same number: port 0 would give each address its own
+            await stack.enter_async_context(
+                await asyncio.start_server(answer, host=LOOPBACK[1], port=bound, limit=HEAD_BYTES)
+            )
+        except OSError as error:
+            log.debug("health_port_without_ipv6", port=bound, reason=error.strerror or str(error))
+    log.info("health_port", port=bound, host=host or "localhost")
 
 
 async def respond(health: Health, request_line: str) -> tuple[str, str]:

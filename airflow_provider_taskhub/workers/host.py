@@ -33,6 +33,7 @@ from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
+from airflow_provider_taskhub.workers.environment import child_environment
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
@@ -47,7 +48,8 @@ class Options:
     """How a worker is started.
 
     :param apps: ``module:attribute`` each. :param name: for people; never needs to be unique.
-    :param health_port: serves /live, /ready and /metrics; None: nothing. :param warm: start Spark at once.
+    :param health_port: serves /live, /ready and /metrics; None: nothing.
+    :param health_host: the address that it listens on; "": loopback, IPv4 and IPv6. :param warm: start Spark at once.
     :param strict: refuse to start beside live workers whose apps differ.
     """
 
@@ -55,6 +57,7 @@ class Options:
     name: str = ""
     roles: tuple[str, ...] = (ORCHESTRATOR, ACTIVITY)
     health_port: int | None = None
+    health_host: str = ""
     warm: bool = True
     strict: bool = False
 
@@ -150,6 +153,11 @@ class Host:
             name=me.name,
             warm=options.warm,
             max_result=settings.max_result,
+            environment=child_environment(
+                os.environ,
+                connection=settings.connection.get_secret_value() if settings.connection else None,
+                withheld=settings.withheld_names,
+            ),
         )
         if ACTIVITY in options.roles:
             await pool.start()
@@ -199,7 +207,7 @@ class Host:
                     clock=SYSTEM_CLOCK,
                 ),
             )
-            await serve(stack, health, options.health_port)
+            await serve(stack, health, options.health_port, options.health_host)
         log.info(
             "worker_ready",
             worker=str(me),

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 
 from airflow_provider_taskhub.workers import groups
 
@@ -60,17 +61,17 @@ class ChildProcess:
             self.ended.set_result(code)
 
 
-async def launch(*, lock_fd: int | None) -> ChildProcess:
+async def launch(*, lock_fd: int | None, environment: Mapping[str, str] | None = None) -> ChildProcess:
     """Start an executor in a session of its own.
 
-    :param lock_fd: a descriptor that it inherits.
+    :param lock_fd: a descriptor that it inherits. :param environment: its variables; None for this process's.
     :raises OSError: when the machine has no room for it.
     """
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     with theirs:
         try:
-            process = _start(theirs.fileno(), write, lock_fd)
+            process = _start(theirs.fileno(), write, lock_fd, os.environ if environment is None else environment)
         except BaseException:
             ours.close()
             os.close(read)
@@ -91,7 +92,7 @@ async def launch(*, lock_fd: int | None) -> ChildProcess:
     return ChildProcess(process, reader, writer, output)
 
 
-def _start(link: int, output: int, lock_fd: int | None) -> subprocess.Popen[bytes]:
+def _start(link: int, output: int, lock_fd: int | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # -P: the current directory must not shadow modules that the host imports from elsewhere
         [sys.executable, "-P", "-m", _MODULE, str(link)],
@@ -100,7 +101,7 @@ def _start(link: int, output: int, lock_fd: int | None) -> subprocess.Popen[byte
         stderr=output,
         pass_fds=(link,) if lock_fd is None else (link, lock_fd),
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_path()), "PYTHONUNBUFFERED": "1"},
+        env={**environment, "PYTHONPATH": os.pathsep.join(import_path()), "PYTHONUNBUFFERED": "1"},
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -128,10 +128,19 @@ class Executor:
 
     :param configure: what it is told first. :param warden: told when there is something to kill, and when not any more.
     :param logs: takes its attempts' output, and its own under ``log``.
+    :param environment: variables of the process; None for those of this one.
     """
 
     def __init__(
-        self, configure: Configure, *, warden: Warden, logs: LogSink, log: str, clock: Clock, times: ExecutorTimes
+        self,
+        configure: Configure,
+        *,
+        warden: Warden,
+        logs: LogSink,
+        log: str,
+        clock: Clock,
+        times: ExecutorTimes,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = configure.name
         self.ended = asyncio.Event()
@@ -141,6 +150,7 @@ class Executor:
         """Whether the newest of them has no company; set by who assigns it."""
         self.ready: Ready | None = None
         self._configure = configure
+        self._environment = environment
         self._warden = warden
         self._logs = logs
         self._clock = clock
@@ -181,7 +191,7 @@ class Executor:
             raise
 
     async def _spawn(self) -> None:
-        self._process = await launch(lock_fd=self._configure.lock_fd)
+        self._process = await launch(lock_fd=self._configure.lock_fd, environment=self._environment)
         self._warden.watch(self._process.pid)
         self._started = asyncio.get_running_loop().create_future()
         self._life = self._supervisor.spawn(self._live(self._process), name=f"executor {self.name}")

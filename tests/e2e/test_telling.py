@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from tests.e2e.house import PATIENCE, House
@@ -30,5 +31,26 @@ async def test_progress_arrives_while_the_activity_runs_and_when_it_has_ended(ho
         await client.wait("tale-1")
         (record,) = await client.activities("tale-1")
         assert (record.state, record.progress, record.message) == (RecordState.COMPLETED, 1.0, "nearly there")
+        assert "environment: ['TASKHUB_HOME']" in await client.log(record.log or "")
     assert worker.end() == 0
     assert "progress_listener_failed" not in worker.text()
+
+
+async def test_the_log_of_an_attempt_outlives_its_killed_worker(house: House) -> None:
+    """Its last second or two may be missing."""
+    one = house.worker("one", app=APP).ready()
+    async with house.client() as client:
+        await client.start("tale", "flights", instance_id="tale-1")
+        await _record(house, "tale-1")
+        await asyncio.sleep(2.0)
+        one.kill()
+        (house.folder / "effects").touch()
+        two = house.worker("two", app=APP).ready()
+        await client.wait("tale-1", timeout=timedelta(seconds=PATIENCE))
+        first, second = await client.activities("tale-1")
+        assert (first.state, second.state) == (RecordState.LOST, RecordState.COMPLETED)
+        for record, worker in ((first, "one"), (second, "two")):
+            assert f"flights: half of it is done in {worker}" in await client.log(record.log or "")
+    shown = house.json("instances", "logs", "tale-1")
+    assert [(item["attempt"], "half of it is done" in item["log"]) for item in shown] == [(1, True), (2, True)]
+    assert two.end() == 0

@@ -254,3 +254,8 @@ def fork() -> int:
 @app.activity
 def shell() -> None:
     subprocess.run(["sh", "-c", "echo from a subprocess"], check=True)
+
+
+@app.activity
+def environment() -> dict[str, str]:
+    return dict(os.environ)
