@@ -114,7 +114,8 @@ def user_frames(error: BaseException) -> traceback.StackSummary:
 
 
 def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__") or "").partition(".")[0] in _LIBRARIES
+    known = frame.f_globals  # the package first: an executor's own module is run as __main__
+    return str(known.get("__package__") or known.get("__name__") or "").partition(".")[0] in _LIBRARIES
 
 
 def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> TaskFailedError:
