@@ -39,6 +39,7 @@ def row(state: InstanceState, done: Mapping[str, int] | None, waits: Sequence[Wh
         "created": milliseconds(state.created),
         "ended": milliseconds(ended(state)),
         "now": now_line(state, waits, show),
+        "fault": any(why.reason.is_fault for why in waits),
         "activities": done,
         "airflow": airflow(state),
     }
@@ -113,6 +114,8 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "created": milliseconds(state.created),
         "ended": milliseconds(ended(state)),
         "now": now_line(state, waits, show),
+        "fault": any(why.reason.is_fault for why in waits),
+        "remedies": [why.remedy for why in waits if why.remedy and why.reason not in _WORKS],
         "input": show(state.input)[:_LONGEST],
         "output": show(state.output)[:_LONGEST],
         "custom": show(state.custom_status)[:_LONGEST],

@@ -106,6 +106,18 @@ def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -
     assert views.now_line(one, why(Snapshot(state=one, members=(member(),), now=NOW)), shown) == line
 
 
+def test_an_instance_says_how_to_mend_what_it_waits_for() -> None:
+    lost = state(Status.PENDING, name="unknown")
+    found = why(Snapshot(state=lost, members=(member(),), now=NOW))
+    shown_there = views.instance(lost, found, shown)
+    assert (shown_there["fault"], views.row(lost, None, found, shown)["fault"]) == (True, True)
+    assert shown_there["remedies"] == [one.remedy for one in found]
+    assert all(shown_there["remedies"])
+    works = Why(reason=Reason.ACTIVITIES, text="activity 'load'", remedy="none needed")
+    assert views.instance(lost, (works,), shown)["remedies"] == []
+    assert views.row(lost, None, (works,), shown)["fault"] is False
+
+
 def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() -> None:
     one = state(Status.RUNNING, custom_status='"quality gate"')
     event = Why(reason=Reason.EVENTS, text="event 'approve'")

@@ -210,7 +210,7 @@ def test_without_a_triggerer_the_page_says_that_tasks_stay_deferred(login: Login
     real.waits("told", run)
     path = f"/taskhub/page/instance?id={quote(f'told:hub:{run}:g1', safe='')}"
     page = login("admin", path)
-    expect(page.locator(".note")).to_contain_text("it awaits event 'go'")
+    expect(page.locator(".note")).to_contain_text("event 'go' since")
     expect(page.locator("main")).not_to_contain_text("triggerer")
     dead = json.dumps({"triggerer": {"status": "unhealthy", "latest_triggerer_heartbeat": None}})
     page.context.route("**/api/v2/monitor/health", lambda route: route.fulfill(body=dead))
@@ -226,7 +226,7 @@ def test_a_wait_for_an_event_has_a_bar_and_stands_in_now(login: Login, real: Rea
     page = login("admin", "/taskhub/page/instance?id=waits-for-an-event")
     expect(page.locator("svg")).to_contain_text("wait for go")
     expect(page.locator("svg title", has_text="wait for go: waiting")).to_have_count(1)
-    expect(page.locator(".note")).to_contain_text("it awaits event 'go'")
+    expect(page.locator(".note")).to_contain_text("event 'go' since")
     real.tell("waits-for-an-event", 1)
     expect(page.locator("svg title", has_text="wait for go: ended")).to_have_count(1)
     real.taskhub("instances", "terminate", "waits-for-an-event", "--wait")

@@ -85,7 +85,7 @@ function paint() {
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
   parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
-    : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
+    : instance.now ? [el("div", { class: `note ${instance.status === "Failed" || instance.fault ? "bad" : ""}` }, instance.now, instance.remedies.map((text) => el("div", { class: "small mute" }, text)))] : []));
   paintTimeline(live);
   paintDetail(activities);
   paintHistory();

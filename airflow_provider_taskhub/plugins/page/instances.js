@@ -63,7 +63,7 @@ function chip(text, value, count) {
 }
 
 function line(row, answer) {
-  const quiet = row.status !== "Failed" && !row.now.startsWith("waits:");
+  const quiet = row.status !== "Failed" && !row.fault;
   return el("tr", {},
     el("td", {}, status(row.status)),
     el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn) }, row.id), " ",
