@@ -1,13 +1,14 @@
 """The app lease: at any time the workers of a hub are all of one app (spec §2.7, §4.5; DESIGN §5).
 
 DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so all workers of one app hold it
-together. We hold it the same way, so that a .NET app waits for us and we refuse to start beside one.
+together. Ours hold it the same way under an id that no .NET app has, so that a .NET app waits for us and we refuse to
+start beside one, whatever the names. Older versions had DurableTask's id: whoever finds only such workers joins them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
@@ -27,19 +28,38 @@ RENEW = 20.0
 """Seconds between renewals; the original's 25 leave one try, these leave two."""
 
 
+_OURS = "5461-736b-4875-620000000000"
+"""``TaskHub`` in ASCII."""
+
+
 def lease_id(app_name: str) -> str:
-    """The lease id of an AppName: its hash as the first 8 digits of a GUID."""
+    """The id under which TaskHub's workers lease the hub for an AppName."""
+    return f"{fnv1a32(app_name):08x}-{_OURS}"
+
+
+def dotnet_lease_id(app_name: str) -> str:
+    """DurableTask's id of an AppName: its hash as the first 8 digits of a GUID."""
     return f"{fnv1a32(app_name):08x}-0000-0000-0000-000000000000"
 
 
-class AppLease:
-    """The hub's app lease, held in common by all workers with the same ``app_name``."""
+async def _nobody() -> bool:
+    return False
 
-    def __init__(self, store: Store, names: HubNames, app_name: str) -> None:
+
+class AppLease:
+    """The hub's app lease, held in common by all workers with the same ``app_name``.
+
+    :param with_older: whether what holds it under DurableTask's id are TaskHub workers of an older version.
+    """
+
+    def __init__(
+        self, store: Store, names: HubNames, app_name: str, *, with_older: Callable[[], Awaitable[bool]] = _nobody
+    ) -> None:
         self._store = store
         self._names = names
         self._app_name = app_name
         self._id = lease_id(app_name)
+        self._with_older = with_older
 
     async def acquire(self) -> None:
         """Take it, share it, or renew it.
@@ -47,9 +67,16 @@ class AppLease:
         :raises HubError: another app holds it, or the hub is not there.
         """
         owner: str | None = None
+        self._id = lease_id(self._app_name)
         try:
             owner, desired = await self._info()
-            await self._lease(owner, desired)
+            try:
+                await self._lease(owner, desired)
+            except LeaseLost:
+                if not await self._with_older():
+                    raise
+                self._id = dotnet_lease_id(self._app_name)
+                await self._lease(owner, desired)
         except NotFound:
             raise HubError(
                 f"hub {self._names.hub!r} has no container {self._names.app_lease}: run `taskhub hub create`"
@@ -57,8 +84,9 @@ class AppLease:
         except LeaseLost:
             raise HubError(
                 f"hub {self._names.hub!r} at {self._store.describe()} is served by another app (app lease "
-                f"{owner or 'of an unknown app'}; app name {self._app_name!r} has {self._id}): stop it and wait "
-                f"{SECONDS} s, or give this worker that app's name with TASKHUB_APP_NAME"
+                f"{owner or 'of an unknown app'}; app name {self._app_name!r} has {lease_id(self._app_name)}): stop it "
+                f"and wait {SECONDS} s. If it is a TaskHub worker, give this one its TASKHUB_APP_NAME; if it is a .NET "
+                "app, give this worker a hub of its own: the workers of a hub are all TaskHub's or all .NET"
             ) from None
         if owner != self._id or desired == self._id:
             await self._write_info()

@@ -16,7 +16,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import AccessDenied, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, HubError, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, AppLease, HeldApp
@@ -29,6 +29,7 @@ from airflow_provider_taskhub.hub.partitions.placing import Wanted
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
+from airflow_provider_taskhub.hub.partitions.strangers import served_by_taskhub
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
@@ -98,7 +99,8 @@ class PartitionOwner:
         self._watchdog = alarm is None
         self._alarm = alarm or self._began.set
         self._members = Members(store, names, times=times, clock=clock)
-        self._app = HeldApp(AppLease(store, names, app_name), clock, lost=self._shed_all)
+        self._app = HeldApp(AppLease(store, names, app_name, with_older=self._with_older), clock, lost=self._shed_all)
+        self._refused: HubError | None = None
         self._holding: Holding | None = None
         self._scanner: Scanner | None = None
         self.figures = Figures()
@@ -188,14 +190,23 @@ class PartitionOwner:
         """Own partitions until :meth:`stop`. Cancelled, it leaves everything as a crash would, and reports the losses.
 
         :raises HubError, StorageError: as :meth:`start`, which it calls unless that was done.
+        :raises HubError: workers of .NET serve the hub; everything was handed over.
         """
         self._begun = True
         try:
             if self._holding is None:
                 await self.start()
             await self._own()
+            if self._refused is not None:
+                raise self._refused
         finally:
             self._ended.set()
+
+    async def _with_older(self) -> bool:
+        """Whether only TaskHub workers can hold the app lease under DurableTask's id."""
+        info = await read_hub(self._store, self._names)
+        leases = await leases_of(self._store, self._names, info, self._times.take).scan()
+        return served_by_taskhub(leases, await self._members.live())
 
     async def _own(self) -> None:
         scanning = self.supervisor.keep("partitions: scan", self._scanning)
@@ -324,6 +335,11 @@ class PartitionOwner:
                 if self._scans.wanted(self._member) != self._wanted:  # who can run what waits here is to know it soon
                     self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
+            except HubError as error:
+                log.error("hub_served_by_another", error=str(error))
+                self._refused = error
+                self._stopping.set()
+                return
             except Throttled as error:  # scans slow down, renewals do not (T81)
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
                 pause = max(self._scan_every * self._slowness, error.retry_after) * jitter

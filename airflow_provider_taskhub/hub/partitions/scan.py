@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Unavailable
+from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.contract import Member, Service
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.partitions.needs import difference, listed
 from airflow_provider_taskhub.hub.partitions.placing import Placing, Wanted, unfit
 from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import Leases
+from airflow_provider_taskhub.hub.partitions.strangers import Strangers, is_theirs
 from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
@@ -94,6 +95,7 @@ class Scanner:
         self._stopping = stopping
         self._figures = figures
         self._sightings = Sightings()
+        self._strangers = Strangers()
         # where scans are rarer than signs, each sign is as old as a scan, and proves too little
         self._patience = times.renew.total_seconds() + PUNCTUAL if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
@@ -120,6 +122,7 @@ class Scanner:
         """Look, and do what is to be done.
 
         :param member: this worker. :raises StorageError: no answer; nothing was done.
+        :raises HubError: workers of .NET serve the hub.
         """
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
         await self._bury(roster, dead)
@@ -137,6 +140,12 @@ class Scanner:
             self._due = min([self._due, *(left + 0.1 for left in late)])
             return  # all is as it should be, by what its owners say: no lease need be read (T85)
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
+        if (stranger := self._strangers.look(leases)) is not None:
+            raise HubError(
+                f"the hub is served by {stranger!r}, which renews partitions as DurableTask for .NET does: the workers "
+                "of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or give this "
+                "worker a hub of its own (TASKHUB_HUB)"
+            )
         self._map.read(leases)
         self._holding.compare(leases)
         self._sightings.keep([lease.queue for lease in leases])
@@ -318,7 +327,9 @@ class Scanner:
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
-        await self._write([*claims, *(self._ask(by_number[number]) for number in decided.ask)])
+        # an owner that is no TaskHub worker is not asked: it may be dead, and alive it keeps this worker out
+        asks = [self._ask(by_number[number]) for number in decided.ask if not is_theirs(by_number[number])]
+        await self._write([*claims, *asks])
         if decided.ask:
             self._holding.changed.set()  # their owners see at their next scan that somebody waits, not at a renewal
 
