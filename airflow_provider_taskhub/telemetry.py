@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -48,15 +49,58 @@ class Outage:
         self.failures = 0
 
 
-SECRET_WORDS = ("accountkey", "sharedaccesssignature", "sig=", "password", "connection_string")
+SECRET_WORDS = (
+    "accountkey",
+    "account_key",
+    "accesskey",
+    "sharedaccesssignature",
+    "sig=",
+    "password",
+    "passwd",
+    "secret",
+    "connection_string",
+    "sharedkey",
+    "bearer",
+    "://",
+)
+"""Without one of these no text is searched for secrets: a burst of instances is a burst of lines."""
+_QUOTED = r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
+_NAMED = re.compile(
+    r"(?i)(\b\w*(?:account_?key|access_?key|shared_?access_?signature|password|passwd|client_?secret|secret)\w*"
+    rf"[\"']?\s*(?:=|:(?!:))\s*)({_QUOTED}|[^\s;&,\"')}}\]]+)"
+)
+_CONNECTION = re.compile(rf"(?i)(\bconnection_string[\"']?\s*[=:]\s*)({_QUOTED}|\S+)")
+_SIGNATURE = re.compile(r"(?i)(\bsig=)[^&\s\"';]+")
+_SCHEME = re.compile(r"(?i)\b((?:SharedKey(?:Lite)?\s+[\w-]+:)|(?:Bearer\s+))[\w+/=.~-]+")
+_IN_URL = re.compile(r"(://[^:/@\s]*:)[^@/\s]+(@)")
+MASK = "***"
+
+
+def masked(text: str) -> str:
+    """The text with the values of secrets replaced; what is said around them stays.
+
+    Known are values that have a name (``AccountKey=``, ``password: "…"``), signatures, tokens in headers, and passwords
+    in addresses.
+    """
+    if not _tells(text.lower()):
+        return text
+    text = _CONNECTION.sub(rf"\1{MASK}", text)
+    text = _NAMED.sub(rf"\1{MASK}", text)
+    text = _SIGNATURE.sub(rf"\1{MASK}", text)
+    text = _SCHEME.sub(rf"\1{MASK}", text)
+    return _IN_URL.sub(rf"\1{MASK}\2", text)
 
 
 def _mask(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Secrets never reach a log, whatever a library put into an error's text."""
     for key, value in event.items():
-        if isinstance(value, str) and _tells(value.lower()):
-            event[key] = "***"
+        if isinstance(value, str):
+            named = key != "event" and _SECRET_FIELD.search(key)
+            event[key] = MASK if named else masked(value)
     return event
+
+
+_SECRET_FIELD = re.compile(r"(?i)account_?key|access_?key|password|secret|connection_string")
 
 
 def _tells(text: str) -> bool:
