@@ -99,6 +99,10 @@ mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times i
 explore: .venv/.test .venv/.azurite ## N=3000 random programs on two workers that are killed, beside an independent model (EXPLORE="--store azurite")
 	@$(BIN)/python -m tests.e2e.explore --count $(if $(filter file,$(origin N)),3000,$(N)) $(EXPLORE)
 
+.PHONY: refuse
+refuse: .venv/.test .venv/.azurite ## workers on Azurite lose their key under load for SECONDS=120 and get it back; counts what is lost, doubled, corrupt
+	@$(BIN)/python -m tests.e2e.refuse --seconds $(if $(filter file,$(origin SECONDS)),120,$(SECONDS))
+
 .PHONY: bench
 bench: .venv/.test .venv/.azurite ## how fast it is here beside goals and the stores' ceilings, JSON lines in .bench (BENCH="--store embedded")
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
