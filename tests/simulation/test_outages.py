@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.storage.faults import Call, Fault
-from airflow_provider_taskhub.supervision import FAILING, Supervisor, owned
+from airflow_provider_taskhub.supervision import FAILING
+from tests.breaking import Breaker
 from tests.simulation.world import World, running, simulate
 
 
@@ -110,38 +110,6 @@ def test_what_activities_came_to_is_kept_through_an_outage_and_written_after_it(
     lines = Counter(entry["event"] for entry in logs if entry["log_level"] in ("warning", "error"))
     assert lines["receive_failed"] <= 3 * 21, "a line a minute for each of the readers of three queues"
     assert lines["outcome_unsettled"] <= 2 * 21
-
-
-class Breaker:
-    """Breaks the loops that supervisors keep, one at a time; knows all of them, also those that come to be later."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fuses: dict[str, asyncio.Future[None]] = {}
-        self.starts: Counter[str] = Counter()
-        keep = Supervisor.keep
-
-        def breakable(
-            supervisor: Supervisor, name: str, loop: Callable[[], Awaitable[None]], **options: Any
-        ) -> asyncio.Task[None]:
-            async def work() -> None:
-                await loop()
-
-            async def guarded() -> None:
-                self.starts[name] += 1
-                fuse = self.fuses[name] = asyncio.get_running_loop().create_future()
-                async with owned() as start:
-                    task = start(work())
-                    await asyncio.wait((task, fuse), return_when=asyncio.FIRST_COMPLETED)
-                    if fuse.done():
-                        raise RuntimeError(f"{name} is broken on purpose")
-                    await task
-
-            return keep(supervisor, name, guarded, **options)
-
-        monkeypatch.setattr(Supervisor, "keep", breakable)
-
-    def blow(self, name: str) -> None:
-        self.fuses[name].set_result(None)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.lanes import ActivityProgress
+from tests.breaking import Breaker
 from tests.workers.conftest import Logs, PoolMaker, request, started, until
 
 
@@ -255,3 +256,16 @@ async def test_an_app_that_does_not_load_is_told_at_the_start(app: str, told: st
     with pytest.raises(ConfigurationError, match=told):
         await pool.start()
     await pool.stop(timedelta(0))
+
+
+async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
+    make_pool: PoolMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaker = Breaker(monkeypatch)
+    pool = await make_pool()
+    for name in tuple(breaker.fuses):
+        before = breaker.starts[name]
+        breaker.blow(name)
+        await until(lambda name=name, before=before: breaker.starts[name] > before, name)
+        assert json.loads((await pool.run(request("greet", name))).result or "") == f"Hello, {name}!"
+    assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "watch"}
