@@ -97,6 +97,7 @@ class Activities:
             dead=dead,
             reader=self.reader,
             responses=self._responses,
+            slots=self.slots,
         )
 
     async def next(self) -> Held:

@@ -47,6 +47,8 @@ _log = structlog.get_logger()
 MAX_LOG = 10 * 1024 * 1024
 """Bytes of one attempt's log, and of one executor's own."""
 _MAX_BACKOFF = 30.0
+_MAX_SHOWN = 4000
+"""Characters of an error and of its stack trace that a log line has at most."""
 
 
 class _Ticket:
@@ -56,18 +58,22 @@ class _Ticket:
         self.lane = lane
         self.key = key
         self.alone = alone
+        self.failed_starts = 0
+        """Starts of executors that failed while it waited, and when the first of them did."""
+        self.failing_since = 0.0
         self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
 
 
 class _Seat:
     """Place of one executor, taken by one process after another.
 
-    :param wanted: set while there shall be one.
+    :param wanted: set while there shall be one. :ivar broken: its last start failed.
     """
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.wanted = asyncio.Event()
+        self.broken = False
         self.starts = 0
         self.failures = 0
         """Deaths and failed starts in a row; an activity that ends in an executor of this seat resets it."""
@@ -225,7 +231,7 @@ class ExecutorPool:
                 error_message=f"activity {request.name!r} got no executor: {error}",
                 stack_trace=error.stack_trace,
             )
-            return ActivityOutcome(failure=failure, crashed=True)
+            return ActivityOutcome(failure=failure, crashed=self._stopped)
         try:
             outcome = await executor.run(request, progress)
         finally:
@@ -279,7 +285,8 @@ class ExecutorPool:
 
     def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
         """The executor that takes the next attempt, if any does now."""
-        seats = [seat for seat in self._seats if seat.lane is lane and (seat.executor or seat.wanted.is_set())]
+        coming = [seat for seat in self._seats if seat.executor or (seat.wanted.is_set() and not seat.broken)]
+        seats = [seat for seat in coming if seat.lane is lane]
         seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
         return seat.executor if seat is not None else None
 
@@ -298,6 +305,30 @@ class ExecutorPool:
             for ticket in (*self._queues[True].drain(lane), *self._queues[False].drain(lane)):
                 if not ticket.executor.done():
                     ticket.executor.set_exception(error)
+
+    def _despair(self, lane: Lane, error: ExecutorError) -> None:
+        """Fail the waiting activities for which no executor could be started for too long; the others wait on.
+
+        What does not start is broken by its app, by Spark or by the machine, never by the activity that waits for it:
+        whoever mends it loses no attempt.
+        """
+        now, patience = self._clock.monotonic(), self._times.patience.total_seconds()
+        for queue in self._queues.values():
+            for ticket in queue.drain(lane):
+                ticket.failing_since = ticket.failing_since if ticket.failed_starts else now
+                ticket.failed_starts += 1
+                if ticket.executor.done():
+                    continue
+                if now - ticket.failing_since < patience:
+                    queue.put(lane, ticket.key, ticket)
+                    continue
+                ticket.executor.set_exception(
+                    ExecutorError(
+                        f"its worker could start none for {now - ticket.failing_since:.0f} s ({ticket.failed_starts} "
+                        f"tries; see executor_failed_to_start in the log of worker {self._name}): {error}",
+                        error.stack_trace,
+                    )
+                )
 
     def _trust(self, executor: Executor) -> None:
         """It has ended an activity in an orderly way: whatever kills it later is a new story."""
@@ -326,16 +357,21 @@ class ExecutorPool:
             await self._start_executor(seat)
         except ExecutorError as error:
             seat.failures += 1
-            # Not again by itself: the next request asks. Until then nobody needs it, and it would only fill the log.
-            seat.wanted.clear()
+            seat.broken = True
+            if not any(other.open for other in self._seats if other.lane is seat.lane):
+                self._despair(seat.lane, error)
+            waiting = sum(queue.has(seat.lane) for queue in self._queues.values())
+            if not waiting:
+                # Not again by itself: the next request asks. Until then it would only fill the log.
+                seat.wanted.clear()
             _log.error(
                 "executor_failed_to_start",
                 lane=str(seat.lane),
                 attempt=seat.failures,
-                error=str(error).partition("\n")[0],
+                again_in=seat.backoff if waiting else None,
+                error=str(error)[:_MAX_SHOWN],
+                stack_trace=(error.stack_trace or "")[-_MAX_SHOWN:] or None,
             )
-            if not any(other.open for other in self._seats if other.lane is seat.lane):
-                self._refuse((seat.lane,), error)
             self._settle()
 
     async def _start_executor(self, seat: _Seat) -> Executor:
@@ -356,7 +392,7 @@ class ExecutorPool:
             await executor.start()
         except OSError as error:
             raise ExecutorError(f"executor {name} could not be started: {error}") from error
-        seat.executor = executor
+        seat.executor, seat.broken = executor, False
         seconds = round(self._clock.monotonic() - began, 1)
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
         return executor

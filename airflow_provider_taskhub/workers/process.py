@@ -57,12 +57,14 @@ class ExecutorTimes:
     :param ping: between two pings. :param silence: without any sign of life until it is killed. User code that holds
         the GIL looks like a hung process, hence a minute.
     :param grace: from asking an attempt to stop to killing its executor.
+    :param patience: how long an activity waits for an executor whose starts fail; they are repeated ever more slowly.
     """
 
     start: timedelta = timedelta(seconds=120)
     ping: timedelta = timedelta(seconds=5)
     silence: timedelta = timedelta(seconds=60)
     grace: timedelta = timedelta(seconds=10)
+    patience: timedelta = timedelta(minutes=5)
 
 
 class ExecutorError(Exception):

@@ -34,6 +34,7 @@ from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.responses import Responses, insist, refused
 from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name, request_of, traced, warn_of_crash
+from airflow_provider_taskhub.workers.slots import Slots
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +43,7 @@ class Recorded:
     """Processes one work item of an activity with a record.
 
     :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
-    :param reader: of the work-item queue.
+    :param reader: of the work-item queue. :param slots: a work item that waits for a silent worker holds none.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Recorded:
         dead: Callable[[str], bool],
         reader: Reader,
         responses: Responses,
+        slots: Slots,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
-        self._dead, self._reader, self._responses = dead, reader, responses
+        self._dead, self._reader, self._responses, self._slots = dead, reader, responses, slots
 
     async def process(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes = Crashes()
@@ -92,6 +94,7 @@ class Recorded:
         is put again, or the instance was ended."""
         hub, instance = self._hub, held.message.instance
         watched: tuple[str, float] | None = None
+        paused = False
         known = held.deliveries > 1  # else the first attempt's claim tells whether there is one
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id) if known else []
@@ -122,10 +125,18 @@ class Recorded:
                         return None
                     continue
                 case ActivityReaction.WAIT:
+                    if not paused:
+                        paused = True
+                        self._slots.pause(held)
+                        self._reader.freed()
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
                         return None
                     continue
+            if paused:
+                await self._slots.resume(held)
+                paused = False
+                continue  # to wait for a slot took time: look again
             number = last[0].attempt + 1 if last else 1
             claim = self._new_record(held, event, number)
             etag = await self._write_claim(claim, silent)

@@ -87,6 +87,19 @@ class Slots:
             self._ended.append(self._clock.monotonic())
             self._changed.set()
 
+    def pause(self, held: Held) -> None:
+        """The work item only waits for now: others get its slot until :meth:`resume`; told twice is once."""
+        if held in self._running:
+            self._running.remove(held)
+            self._changed.set()
+
+    async def resume(self, held: Held) -> None:
+        """Wait for a slot for a paused work item."""
+        while len(self._running) >= self._limit:
+            self._changed.clear()
+            await self._changed.wait()
+        self._running.add(held)
+
     def clear(self) -> list[Held]:
         """Take out everything that waits; the caller gives it back."""
         left = [held for _, held in self._waiting]

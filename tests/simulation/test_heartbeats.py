@@ -62,6 +62,32 @@ def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault:
     assert superseded == []
 
 
+def test_who_waits_for_a_silent_worker_takes_no_slot_from_others() -> None:
+    """A worker with one slot that is about to take over an attempt runs other activities meanwhile."""
+
+    async def play() -> Any:
+        async with World(app(), activities=1) as hub:
+            one, _ = await hub.join("one", roles=("activity",)), await hub.join("two", roles=("orchestrator",))
+            await hub.client.start("once", 30.0, instance_id="long")
+            await hub.clock.sleep(5.0)
+            one.die()
+            await hub.join("three", roles=("activity",))
+            took = []
+            for number in range(20):
+                began = hub.clock.monotonic()
+                await hub.client.start("once", 0.1, instance_id=f"short-{number}")
+                await hub.wait(f"short-{number}")
+                took.append(hub.clock.monotonic() - began)
+                if len(await hub.client.activities("long")) > 1:
+                    break
+            await hub.wait("long")
+            return max(took[:-1]), [record.state for record in await hub.client.activities("long")]
+
+    longest, states = simulate(play)
+    assert longest < 2.0
+    assert states == [RecordState.LOST, RecordState.COMPLETED]
+
+
 @pytest.mark.parametrize("first", ["death", "terminate"])
 @pytest.mark.rows("D60", "D63", "D66")
 def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(first: str) -> None:

@@ -8,10 +8,12 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
@@ -20,6 +22,8 @@ from airflow_provider_taskhub.workers.launch import launch
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
 
 SOON = timedelta(seconds=0.3)
+BAD = "raise RuntimeError('edited badly')\n"
+GOOD = "from tests.workers.apps import app\n"
 
 
 @pytest.mark.parametrize(
@@ -260,24 +264,51 @@ async def test_stop_waits_for_what_runs(make_pool: PoolMaker, tmp_path: pathlib.
     assert (await run).result == '"m"'
 
 
-async def test_an_app_that_stops_loading_is_tried_ever_more_slowly_and_told(
-    make_pool: PoolMaker, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A poison import after a good start: each request tries once more, gets the error, and the worker lives on."""
+@pytest.fixture
+def brittle(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Writes the source of ``brittle_app``, which is ``GOOD`` at first."""
     module = tmp_path / "brittle_app.py"
-    good = "from tests.workers.apps import app\n"
-    module.write_text(good)
+    module.write_text(GOOD)
     monkeypatch.syspath_prepend(str(tmp_path))
+    return module.write_text
+
+
+async def test_an_activity_waits_for_an_app_that_is_mended(make_pool: PoolMaker, brittle: Callable[[str], int]) -> None:
+    """Starts are repeated and logged; the activity that waits loses nothing by them."""
     pool = await make_pool(apps=["brittle_app:app"])
-    module.write_text("raise RuntimeError('edited badly')\n")
+    brittle(BAD)
     assert (await pool.run(request("crash", "exit"))).crashed
-    for _ in range(2):
-        outcome = await pool.run(request("greet", "x"))
-        assert outcome.crashed
-        assert outcome.failure is not None
-        assert outcome.failure.error_type == "ExecutorUnavailable"
-        assert "RuntimeError: edited badly" in outcome.failure.error_message
-    module.write_text(good)
+    with capture_logs() as logs:
+        waiting = asyncio.create_task(pool.run(request("greet", "x")))
+        failed = await until(
+            lambda: [line for line in logs if line["event"] == "executor_failed_to_start"][1:],
+            what="a second failed start",
+        )
+        assert "RuntimeError: edited badly" in failed[0]["error"]
+        assert "brittle_app.py" in failed[0]["stack_trace"]
+        assert failed[0]["again_in"] is not None
+    assert not waiting.done()
+    brittle(GOOD)
+    assert (await waiting).result == '"Hello, x!"'
+
+
+async def test_an_activity_that_waits_too_long_for_an_executor_fails_and_says_why(
+    make_pool: PoolMaker, brittle: Callable[[str], int]
+) -> None:
+    times = ExecutorTimes(patience=timedelta(seconds=1.5))
+    pool = await make_pool(apps=["brittle_app:app"], times=times)
+    brittle(BAD)
+    assert (await pool.run(request("crash", "exit"))).crashed
+    outcome = await pool.run(request("greet", "x"))
+    assert not outcome.crashed, "no executor was lost by it: it must not be tried again as after a crash"
+    assert outcome.failure is not None
+    assert outcome.failure.error_type == "ExecutorUnavailable"
+    text = outcome.failure.error_message
+    assert text.startswith("activity 'greet' got no executor: its worker could start none for ")
+    assert "executor_failed_to_start in the log of worker" in text
+    assert "RuntimeError: edited badly" in text
+    assert "brittle_app.py" in (outcome.failure.stack_trace or "")
+    brittle(GOOD)
     assert (await pool.run(request("greet", "x"))).result == '"Hello, x!"'
 
 
