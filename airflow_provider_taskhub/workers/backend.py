@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
 IDLE_CHECKS = 6
 """Looks for idle sessions within one idle timeout."""
+RELEASE_CHECK = 3600.0
+"""Seconds between two looks for free partitions beside the scans, when no news comes."""
 DEATH_CHECK = 0.1
 """Seconds between two looks at the lock files of this machine's other workers; a look asks the store nothing."""
 POLLS_WHILE_BUSY = 80
@@ -74,7 +76,8 @@ class Backend:
     ) -> None:
         """
         :param predecessors: full names of the workers that are proven dead.
-        :param died: called when one more is proven dead and its messages can be received again.
+        :param died: called when partitions may be free: another worker is proven dead, and its messages can be received
+            again, or has released them.
         :param closes: closes an orchestrator that is put aside, of an instance id: users' ``finally`` blocks.
         """
         self._predecessors, self._died = predecessors, died
@@ -149,6 +152,7 @@ class Backend:
         self.supervisor.keep("absences", self.absences.run)
         if self._predecessors is not tuple:
             self.supervisor.keep("deaths", self._watch_deaths)
+            self.supervisor.keep("releases", self._hear_releases)
         if ORCHESTRATOR in self.roles:
             self.supervisor.keep("orchestrations", self.orchestrations.run)
         if ACTIVITY in self.roles:
@@ -318,6 +322,13 @@ class Backend:
             return False
         reader.offer(response)
         return True
+
+    async def _hear_releases(self) -> None:
+        """Have the partitions that a worker has released looked at, at once: on this machine the store tells of it."""
+        async with self.hub.store.hearing(self.hub.names.partitions) as news:
+            while True:
+                await news(RELEASE_CHECK)
+                self._died()
 
     async def _watch_deaths(self) -> None:
         """Let others have at once what a worker held that is proven dead; else it waits for its visibility to end."""

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import unsent
 from tests.simulation.world import WHOLE, World, simulate
 
@@ -138,3 +138,36 @@ async def _outage() -> None:
 
 def test_claims_are_released_when_the_store_answers_again() -> None:
     simulate(_outage)
+
+
+RARE = LeaseTimes(
+    renew=timedelta(seconds=4),
+    give_up=timedelta(seconds=8),
+    take=timedelta(seconds=16),
+    scan=timedelta(seconds=8),
+    visibility=timedelta(seconds=16),
+)
+
+
+async def _released(after: float) -> float:
+    """Seconds from the end of a worker's service of its partitions to another's. :param after: moment, within scans."""
+    ran: Counter[int] = Counter()
+    async with World(app_of(ran), place=WHOLE, partitions=2, lease=RARE) as world:
+        one = await world.join("one", proves=True)
+        await world.clock.sleep(20.0)
+        two = await world.join("two", proves=True)
+        await world.clock.sleep(60.0 + after)
+        assert (len(one.owner.tenures), len(two.owner.tenures)) == (1, 1)
+        stopping = world.spawn(one.stop())
+        while one.owner.tenures:
+            await world.clock.sleep(0.01)
+        began = world.clock.monotonic()
+        while len(two.owner.tenures) < 2:
+            await world.clock.sleep(0.01)
+        took = world.clock.monotonic() - began
+        await stopping
+        return took
+
+
+def test_what_a_worker_releases_on_this_machine_is_taken_before_the_next_scan() -> None:
+    assert max(simulate(partial(_released, after)) for after in (0.0, 2.0, 4.0, 6.0)) <= 0.05
