@@ -26,6 +26,9 @@ CHECK = 5.0
 """Seconds between two looks at the members, at most."""
 FORGET = 120.0
 """Seconds after which a need that nothing has asked for again is forgotten: a message that waits comes again before."""
+ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
+"""Seconds, and at most so many, for which an activity that another worker could run is given back: whichever worker is
+first takes it, and the more often this one is, the longer the other one has been busy."""
 LONGEST_TEXT = 4000
 """Characters of the failure of what nobody could run."""
 
@@ -48,7 +51,8 @@ class Absences:
     """What is not here.
 
     :param live: reads the live members. :param limit: the no-worker timeout.
-    :param pause: what another worker could run comes back after this time, for that worker to take it.
+    :param pause: messages of an orchestrator that another worker could run come back after this time: by then that
+        worker may have the partition.
     """
 
     def __init__(
@@ -85,7 +89,11 @@ class Absences:
         """For how long a message that needs it is given back."""
         longest = unknown_delay(dequeue_count)
         found = self._absent.get(need)
-        return min(longest, self._pause) if found is not None and found.elsewhere else longest
+        if found is None or not found.elsewhere:
+            return longest
+        if need.kind == "activity":
+            return min(longest, timedelta(seconds=min(ACTIVITY_LONGEST, ACTIVITY_PAUSE * max(1, dequeue_count))))
+        return min(longest, self._pause)
 
     async def run(self) -> None:
         """While something is missing, look who is alive."""
@@ -93,9 +101,8 @@ class Absences:
             if not self._absent:
                 self._missing.clear()
                 await self._missing.wait()
-                await self._look()
-            await self._hub.clock.sleep(min(CHECK, max(0.5, self._limit / 3)))
             await self._look()
+            await self._hub.clock.sleep(min(CHECK, max(0.5, self._limit / 3)))
 
     async def _look(self) -> None:
         try:

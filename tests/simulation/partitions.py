@@ -8,7 +8,9 @@ than any lease. Everything is drawn from one seed, and checked at every change o
 * never two hosts that both read a partition's queue, of those that run (T20);
 * every partition is served again within take + one scan once nothing is in the way any more (T87);
 * then shares are fair, and nothing moves (E46, E48);
-* and no decision depends on a wall clock (T88): see ``test_partitions``.
+* and no decision depends on a wall clock (T88): see ``test_partitions``;
+* where hosts have different apps (``--differ``), a partition comes to rest with a host that has all that its instances
+  need, if there is one, and no order of moves keeps it from being served.
 
 Most hubs are small, with leases of seconds to minutes; each seed is played for about as many requests as any other, so
 that no hour is spent on a hub that is large and calm. ``python -m tests.simulation.partitions --hours 1000 --seed 1``
@@ -43,10 +45,20 @@ import structlog
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.codec import ticks_of
 from airflow_provider_taskhub.errors import HubError, LeaseLost, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import (
+    BLOB,
+    TABLE,
+    HubNames,
+    Member,
+    Need,
+    Service,
+    Tenure,
+    WorkerIdentity,
+)
 from airflow_provider_taskhub.hub.partitions import members, stores
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
+from airflow_provider_taskhub.hub.partitions.placing import DWELL_SCANS, LEAST_DWELL
 from airflow_provider_taskhub.hub.partitions.steering import Steering
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LeaseTimes
@@ -251,8 +263,31 @@ class Host:
             app_name="",
             predecessors=lambda: self.predecessors,
             rng=random.Random(f"{world.seed}/{self.me}/jitter"),
+            member=self.member if world.differ else None,
+            services=self.services if world.differ else dict,
         )
         self.task = asyncio.ensure_future(self.owner.run())
+
+    # what it has, and what its partitions need
+
+    def member(self) -> Member:
+        return Member(
+            worker=str(self.me),
+            started=START,
+            roles=("orchestrator",),
+            apps={"app": "1"},
+            orchestrators=tuple(sorted(self.world.parts[self.name])),
+            activities=(),
+        )
+
+    def services(self) -> dict[int, Service]:
+        has = self.world.parts[self.name]
+        found = {}
+        for number in tuple(self.held):
+            needs = [Need("orchestrator", part) for part in sorted(self.world.needs[number])]
+            runs, lacks = (tuple(need for need in needs if (need.name in has) is wanted) for wanted in (True, False))
+            found[number] = Service(runs=runs, lacks=lacks)
+        return found
 
     # what the owner tells
 
@@ -346,6 +381,8 @@ class World:
     seed: int
     shape: Shape
     skewed: bool = True
+    differ: bool = False
+    """Hosts have different apps, by name, and each partition's instances need some of them."""
     store: Store = field(default_factory=lambda: SqliteStore(None, clock=JumpingClock()))
     hosts: list[Host] = field(default_factory=list)
     holders: dict[int, set[Host]] = field(default_factory=lambda: defaultdict(set))
@@ -366,7 +403,7 @@ class World:
     _spared: set[str] = field(default_factory=set)
     _calm_since: float = 0.0
     _travelling: set[asyncio.Task[None]] = field(default_factory=set)
-    _moves: int = 0
+    _moves: Counter[int] = field(default_factory=Counter)
     _stormy: bool = False
 
     def __post_init__(self) -> None:
@@ -385,6 +422,14 @@ class World:
         if self.shape.lease_store == BLOB:  # things happen further apart where a blob stays leased behind its owner
             self._apart += min(max(times.take.total_seconds(), 15.0), 60.0)
         self.fair_within = 2 * self._apart + DRAIN.total_seconds() + 3 * self._scan
+        draw = random.Random(f"{self.seed}/apps")
+        self.parts = {f"w{number}": _some(draw, 0) for number in range(self.shape.hosts)}
+        self.needs = [_some(draw, 1) for _ in range(self.shape.partitions)]
+        if self.differ:  # a need is said with a renewal, another worker sees it with a scan, and asks for the partition
+            # and while partitions go round by turns, hosts differ over who is to take a free one: then it is anybody's
+            self.within += 2.5 * 1.15 * self._scan
+            dwell = max(LEAST_DWELL, DWELL_SCANS * self._scan)
+            self.fair_within += 2 * (times.renew.total_seconds() + 3 * self._scan + DRAIN.total_seconds()) + dwell
 
     # time, weather, requests under way
 
@@ -426,7 +471,7 @@ class World:
 
     def note(self, host: Host, kind: str, number: int, text: str = "") -> None:
         self.events[kind] += 1
-        self._moves += kind == "taken"
+        self._moves[number] += kind == "taken"
         line = f"{self.now():.3f} {host.me} {kind} {number} {text}".rstrip()
         self.trace.append(line)
         self.digest.update(line.encode())
@@ -614,10 +659,13 @@ class World:
                 host.resume()
                 self.disturbed()
         await self._settle()
-        before = self._moves
+        before = self._moves.copy()
         await asyncio.sleep(self.dice.uniform(0, self.dice.choice([2, 2, 6, 20])) * self._apart)
-        if self._moves != before and not any(not host.clock.running.is_set() for host in self.hosts):
-            self.violated(f"{self._moves - before} partitions moved in a stable cluster (E48)")
+        moved = [number for number in self._moves if self._moves[number] != before[number]]
+        if any(map(self._divided, range(self.shape.partitions))):
+            moved = []  # where hosts take turns with some partitions, fair shares move others in return
+        if moved and not any(not host.clock.running.is_set() for host in self.hosts):
+            self.violated(f"partitions {moved} moved in a stable cluster (E48)")
 
     async def _settle(self) -> None:
         while (left := self._calm_since + self.fair_within - self.now()) > 0:  # noqa: ASYNC110  # starts disturb
@@ -625,8 +673,22 @@ class World:
         if any(not host.clock.running.is_set() for host in self.hosts):
             return
         counts = sorted(sum(host.serves(number) for number in host.held) for host in self.hosts)
-        if counts[-1] - counts[0] > 1:
+        if not self.differ and counts[-1] - counts[0] > 1:
             self.violated(f"shares are {counts} (E46)")
+        for number in range(self.shape.partitions) if self.differ else ():
+            fit = self._fit(number)
+            if fit and not any(host.serves(number) for host in fit):
+                holders = [str(host.me) for host in self.holders[number]]
+                self.violated(f"partition {number} rests with {holders}, and {[str(host.me) for host in fit]} are fit")
+
+    def _fit(self, number: int) -> list[Host]:
+        """Hosts that have all that the instances of a partition need, as far as any host has it."""
+        needs = self.needs[number] & frozenset().union(*(self.parts[host.name] for host in self.hosts))
+        return [host for host in self.hosts if needs <= self.parts[host.name]]
+
+    def _divided(self, number: int) -> bool:
+        """Whether hosts take turns with a partition."""
+        return self.differ and not self._fit(number)
 
     async def live(self) -> None:
         async with self.store:
@@ -693,6 +755,10 @@ def _times(renew: float, more: float, margin: float, scan: float) -> LeaseTimes:
     )
 
 
+def _some(draw: random.Random, least: int) -> frozenset[str]:
+    return frozenset(draw.sample("xyz", draw.choice([least, 1, 1, 2, 3])))
+
+
 @contextmanager
 def _remembered() -> Iterator[None]:
     """What is read again and again, by all hosts, is decoded once: pure functions of a row, told apart by its ETag."""
@@ -715,12 +781,12 @@ def _once(decode: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def simulate(seed: int, hours: float, *, skewed: bool = True) -> World:
+def simulate(seed: int, hours: float, *, skewed: bool = True, differ: bool = False) -> World:
     """Play a seed to its end.
 
     :raises Violation: with what happened last, and the line that plays it again.
     """
-    world = World(seed, shape_of(seed, hours), skewed)
+    world = World(seed, shape_of(seed, hours), skewed, differ)
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -728,7 +794,8 @@ def simulate(seed: int, hours: float, *, skewed: bool = True) -> World:
             jumping.run(world.live(), limit=timedelta(hours=hours + 100))
     except Violation as violation:
         story = "\n".join(world.trace)
-        line = f"python -m tests.simulation.partitions --seed {seed} --hours {world.shape.hours!r} --seeds 1"
+        options = f"--seed {seed} --hours {world.shape.hours!r} --seeds 1{' --differ' * differ}"
+        line = f"python -m tests.simulation.partitions {options}"
         raise Violation(f"{violation}\n{world.shape}\n{story}\nto see it again: {line}") from None
     finally:
         structlog.configure(**before)
@@ -745,11 +812,11 @@ class Played:
     line: str
 
 
-def _played(seed: int, hours: float) -> Played:
+def _played(seed: int, hours: float, differ: bool) -> Played:
     """In a process of its own."""
     gc.set_threshold(100_000)  # little of what is made lives long, and much is made
     try:
-        world = simulate(seed, hours)
+        world = simulate(seed, hours, differ=differ)
     except Violation as violation:
         return Played(line=str(violation))
     except Exception:
@@ -778,13 +845,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, help="how many; else as many as the hours need")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
+    parser.add_argument("--differ", action="store_true", help="hosts have different apps")
     options = parser.parse_args()
     each = options.hours / (options.seeds or 1)
     seeds = _seeds(options.seed, options.seeds, options.hours)
     done, requests, events, began = 0.0, 0, Counter[str](), time.monotonic()
     os.environ["PYTHONHASHSEED"] = "0"  # of the processes: in what order sets are gone through is part of a seed
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for play in as_completed([pool.submit(_played, seed, each) for seed in seeds]):
+        for play in as_completed([pool.submit(_played, seed, each, options.differ) for seed in seeds]):
             played = play.result()
             print(played.line, flush=True, file=sys.stdout if played.hours else sys.stderr)
             if not played.hours:

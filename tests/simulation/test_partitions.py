@@ -10,6 +10,7 @@ from itertools import chain
 import pytest
 
 from airflow_provider_taskhub.errors import LeaseLost
+from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
@@ -24,6 +25,20 @@ Break = Callable[[pytest.MonkeyPatch], None]
 def test_whatever_happens(seed: int) -> None:
     world = simulate(seed, 0.3)
     assert world.events["taken"] > 0
+
+
+@pytest.mark.rows("K43", "T86", "T87", "E48")
+@pytest.mark.parametrize("seed", [1, 2, 4, 9])
+def test_whatever_happens_to_hosts_with_different_apps(seed: int) -> None:
+    """A partition comes to rest with a host that has all that its instances need."""
+    assert simulate(seed, 0.2, differ=True).events["taken"] > 0
+
+
+@pytest.mark.rows("K43")
+def test_partitions_that_rest_where_nothing_can_be_run_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rules, "suits", Rules.allow)
+    with pytest.raises(Violation, match=r"rests with .* are fit"):
+        simulate(4, 0.2, differ=True)
 
 
 @pytest.mark.rows("T17", "T88", "E59", "K33")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -129,6 +130,19 @@ def test_what_another_worker_could_run_comes_back_soon() -> None:
 
     assert play(Table(worker("work")), drive) == (PAUSE, PAUSE)
     assert play(Table(), drive) == (timedelta(seconds=2), timedelta(seconds=15))
+
+
+@pytest.mark.rows("K43")
+def test_an_activity_of_another_worker_comes_back_at_once_and_later_where_that_one_is_busy() -> None:
+    need = Need("activity", "clean")
+
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        absences.gave_up(need)
+        await clock.sleep(1.0)
+        return [absences.delay(need, count).total_seconds() for count in (0, 1, 2, 3, 10, 99)]
+
+    able = replace(worker(), roles=("activity",), activities=("clean",))
+    assert play(Table(able), drive) == [0.5, 0.5, 1.0, 1.5, 5.0, 5.0]
 
 
 def test_nobody_is_looked_for_once_nothing_asks_any_more() -> None:
