@@ -423,3 +423,27 @@ def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
             assert found[-1].reason is Reason.NO_TRIGGERER
 
     run(play(), limit=timedelta(minutes=5))
+
+
+def test_workers_whose_apps_differ_are_told_from_the_store_with_both_names() -> None:
+    clock = JumpingClock()
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store:
+            client = await Client.over(store, Settings(hub="House", partitions=4), create=True, clock=clock)
+            members = await serve(store, client)
+            await members.announce(member(HERE, apps={"trains": "1"}, orchestrators=("trains",)))
+            await members.announce(member("ann@a/1", accepts={"delays": ("2",)}))
+            await client.start("delays", "x", instance_id="i", version="2")
+            await client.start("delays", "x", instance_id="old", version="1")
+            (found,) = await client.waiting("i")
+            assert found.reason is Reason.NOT_OWNER
+            assert f"is owned by {HERE}, which cannot run orchestrator 'delays'" in found.text
+            assert "ann@a/1 can and does not own it" in found.text
+            (found,) = await client.waiting("old")
+            assert found.reason is Reason.VERSION
+            scanned = await client.waiting_instances()
+            assert scanned.counts == {Reason.VERSION: 1, Reason.NOT_OWNER: 1}
+            assert set(scanned.faults) == set(scanned.counts)
+
+    run(play(), limit=timedelta(minutes=5))
