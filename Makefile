@@ -24,6 +24,7 @@ BENCH ?=
 # make simulate HOURS=1000 SEED=7: of virtual time, and the first seed
 HOURS ?= 100
 SEED ?= 1
+WORLDS ?= 100
 
 .PHONY: help
 help: ## this list
@@ -70,6 +71,12 @@ simulate: .venv/.test ## the partition service under all that can go wrong: HOUR
 .PHONY: simulate-deaths
 simulate-deaths: .venv/.test ## the long form of the simulation: workers die at every storage call of every scenario
 	@TASKHUB_DEATHS=all $(BIN)/python -m pytest tests/simulation --timeout 3600 $(TESTS)
+
+.PHONY: simulate-programs
+simulate-programs: .venv/.test ## random programs while workers die at random storage calls: WORLDS=100 hubs of 20 programs, seeds from SEED on
+	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED)
+	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED) --whole
+	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED) --faulty
 
 .PHONY: crash
 crash: .venv/.test .venv/.azurite ## everything that can go wrong at every storage call, on SQLite and Azurite; counts (CRASH="--store sqlite")

@@ -31,6 +31,11 @@ def _carry_out(step: dict[str, Any]) -> Any:
     calls = _began(step["key"], info)
     time.sleep(step["seconds"])
     _note(step["key"], info, "end")
+    return outcome(step, calls)
+
+
+def outcome(step: dict[str, Any], calls: int) -> Any:
+    """What an activity comes to in this call, from 1."""
     if calls <= step["fails"]:
         text = f"boom {step['key']}"
         if step["final"]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,6 +42,10 @@ ABSENT = 20.0
 """Seconds for which events are offered to a child that is not there, after the program's end."""
 PAUSE = 0.1
 OPTIONS = ("--activities", "8")
+
+
+Wrong = dict[str, list[str]]
+"""What is wrong, a line each, by instance id. Has a default: no line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +76,18 @@ async def explore(
     (house.folder / "effects").mkdir()
     began, found = time.monotonic(), Explored(programs=len(programs))
     fleet = Fleet(house, 2, app=APP, seed=seed, options=OPTIONS, apart=apart)
-    wrong: dict[str, list[str]] = defaultdict(list)
+    wrong: Wrong = defaultdict(list)
     async with house.client() as client:
         killing = asyncio.create_task(_kill(fleet, random.Random(seed)))
         try:
-            room = asyncio.Semaphore(together)
-            await asyncio.gather(*(_carry_out(client, program, room, wrong) for program in programs))
-            await _settle(client, wrong)
+            await carry_out(client, programs, wrong, together=together)
         finally:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
         found.kills = fleet.kills
-        await _check(client, house, programs, wrong, found)
+        rows = await check(client, programs, wrong, by_program(_lines(house.folder / "effects")))
+        found.instances = len(rows)
+        found.statuses.update(str(row.status) for row in rows)
     await asyncio.to_thread(fleet.end)
     by_id = {program["id"]: program for program in programs}
     for instance_id, texts in wrong.items():
@@ -93,13 +97,21 @@ async def explore(
     return found
 
 
+async def carry_out(client: Client, programs: Sequence[Program], wrong: Wrong, *, together: int = TOGETHER) -> None:
+    """Start programs, give their orders, and wait until all instances of the hub have ended."""
+    room = asyncio.Semaphore(together)
+    await asyncio.gather(*(_carry_out(client, program, room, wrong) for program in programs))
+    expected = {name: one for program in programs for name, one in predict(program).instances.items()}
+    await _settle(client, {name for name, one in expected.items() if one.sure and not one.may_terminate}, wrong)
+
+
 async def _kill(fleet: Fleet, dice: random.Random) -> None:
     while True:
         await asyncio.sleep(dice.uniform(2.0, 4.0))
         await asyncio.to_thread(fleet.kill)
 
 
-async def _carry_out(client: Client, program: Program, room: asyncio.Semaphore, wrong: dict[str, list[str]]) -> None:
+async def _carry_out(client: Client, program: Program, room: asyncio.Semaphore, wrong: Wrong) -> None:
     async with room:
         await client.start("program", {"steps": program["steps"], "out": []}, instance_id=program["id"])
         own = [order for order in program["orders"] if order["to"] == program["id"]]
@@ -117,11 +129,12 @@ async def _carry_out(client: Client, program: Program, room: asyncio.Semaphore, 
 
 async def _give(client: Client, orders: Sequence[Mapping[str, Any]], over: asyncio.Event) -> None:
     """Give orders to an instance, each at its time. :param over: set when the program has ended."""
-    began = time.monotonic()
+    now = client.hub.clock.monotonic
+    began = now()
     for order in orders:
-        await asyncio.sleep(max(0.0, began + order["at"] - time.monotonic()))
+        await asyncio.sleep(max(0.0, began + order["at"] - now()))
         given_up: float | None = None
-        while given_up is None or time.monotonic() < given_up:
+        while given_up is None or now() < given_up:
             try:
                 await _order(client, order)
                 break
@@ -129,7 +142,7 @@ async def _give(client: Client, orders: Sequence[Mapping[str, Any]], over: async
                 return
             except InstanceNotFound:  # a child that has not begun
                 if over.is_set() and given_up is None:
-                    given_up = time.monotonic() + ABSENT
+                    given_up = now() + ABSENT
                 await asyncio.sleep(PAUSE)
 
 
@@ -156,31 +169,33 @@ async def _all(client: Client) -> list[InstanceState]:
             return found
 
 
-async def _settle(client: Client, wrong: dict[str, list[str]]) -> None:
-    """Wait for the instances for which no program waited: children that were forgotten, or lost a race."""
-    deadline = time.monotonic() + DEADLINE.total_seconds() / 3
+async def _settle(client: Client, sure: Set[str], wrong: Wrong) -> None:
+    """Wait for the instances for which no program waited: children that were forgotten, or lost a race.
+
+    :param sure: ids that must appear: a forgotten child may begin after its parent has ended.
+    """
+    deadline = client.hub.clock.monotonic() + DEADLINE.total_seconds() / 3
     while True:
-        running = [row for row in await _all(client) if not row.status.is_final and row.instance_id not in wrong]
-        if not running:
+        rows = await _all(client)
+        running = [row for row in rows if not row.status.is_final and row.instance_id not in wrong]
+        if not running and sure <= {row.instance_id for row in rows} | wrong.keys():
             return
-        if time.monotonic() > deadline:
+        if client.hub.clock.monotonic() > deadline:
             for row in running:
                 wrong[row.instance_id].append(f"is {row.status} for ever")
             return
         await asyncio.sleep(0.5)
 
 
-async def _check(
-    client: Client, house: House, programs: Sequence[Program], wrong: dict[str, list[str]], found: Explored
-) -> None:
+async def check(
+    client: Client, programs: Sequence[Program], wrong: Wrong, effects: Mapping[str, Sequence[str]]
+) -> list[InstanceState]:
+    """Compare everything with the model. :param effects: lines of activities by program. :returns: all instances."""
     for kept in await client.quarantined():
         wrong[kept.instance_id or "quarantine"].append(f"in quarantine: {kept.cause}")
     rows = await _all(client)
-    found.instances = len(rows)
-    found.statuses.update(str(row.status) for row in rows)
     predictions = {program["id"]: predict(program) for program in programs}
     there = {row.instance_id for row in rows}
-    effects = _effects(house.folder / "effects")
     for name, prediction in predictions.items():
         for instance_id, expected in prediction.instances.items():
             if instance_id not in there and expected.sure and not expected.may_terminate:
@@ -189,11 +204,12 @@ async def _check(
                 told = await _differences(client, instance_id, prediction)
                 if told:
                     wrong[instance_id] += told
-        if name not in wrong and (texts := list(miscalled(prediction, effects[name]))):
+        if name not in wrong and (texts := list(miscalled(prediction, effects.get(name, ())))):
             wrong[name] += texts
     for row in rows:
         if row.status.is_final and (texts := await corruption(client, row.instance_id, all_answered=False)):
             wrong[row.instance_id] += texts
+    return rows
 
 
 async def _differences(client: Client, instance_id: str, prediction: Prediction) -> list[str]:
@@ -206,12 +222,16 @@ async def _differences(client: Client, instance_id: str, prediction: Prediction)
     return differences(prediction.instances[instance_id], status=str(row.status), output=output, custom_status=status)
 
 
-def _effects(folder: Path) -> dict[str, list[str]]:
+def _lines(folder: Path) -> Iterable[str]:
+    for file in folder.iterdir():
+        yield from file.read_text().splitlines()
+
+
+def by_program(lines: Iterable[str]) -> dict[str, list[str]]:
     """The lines that activities wrote, by their program's instance."""
     found: dict[str, list[str]] = defaultdict(list)
-    for file in folder.iterdir():
-        for line in file.read_text().splitlines():
-            found[line.partition(" ")[0].rpartition("-k")[0]].append(line)
+    for line in lines:
+        found[line.partition(" ")[0].rpartition("-k")[0]].append(line)
     return found
 
 
