@@ -32,6 +32,8 @@ class Slots:
         self._waiting: deque[tuple[float, Held]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
         self._promised = 0
+        self._paused = 0
+        """Work items that wait to go on, see :meth:`resume`."""
         self._changed = asyncio.Event()
         self._arrived = asyncio.Event()
 
@@ -73,7 +75,7 @@ class Slots:
 
     async def take(self) -> Held:
         """The next work item, once there are both it and a slot, which it has until :meth:`leave`."""
-        while not self._waiting or len(self._running) >= self._limit:
+        while not self._waiting or len(self._running) + self._paused >= self._limit:
             self._changed.clear()
             await self._changed.wait()
         _, held = self._waiting.popleft()
@@ -94,11 +96,16 @@ class Slots:
             self._changed.set()
 
     async def resume(self, held: Held) -> None:
-        """Wait for a slot for a paused work item."""
-        while len(self._running) >= self._limit:
-            self._changed.clear()
-            await self._changed.wait()
-        self._running.add(held)
+        """Wait for a slot for a paused work item; it comes before those that have not begun."""
+        self._paused += 1
+        try:
+            while len(self._running) >= self._limit:
+                self._changed.clear()
+                await self._changed.wait()
+            self._running.add(held)
+        finally:
+            self._paused -= 1
+            self._changed.set()
 
     def clear(self) -> list[Held]:
         """Take out everything that waits; the caller gives it back."""

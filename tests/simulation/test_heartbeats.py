@@ -71,21 +71,20 @@ def test_who_waits_for_a_silent_worker_takes_no_slot_from_others() -> None:
             await hub.client.start("once", 30.0, instance_id="long")
             await hub.clock.sleep(5.0)
             one.die()
-            await hub.join("three", roles=("activity",))
-            took = []
-            for number in range(20):
-                began = hub.clock.monotonic()
+            await hub.join("three", roles=("activity",), proves=False)
+            for number in range(400):
                 await hub.client.start("once", 0.1, instance_id=f"short-{number}")
                 await hub.wait(f"short-{number}")
-                took.append(hub.clock.monotonic() - began)
-                if len(await hub.client.activities("long")) > 1:
+                records = await hub.client.activities("long")
+                if len(records) > 1:  # its second attempt has the slot now
                     break
+                ended = hub.clock.utc_now()
             await hub.wait("long")
-            return max(took[:-1]), [record.state for record in await hub.client.activities("long")]
+            return (records[1].claimed - ended).total_seconds(), number
 
-    longest, states = simulate(play)
-    assert longest < 2.0
-    assert states == [RecordState.LOST, RecordState.COMPLETED]
+    standstill, number = simulate(play)
+    assert standstill < 1.5, "until the attempt is taken over, the slot is used"
+    assert number > 3
 
 
 @pytest.mark.parametrize("first", ["death", "terminate"])
