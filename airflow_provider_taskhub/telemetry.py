@@ -41,12 +41,27 @@ class Outage:
         more = {"failures": self.failures, "seconds": round(now - self._began)} if self.failures > 1 else {}
         self._log.warning(self._event, error=said, **more, **fields)
 
-    def over(self) -> None:
-        """It works. Says so if it did not before, more than once."""
+    def over(self, **fields: Any) -> None:
+        """It works. Says so if it did not before, more than once. :param fields: of the line, if there is one."""
         if self.failures > 1:
             seconds = round(self._monotonic() - self._began)
-            self._log.info("works_again", after=self._event, failures=self.failures, seconds=seconds)
+            self._log.info("works_again", after=self._event, failures=self.failures, seconds=seconds, **fields)
         self.failures = 0
+
+
+class Outages:
+    """One :class:`Outage` for each sort of failure and each thing that it may happen to.
+
+    :param log: a logger. :param monotonic: seconds that only grow.
+    """
+
+    def __init__(self, log: Any, monotonic: Callable[[], float]) -> None:
+        self._log, self._monotonic = log, monotonic
+        self._all: dict[tuple[str, object], Outage] = {}
+
+    def of(self, event: str, thing: object = None) -> Outage:
+        """:param event: name of a line about a failure. :param thing: one of few that fail alone, as a partition."""
+        return self._all.setdefault((event, thing), Outage(self._log, event, self._monotonic))
 
 
 SECRET_WORDS = (

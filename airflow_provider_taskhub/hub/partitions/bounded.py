@@ -11,21 +11,29 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.supervision import Supervisor, first
+from airflow_provider_taskhub.telemetry import Outages
 
 log = structlog.get_logger("taskhub.partitions")
 
 
-async def attempt(event: str, call: Callable[[], Awaitable[None]], deadline: float, **where: object) -> bool:
-    """One try, of ``deadline`` seconds at most. A failure is logged as ``event``, with ``where``, and ends nothing."""
+async def attempt(
+    event: str, call: Callable[[], Awaitable[None]], deadline: float, outages: Outages, **where: object
+) -> bool:
+    """One try, of ``deadline`` seconds at most. A failure ends nothing.
+
+    It is logged as ``event``, with ``where``: the first one at once, then once a minute for each partition.
+    """
+    outage = outages.of(event, where.get("partition"))
     try:
         async with asyncio.timeout(deadline):
             await call()
     except (StorageError, TimeoutError) as error:
-        log.warning(event, error=str(error) or type(error).__name__, **where)
+        outage.failed(error, **where)
         return False
     except Exception:
         log.exception(event)
         return False
+    outage.over(**where)
     return True
 
 

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.partitions.signs import Sign
 from airflow_provider_taskhub.hub.partitions.stores import Leases
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.telemetry import Outages
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -84,6 +85,7 @@ class Holding:
         self._figures = figures
         self._began = began
         self._tasks = Tasks(clock)
+        self._outages = Outages(log, clock.monotonic)
         self._held: dict[int, Held] = {}
         self._snapshot: tuple[Held, ...] = ()
         self._services: Mapping[int, Service] = {}
@@ -171,7 +173,7 @@ class Holding:
 
     async def _attempt(self, event: str, write: Callable[[Held], object], held: Held) -> bool:
         where = {"partition": held.tenure.partition, "left": round(held.tenure.left(), 1)}
-        return await attempt(event, partial(write, held), self._deadline, **where)  # type: ignore[arg-type]
+        return await attempt(event, partial(write, held), self._deadline, self._outages, **where)  # type: ignore[arg-type]
 
     async def _renew(self, held: Held) -> None:
         async with held.lock:

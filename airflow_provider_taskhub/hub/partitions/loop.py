@@ -34,6 +34,7 @@ from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.telemetry import Outages
 
 log = structlog.get_logger("taskhub.partitions")
 
@@ -105,6 +106,7 @@ class PartitionOwner:
         self._scanner: Scanner | None = None
         self.figures = Figures()
         self.supervisor = Supervisor(clock)
+        self._outages = Outages(log, clock.monotonic)
         self._slowness = 1.0
         self._due = 0.0
         self._stopping = asyncio.Event()
@@ -278,7 +280,7 @@ class PartitionOwner:
             await self._attempt("app_lease_not_renewed", self._app.renew)
 
     async def _attempt(self, event: str, call: Callable[[], Awaitable[None]]) -> bool:
-        return await attempt(event, call, self._deadline)
+        return await attempt(event, call, self._deadline, self._outages)
 
     # --- renewals: at their own pace --------------------------------------------------------------------------------
 
@@ -332,6 +334,7 @@ class PartitionOwner:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
+                self._outages.of("scan_failed").over()
                 if self._scans.wanted(self._member) != self._wanted:  # who can run what waits here is to know it soon
                     self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
@@ -346,7 +349,7 @@ class PartitionOwner:
                 log.warning("scan_throttled", next_in=round(pause, 1))
             except (StorageError, TimeoutError) as error:
                 least, pause = 1.0, self._scan_every * jitter  # E14
-                log.warning("scan_failed", error=str(error) or type(error).__name__)
+                self._outages.of("scan_failed").failed(error)
             except Exception:
                 least, pause = 1.0, self._scan_every * jitter
                 log.exception("scan_failed")
