@@ -171,6 +171,8 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     state = found.state
     if any(_held(found)) and state.status is not Status.SUSPENDED:
         return  # nobody has to know it before its start
+    if _is_foreign(found.served):
+        return  # workers of .NET do not list what they can run
     live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
     need = Need("orchestrator", state.name, state.version)
     fit, known = able(live, need), able(live, Need("orchestrator", state.name))
@@ -186,6 +188,11 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     elif (served := found.served) is not None and not served.offline:
         yield from _misplaced(need, served, live, fit)
     yield from _without_activity(found)
+
+
+def _is_foreign(served: Ownership | None) -> bool:
+    """Whether the owner of a partition is no worker of ours: these are called ``name@host/incarnation``."""
+    return served is not None and served.owner is not None and "/" not in served.owner.rpartition("@")[2]
 
 
 def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Sequence[Member]) -> Iterable[Why]:

@@ -113,6 +113,10 @@ def test_nobody_serves_the_partition() -> None:
     assert "cat@c/3" in text
 
 
+def test_nothing_is_said_of_what_a_worker_of_dotnet_can_run() -> None:
+    assert the_one(members=(), served=replace(SERVED, owner="DESKTOP-1")) == (Reason.ACTIVITIES, "activity 'load'")
+
+
 def test_nobody_knows_the_activity() -> None:
     awaits = Awaits(activities=("load", "stpo"))
     reason, text = the_one(awaits=awaits)
