@@ -180,7 +180,7 @@ async def orchestration(hub: Hub, *, steps: int = 1, width: int = 1) -> None:
 
 # --- the embedded store's ------------------------------------------------------------------------------------------
 
-_PUT = "INSERT INTO messages VALUES (?, 1, 0, 0, 0, 1, ?)"
+_PUT = "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) VALUES (?, 1, 0, 0, 0, 1, ?)"
 _DELETE = "DELETE FROM messages WHERE number = ?"
 _INSERT = "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, 0, ?)"
 _UPDATE = "UPDATE rows SET etag = ?, data = ? WHERE tbl = ? AND pk = ? AND rk = ?"

@@ -30,8 +30,7 @@ def test_a_reader_that_died_is_replaced_and_nothing_is_lost() -> None:
             machine = await hub.join("only")
             await asyncio.sleep(10)
             for partition in range(2):
-                task = machine.backend._tasks[hub.client.hub.names.control(partition)]
-                task.cancel()
+                machine.backend.supervisor.end(hub.client.hub.names.control(partition))
             began = hub.clock.monotonic()
             await hub.client.start("echo", "there", instance_id="waiting")
             state = await hub.wait("waiting")
