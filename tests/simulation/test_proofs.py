@@ -13,7 +13,10 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import unsent
-from tests.simulation.world import WHOLE, World, simulate
+from tests.simulation.crash import go_through
+from tests.simulation.lives import DEATHS, Kind
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.world import PROVING, WHOLE, World, simulate
 
 SOON = 0.5
 """Seconds from a death to the next step: a look at the lock files, a scan, a receive."""
@@ -171,3 +174,12 @@ async def _released(after: float) -> float:
 
 def test_what_a_worker_releases_on_this_machine_is_taken_before_the_next_scan() -> None:
     assert max(simulate(partial(_released, after)) for after in (0.0, 2.0, 4.0, 6.0)) <= 0.05
+
+
+@pytest.mark.rows("K06", "K26", "K27", "K29")
+@pytest.mark.parametrize("name", ["chain", "recorded", "parent", "events", "family", "cancel"])
+def test_nothing_is_lost_or_doubled_where_deaths_are_proven(name: str) -> None:
+    told = [
+        line for _, count in go_through(SCENARIOS[name], (*DEATHS, Kind.LEFT), PROVING, sample=4) for line in count.told
+    ]
+    assert not told, "\n".join(told)

@@ -100,6 +100,7 @@ class Place:
     """Where the hub of a world is kept.
 
     :param open: makes the store, under the world's clock. :param stepwise: units go operation by operation; else whole.
+    :param proves: its workers run on one machine and find the dead by their lock files.
     :param shared: others' hubs are there too: each has a name of its own, and is removed when its world ends.
     """
 
@@ -107,6 +108,7 @@ class Place:
     open: Callable[[JumpingClock], Store]
     stepwise: bool = True
     shared: bool = False
+    proves: bool = False
     lease: LeaseTimes = EMBEDDED_LEASE
 
     def __str__(self) -> str:
@@ -116,6 +118,8 @@ class Place:
 MEMORY = Place(name="sqlite", open=lambda clock: SqliteStore(None, clock=clock))
 WHOLE = Place(name="sqlite-units", open=lambda clock: SqliteStore(None, clock=clock), stepwise=False)
 """As the embedded store is in production: a checkpoint is there or not."""
+PROVING = Place(name="sqlite-proofs", open=lambda clock: SqliteStore(None, clock=clock), stepwise=False, proves=True)
+"""And as its workers are: each finds the others' deaths, and has what they held released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,7 +419,7 @@ class World:
 
     async def join(self, name: str, **options: Any) -> Machine:
         """A worker starts."""
-        machine = Machine(self, name, **options)
+        machine = Machine(self, name, **{"proves": self.place.proves} | options)
         self.machines.append(machine)
         await asyncio.get_running_loop().create_task(machine.start())
         return machine
