@@ -29,6 +29,8 @@ LIMIT = 60.0
 DOWN = 60.0
 """Seconds for which Airflow is down."""
 _PATIENCE = 240.0
+_DATABASE = "sqlite:///{home}/airflow.db?timeout=10"
+"""Airflow's API server on SQLite may lock itself up for so many seconds."""
 
 
 @dataclass
@@ -94,21 +96,27 @@ def _step(real: RealAirflow, case: Kill, states: dict[str, str]) -> None:
 
 
 def _kill(real: RealAirflow, case: Kill) -> None:
-    if case.kind == "cleared":
-        real.clear("open", case.run)
-    elif case.kind == "run deleted":
+    """Kill the task, again and again until Airflow takes it.
 
-        def deleted() -> bool:
+    Airflow's API server on SQLite may lock itself up until the database's timeout, and then answers 500: it writes its
+    audit log in the event loop, which another of its requests needs to give the database free.
+    """
+
+    def taken() -> bool:
+        with suppress(httpx.TimeoutException, AssertionError):
+            if case.kind == "cleared":
+                real.clear("open", case.run)
+                return True
+            if case.kind != "run deleted":
+                real.mark("open", case.run, case.kind)
+                return True
             path = f"/api/v2/dags/open/dagRuns/{quote(case.run)}"
-            with suppress(httpx.TimeoutException):  # another component holds Airflow's SQLite file
-                # a run that is running is not deleted: it is marked first, as in Airflow's UI
-                real.request("PATCH", path, json={"state": "failed"})
-                return real.request("DELETE", path).status_code in (204, 404)
-            return False
+            # a run that is running is not deleted: it is marked first, as in Airflow's UI
+            real.request("PATCH", path, json={"state": "failed"})
+            return real.request("DELETE", path).status_code in (204, 404)
+        return False
 
-        until("the run is deleted", deleted)
-    else:
-        real.mark("open", case.run, case.kind)
+    until(f"Airflow takes the kill ({case.kind})", taken, seconds=_PATIENCE)
 
 
 def _states(real: RealAirflow) -> dict[str, str]:
@@ -191,7 +199,7 @@ def main() -> int:
             print(f"run {number + 1}: {seconds:6.1f} s  {dict(states)}", flush=True)
         print(f"failed: {failed} of {100 * asked.times}")
         return int(failed > 0)
-    real = started()
+    real = started(AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=_DATABASE)
     cases = kills(real, kinds=KINDS, delays=DELAYS, triggerer=True)
     status = down(real, seconds=DOWN)
     real.processes["triggerer"].stop()

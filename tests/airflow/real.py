@@ -101,9 +101,9 @@ class RealAirflow:
     def __init__(self, home: Path, **options: str) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{_port()}"
-        self.env = self._environment() | options
+        self.env = self._environment() | {name: value.format(home=home) for name, value in options.items()}
         self.processes: dict[str, Process] = {}
-        self._http = httpx.Client(base_url=self.url, timeout=60)
+        self._http = httpx.Client(base_url=self.url, timeout=90)
         self._tokens: dict[str, str] = {}
 
     def _environment(self) -> dict[str, str]:
@@ -128,7 +128,7 @@ class RealAirflow:
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
-            # parsed once: an Airflow on SQLite locks itself up for a minute when a file is parsed again under load
+            # parsed once: these files do not change
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": self.url.rsplit(":", 1)[1],
@@ -267,7 +267,7 @@ class RealAirflow:
 def started(**options: str) -> RealAirflow:
     """The one of this test process.
 
-    :param options: more of its environment.
+    :param options: more of its environment; ``{home}`` in a value is the folder of this Airflow.
     """
     home = Path(tempfile.mkdtemp(prefix="taskhub-real-"))
     real = RealAirflow(home, **options)
