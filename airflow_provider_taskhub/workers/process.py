@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -363,24 +364,36 @@ class Executor:
             process.writer.write(b"".join(frames))
 
     async def _live(self, process: ChildProcess) -> None:
-        """From a started process to a buried one."""
+        """From a started process to a buried one. Whatever goes wrong here, its attempts are told that it ended."""
+        code = -signal.SIGKILL
+        try:
+            code = await self._serve(process)
+        except Exception:
+            _log.exception("executor_defect", executor=self.name)
+            self._condemn("was killed because its worker met a defect")
+        await self._finish(code)
+
+    async def _serve(self, process: ChildProcess) -> int:
+        """:returns: the exit status of the process, of which nothing is left then."""
         reading = self._supervisor.spawn(self._read(process.reader), name=f"read {self.name}")
         output = self._supervisor.keep(f"output {self.name}", lambda: self._read_output(process.output))
         watch = self._supervisor.keep(f"watch {self.name}", lambda: self._watch(process))
-        code = await self._exit_code(process, reading)
-        aboard = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
-        for attempt in aboard:
-            attempt.company = len(aboard) > 1
-        watch.cancel()
-        await self._bury(process.pid)
-        # What it said before it died is still in the pipes; only a process that escaped the session could keep them
-        # open.
-        await asyncio.wait({reading, output}, timeout=2)
-        for task in (reading, output):
-            task.cancel()
-        await asyncio.gather(watch, reading, output, return_exceptions=True)
-        process.close()
-        await self._finish(code)
+        try:
+            code = await self._exit_code(process, reading)
+            aboard = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
+            for attempt in aboard:
+                attempt.company = len(aboard) > 1
+            watch.cancel()
+            await self._bury(process.pid)
+            # What it said before it died is still in the pipes; only a process that escaped the session could keep
+            # them open.
+            await asyncio.wait({reading, output}, timeout=2)
+        finally:
+            for task in (watch, reading, output):
+                task.cancel()
+            await asyncio.gather(watch, reading, output, return_exceptions=True)
+            process.close()
+        return code
 
     async def _exit_code(self, process: ChildProcess, reading: asyncio.Task[None]) -> int:
         either: set[asyncio.Future[Any]] = {process.ended, reading}

@@ -14,6 +14,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.lanes import ActivityProgress
+from airflow_provider_taskhub.workers.process import Executor
 from tests.breaking import Breaker
 from tests.workers.conftest import Logs, PoolMaker, request, started, until
 
@@ -269,3 +270,17 @@ async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
         await until(lambda name=name, before=before: breaker.starts[name] > before, name)
         assert json.loads((await pool.run(request("greet", name))).result or "") == f"Hello, {name}!"
     assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "watch"}
+
+
+async def test_an_attempt_ends_when_its_worker_meets_a_defect_in_burying_the_executor(
+    pool: ExecutorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Executor, session: int) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(Executor, "_bury", broken)
+    async with asyncio.timeout(20.0):
+        outcome = await pool.run(request("crash", "kill"))
+    assert outcome.crashed
+    monkeypatch.undo()
+    assert (await pool.run(request("greet", "again"))).result == '"Hello, again!"'
