@@ -88,8 +88,8 @@ async def refuses(ctx: OrchestrationContext) -> None:
 
 
 @app.orchestrator
-async def waits(ctx: OrchestrationContext) -> Any:
-    return await ctx.when_any([ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(minutes=10))])
+async def waits(ctx: OrchestrationContext) -> None:
+    await ctx.when_any([ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(minutes=10))])
 
 
 @app.orchestrator
