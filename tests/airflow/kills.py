@@ -154,7 +154,9 @@ def mapped(real: RealAirflow) -> tuple[float, Counter[str]]:
     run = real.trigger("wide")
 
     def ended() -> bool:
-        return str(real.get(f"/api/v2/dags/wide/dagRuns/{quote(run)}")["state"]) in ("success", "failed")
+        time.sleep(1.0)
+        answer = real.request("GET", f"/api/v2/dags/wide/dagRuns/{quote(run)}")  # 500: SQLite is locked, ask again
+        return answer.status_code == 200 and answer.json()["state"] in ("success", "failed")
 
     until("the run has ended", ended, seconds=900)
     seconds = time.monotonic() - began
