@@ -30,7 +30,7 @@ PROGRAMS = 20
 """Of one world."""
 TOGETHER = 4
 """Programs that run at the same time: a world lasts long enough for some deaths."""
-CALLS = 120
+CALLS = 40
 """Storage calls within which a worker dies."""
 FAULTY = 0.01
 """Part of the storage calls of a world with faults that go wrong."""
@@ -103,14 +103,14 @@ async def _die_again_and_again(world: World, dice: random.Random, *, faulty: boo
 
     machines = [await join(), await join()]
     while True:
-        await asyncio.sleep(dice.uniform(0.3, 3.0))
+        await asyncio.sleep(dice.uniform(0.0, 0.5))
         at = dice.randrange(2)
         victim = machines[at]
         victim.death = Death(point=victim.calls + dice.randint(1, CALLS), side=dice.choice([BEFORE, AFTER]))
         with suppress(TimeoutError):
             await asyncio.wait_for(victim.died.wait(), 2.0)
         await victim.bury()
-        await asyncio.sleep(dice.choice([0.0, 1.0, 6.0]))
+        await asyncio.sleep(dice.choice([0.0, 0.2]))
         machines[at] = await join()
 
 
