@@ -110,15 +110,14 @@ class Responses:
         if before:  # what it writes of the outcome is conditional: who wrote it insists
             sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
         else:
-            sent, results = await self._put(held, event, unit)
+            sent, results = await self._put(event, unit)
         self._reader.release([held])
         self._adopt(claimed([response], results[-2], sent=sent))
 
-    async def _put(self, held: Held, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
+    async def _put(self, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
         """Commit, again while the store does not answer: the activity has run.
 
-        Also when somebody else has the work item by then: a response that is put twice counts once, since both are
-        known by the action.
+        Also when another worker has the work item by then: two responses to one action count once.
         """
         sent = 0.0
 

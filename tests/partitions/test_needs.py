@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.contract import Member
-from airflow_provider_taskhub.hub.partitions.needs import Need, able, can_run, difference, prospect
+from airflow_provider_taskhub.hub.partitions.needs import Need, able, can_run, difference
 from airflow_provider_taskhub.jumping import START
 
 BOTH = ("orchestrator", "activity")
@@ -58,31 +58,6 @@ def test_a_worker_without_the_role_can_run_nothing_of_its_kind(kind: str) -> Non
 def test_only_live_workers_are_able() -> None:
     members = [worker("one"), worker("dead", alive=False), worker("other", orchestrators=())]
     assert [member.worker for member in able(members, Need("orchestrator", "pipeline"))] == ["one@host/1"]
-
-
-def test_who_could_run_what_waits() -> None:
-    members = [worker("one"), worker("dead", alive=False), worker("other", orchestrators=(), activities=())]
-    pipeline = Need("orchestrator", "pipeline")
-    here = prospect(pipeline, members, owner="one@host/1")
-    assert (here.able, here.hopeless, here.elsewhere) == (("one@host/1",), False, False)
-    assert here.alive == ("one@host/1", "other@host/1")
-    there = prospect(pipeline, members, owner="other@host/1")
-    assert (there.owner, there.hopeless, there.elsewhere) == ("other@host/1", False, True)
-    free = prospect(pipeline, members)
-    assert (free.owner, free.hopeless, free.elsewhere) == (None, False, False)
-    nobody = prospect(Need("orchestrator", "gone"), members, owner="one@host/1")
-    assert (nobody.hopeless, nobody.elsewhere, nobody.another_version) == (True, False, False)
-
-
-def test_an_activity_needs_no_owner() -> None:
-    found = prospect(Need("activity", "clean"), [worker("one"), worker("two", activities=())], owner="two@host/1")
-    assert (found.owner, found.hopeless, found.elsewhere) == (None, False, False)
-
-
-def test_another_version_is_told_from_an_unknown_name() -> None:
-    members = [worker("one", accepts={"pipeline": ("3",)})]
-    found = prospect(Need("orchestrator", "pipeline", "2"), members, owner="one@host/1")
-    assert (found.hopeless, found.another_version, found.known) == (True, True, ("one@host/1",))
 
 
 def test_what_differs_between_two_workers_is_named() -> None:

@@ -298,7 +298,7 @@ def _history_steps(
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
-    groups = _deletions(episode, stored, committed, names)
+    groups = _deletions(episode, stored, committed)
     absent = not (episode.switched or stored.surplus or stored.tails)
     groups.extend(
         tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row, absent=absent) for row in group)
@@ -340,7 +340,7 @@ def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[s
     return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
 
 
-def _deletions(episode: Episode, stored: Stored, committed: int, names: HubNames) -> list[tuple[RowOperation, ...]]:
+def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:
     """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag (DESIGN §7)."""
     if episode.switched:
         return []  # they are of another generation now, and no reader counts them

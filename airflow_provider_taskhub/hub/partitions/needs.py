@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from airflow_provider_taskhub.hub.contract import FunctionKind, Member, Need
 
-__all__ = ["Difference", "Kind", "Need", "Prospect", "able", "can_run", "difference", "listed", "prospect", "refusal"]
+__all__ = ["Difference", "Kind", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
 Kind: TypeAlias = FunctionKind
 SHOWN = 20
@@ -33,53 +33,6 @@ def can_run(member: Member, need: Need) -> bool:
 def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
     """The live workers that could run what is needed."""
     return tuple(member for member in members if member.alive and can_run(member, need))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
-    """Who could run something that waits.
-
-    :param able: full names of the live workers that could. :param alive: of all live workers.
-    :param owner: of the instance's partition, who alone can run its orchestrator; None: nobody owns it, or an activity
-        is needed, which every worker can take. :param known: live workers that have the name, in whatever version.
-    """
-
-    need: Need
-    able: tuple[str, ...]
-    alive: tuple[str, ...]
-    known: tuple[str, ...]
-    owner: str | None = None
-
-    @property
-    def hopeless(self) -> bool:
-        """No live worker could run it: the only state in which a no-worker timeout runs."""
-        return not self.able
-
-    @property
-    def another_version(self) -> bool:
-        """Live workers have the name, and none of them the version."""
-        return not self.able and bool(self.known)
-
-    @property
-    def elsewhere(self) -> bool:
-        """Only workers that do not own the instance's partition could run it."""
-        return bool(self.able) and self.owner is not None and self.owner not in self.able
-
-
-def prospect(need: Need, members: Iterable[Member], owner: str | None = None) -> Prospect:
-    """Who could run something that waits.
-
-    :param members: as read; those that are not alive do not count. :param owner: full name of the worker that owns the
-        instance's partition; ignored for activities.
-    """
-    live = [member for member in members if member.alive]
-    return Prospect(
-        need=need,
-        able=tuple(member.worker for member in able(live, need)),
-        alive=tuple(member.worker for member in live),
-        known=tuple(member.worker for member in able(live, Need(need.kind, need.name))),
-        owner=owner if need.kind == "orchestrator" else None,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
