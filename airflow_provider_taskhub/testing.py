@@ -26,11 +26,11 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
-from airflow_provider_taskhub.hub.contract import Member, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.supervision import owned
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, Backend
+from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.calls import arguments, details, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 

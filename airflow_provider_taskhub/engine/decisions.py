@@ -31,9 +31,9 @@ HISTORY_INPUT = 1024
 """Characters up to which an input is kept in its scheduling event too, for monitors; the message always has it."""
 FIRE_AND_FORGET = "FireAndForget"
 """Tag of a child whose parent does not wait (spec §7.2)."""
-WATCH = "taskhub.watch"
-"""Tag of a start that somebody outside waits for."""
-_OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH})
+WATCH_TAG = "taskhub.watch"
+"""Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions`` (DESIGN §10)."""
+_OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 """Tags that a child does not inherit."""
 
 

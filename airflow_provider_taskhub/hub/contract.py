@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
@@ -150,6 +150,10 @@ class TenureListener(Protocol):
     def lost(self, tenure: Tenure, reason: str) -> None: ...
 
 
+FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
+ORCHESTRATOR: Final = "orchestrator"
+ACTIVITY: Final = "activity"
+"""The kinds of functions; a worker that runs functions of a kind has the role of the same name."""
 WATCHER = "watcher"
 """Role of a member that waits for instances on behalf of Airflow's tasks, and runs nothing."""
 
@@ -177,8 +181,9 @@ class Member:
     alive: bool = True
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-
-FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
+    def functions(self, kind: FunctionKind) -> tuple[str, ...]:
+        """Names of its orchestrators, or of its activities."""
+        return self.orchestrators if kind == ORCHESTRATOR else self.activities
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,15 +10,20 @@ from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.awaits import NOTHING, Awaits
+from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import InstanceState, Member, Ownership, OwnerState
-from airflow_provider_taskhub.hub.partitions.needs import Kind, Need, able
+from airflow_provider_taskhub.hub.contract import (
+    ACTIVITY,
+    ORCHESTRATOR,
+    FunctionKind,
+    InstanceState,
+    Member,
+    Ownership,
+    OwnerState,
+)
+from airflow_provider_taskhub.hub.partitions.needs import Need, able
 from airflow_provider_taskhub.values import dataclass
 
-ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
-"""Roles of a worker."""
-AIRFLOW_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for."""
 _MOST_NAMES = 5
 
 
@@ -179,7 +184,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     if not known:
         yield _unknown(Reason.NO_ORCHESTRATOR, "orchestrator", state.name, live)
     elif not fit:
-        there = few([f"{member.worker} ({_apps(member)})" for member in known])
+        there = few(map(described, known))
         yield Why(
             reason=Reason.VERSION,
             text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}",
@@ -245,7 +250,7 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
 
     :param watching: members that watch the hub for Airflow; None: not known.
     """
-    if watching is None or watching or AIRFLOW_TAG not in (state.tags or {}):
+    if watching is None or watching or WATCH_TAG not in (state.tags or {}):
         return None
     if state.status is Status.PENDING or state.status.is_final:
         return None  # its task may not have been deferred yet, or goes on without one
@@ -256,7 +261,7 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
     )
 
 
-def _unknown(reason: Reason, kind: Kind, name: str, workers: Sequence[Member]) -> Why:
+def _unknown(reason: Reason, kind: FunctionKind, name: str, workers: Sequence[Member]) -> Why:
     """That no live worker knows a name, who is alive, and what they know. :param workers: those of that role."""
     head = f"no live worker knows {kind} {name!r}"
     if not workers:
@@ -265,8 +270,8 @@ def _unknown(reason: Reason, kind: Kind, name: str, workers: Sequence[Member]) -
             text=f"{head}: no worker that runs {_PLURAL[kind]} is alive",
             remedy="Start one: taskhub worker --app MODULE:APP",
         )
-    known = {one for member in workers for one in (member.orchestrators if kind == ORCHESTRATOR else member.activities)}
-    alive = few([f"{member.worker} ({_apps(member)})" for member in workers])
+    known = {one for member in workers for one in member.functions(kind)}
+    alive = few(map(described, workers))
     return Why(
         reason=reason,
         text=f"{head}. Alive: {alive}; they know: {few(sorted(known)) or 'none'}",
@@ -279,21 +284,24 @@ def clock(moment: Timestamp) -> str:
     return f"{moment.text()[:19].replace('T', ' ')} UTC"
 
 
-def few(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def few(names: Iterable[str], most: int = _MOST_NAMES) -> str:
+    """The first names, and how many more there are."""
+    every = [*names]
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 _PLURAL = {ORCHESTRATOR: "orchestrators", ACTIVITY: "activities", "child": "children"}
 
 
 def _plural(what: str, names: Sequence[str]) -> str:
-    return f"{what if len(names) == 1 else _PLURAL[what]} {few([repr(name) for name in names])}"
+    return f"{what if len(names) == 1 else _PLURAL[what]} {few(map(repr, names))}"
 
 
-def _apps(member: Member) -> str:
-    return ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items())) or "no app"
+def described(member: Member) -> str:
+    """The full name of a worker, with its apps and their versions."""
+    apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
+    return f"{member.worker} ({apps or 'no app'})"
 
 
 def _short(text: str, limit: int = 300) -> str:

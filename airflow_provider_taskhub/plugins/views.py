@@ -13,7 +13,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent,
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, OwnerState, PartitionState
-from airflow_provider_taskhub.hub.waiting import Reason, Why
+from airflow_provider_taskhub.hub.waiting import Reason, Why, clock
 from airflow_provider_taskhub.plugins.timeline import fired_at, milliseconds, only
 from airflow_provider_taskhub.triggers.journal import execution
 from airflow_provider_taskhub.triggers.outcome import plain, reason
@@ -245,7 +245,7 @@ def _what(event: HistoryEvent, names: dict[int, str]) -> str:
         ):
             return f"{names.get(event.task_scheduled_id, '')} #{event.task_scheduled_id}".strip()
         case events.TimerCreated():
-            return f"until {event.fire_at.text()[:19].replace('T', ' ')} UTC"
+            return f"until {clock(event.fire_at)}"
         case events.TimerFired():
             return f"timer #{event.timer_id}"
         case events.ExecutionStarted() | events.EventRaised() | events.EventSent():

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
-from airflow_provider_taskhub.hub.contract import WATCHER, RecordState
-from airflow_provider_taskhub.hub.waiting import LACKING, Reason
+from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, WATCHER, Need, RecordState
+from airflow_provider_taskhub.hub.partitions.needs import able
+from airflow_provider_taskhub.hub.waiting import LACKING, Reason, described, few
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
@@ -29,15 +30,6 @@ def of_execution(state: InstanceState, records: Sequence[ActivityRecord]) -> tup
     return tuple(record for record in records if execution(record) == (state.execution_id or ""))
 
 
-def able(members: Sequence[Member], orchestrator: str) -> tuple[Member, ...]:
-    """Live workers that know an orchestrator."""
-    return tuple(
-        member
-        for member in members
-        if member.alive and "orchestrator" in member.roles and orchestrator in member.orchestrators
-    )
-
-
 def workers(members: Sequence[Member]) -> list[Member]:
     """Live workers. Triggerers, which only watch instances, are not among them."""
     return [member for member in members if member.alive and WATCHER not in member.roles]
@@ -48,8 +40,8 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
     live = workers(members)
     if not live:
         return "no worker of the hub is alive"
-    knows = len(able(live, orchestrator))
-    names = _few([_described(member) for member in live])
+    knows = len(able(live, Need(ORCHESTRATOR, orchestrator)))
+    names = few(map(described, live), _MOST_NAMES)
     if len(live) == 1:
         return f"hub served by 1 live worker: {names}; it {'knows' if knows else 'does not know'} {orchestrator!r}"
     known = "none of them knows" if not knows else "1 of them knows" if knows == 1 else f"{knows} of them know"
@@ -64,8 +56,8 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
         return f"{head}: no worker is alive. Start one: taskhub worker --app MODULE:APP"
     names = sorted({name for member in live for name in member.orchestrators})
     return (
-        f"{head}. Alive: {_few([_described(member) for member in live])}; "
-        f"they know: {_few(names) or 'no orchestrator'}. Load the app that declares it, or correct the name"
+        f"{head}. Alive: {few(map(described, live), _MOST_NAMES)}; "
+        f"they know: {few(names, _MOST_NAMES) or 'no orchestrator'}. Load the app that declares it, or correct the name"
     )
 
 
@@ -154,13 +146,3 @@ def _activity(record: ActivityRecord) -> str:
     elif record.state is RecordState.LOST:
         line += ": its worker fell silent, another attempt runs"
     return line
-
-
-def _described(member: Member) -> str:
-    apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
-    return f"{member.worker} ({apps or 'no app'})"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -335,7 +335,9 @@ class _Absence:
 
     def over(self, seen: Wait) -> str | None:
         """Why to give up, once the time is over."""
-        from airflow_provider_taskhub.triggers.journal import able, lacking, nobody
+        from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, Need
+        from airflow_provider_taskhub.hub.partitions.needs import able
+        from airflow_provider_taskhub.triggers.journal import lacking, nobody
 
         now = self._clock.monotonic()
         if not isinstance(seen.trouble, ConfigurationError):
@@ -346,10 +348,11 @@ class _Absence:
             self._known = now
             return None
         lacks = lacking(seen.whys, self._limit)
-        if able(seen.members, self._orchestrator) and lacks is None:
+        known = able(seen.members, Need(ORCHESTRATOR, self._orchestrator))
+        if known and lacks is None:
             self._known = now
         elif now - self._known >= self._limit:
-            if able(seen.members, self._orchestrator) and lacks is not None:
+            if known and lacks is not None:
                 return lacks
             return nobody(seen.members, self._orchestrator, self._limit)
         return None

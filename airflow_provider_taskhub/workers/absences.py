@@ -79,7 +79,7 @@ class Absences:
             return None
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
-            f"{', '.join(_names(need, member)) or 'none'}"
+            f"{', '.join(member.functions(need.kind)) or 'none'}"
             for member in self._members
         )
         waited = self._looked - found.since
@@ -122,7 +122,3 @@ class Absences:
                 found.since = None
             elif found.since is None:
                 found.since = now
-
-
-def _names(need: Need, member: Member) -> tuple[str, ...]:
-    return member.orchestrators if need.kind == "orchestrator" else member.activities

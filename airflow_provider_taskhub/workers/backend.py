@@ -16,7 +16,7 @@ import structlog
 
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import Member, Service, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.control import WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
@@ -34,7 +34,6 @@ from airflow_provider_taskhub.workers.runner import Runner
 
 log = structlog.get_logger(__name__)
 
-ORCHESTRATOR, ACTIVITY = "orchestrator", "activity"
 IDLE_CHECKS = 6
 """Looks for idle sessions within one idle timeout."""
 RELEASE_CHECK = 3600.0

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Tenure
+from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, HubNames, Member, Tenure
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.members import Members
@@ -31,7 +31,7 @@ from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.environment import child_environment
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
@@ -20,7 +21,6 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.hub.contract import Stamp
 from airflow_provider_taskhub.hub.history.checkpoint import (
-    WATCH_TAG,
     Plan,
     Processed,
     Stored,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
-from airflow_provider_taskhub.hub.history.checkpoint import WATCH_TAG
+from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure import AzureStore

@@ -17,12 +17,11 @@ from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.limits import MAX_COLUMN
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
-from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, RecordState
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR
 from tests.simulation import scenarios
 from tests.simulation.world import Death, Effects, Place, World, simulate
 

@@ -27,7 +27,15 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCompleted, OrchestratorStarted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Member, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import (
+    ACTIVITY,
+    ORCHESTRATOR,
+    HubNames,
+    InstanceState,
+    Member,
+    RecordState,
+    WorkerIdentity,
+)
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin, applease
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
@@ -49,7 +57,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.testing import InProcess
-from airflow_provider_taskhub.workers.backend import ACTIVITY, ORCHESTRATOR, POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
 BEFORE, AFTER = "before", "after"

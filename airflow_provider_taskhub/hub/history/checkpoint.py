@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.contract import HubNames, Stamp
 from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
@@ -37,9 +38,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 from airflow_provider_taskhub.values import dataclass
-
-WATCH_TAG = "taskhub.watch"
-"""Tag of a start whose end is announced in ``{Hub}Completions`` (DESIGN §10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from airflow_provider_taskhub.hub.contract import FunctionKind, Member, Need
+from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, Need
 
-__all__ = ["Difference", "Kind", "Need", "able", "can_run", "difference", "listed", "refusal"]
+__all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
-Kind: TypeAlias = FunctionKind
 SHOWN = 20
 """Names of one kind in a text; the rest is counted."""
 
 
 def can_run(member: Member, need: Need) -> bool:
     """Whether a worker has a function, in a version that its app goes on with."""
-    if need.kind not in member.roles:
-        return False
-    if need.kind == "activity":
-        return need.name in member.activities
-    if need.name not in member.orchestrators:
+    if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
     accepted = member.accepts.get(need.name)
     return not need.version or accepted is None or need.version in accepted
@@ -61,11 +55,8 @@ def difference(mine: Member, other: Member) -> Difference | None:
     """How the apps of ``other`` differ from those of ``mine``; None: they do not, as far as both have the same role."""
     lacks: list[Need] = []
     more: list[Need] = []
-    kinds: tuple[tuple[Kind, Sequence[str], Sequence[str]], ...] = (
-        ("orchestrator", mine.orchestrators, other.orchestrators),
-        ("activity", mine.activities, other.activities),
-    )
-    for kind, ours, theirs in kinds:
+    for kind in (ORCHESTRATOR, ACTIVITY):
+        ours, theirs = mine.functions(kind), other.functions(kind)
         if kind in mine.roles and kind in other.roles and ours != theirs:
             lacks += [Need(kind, name) for name in sorted(set(ours) - set(theirs))]
             more += [Need(kind, name) for name in sorted(set(theirs) - set(ours))]
