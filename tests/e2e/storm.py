@@ -121,8 +121,8 @@ class Fleet:
         home = {"TASKHUB_HOME": str(self._house.folder / f"machine-{name}")} if self._apart else {}
         return self._house.worker(name, *self._options, app=self._app, **home)
 
-    def kill(self) -> None:
-        """One of them dies, and another is started under its name."""
+    def kill(self) -> Worker:
+        """One of them dies, and another is started under its name. :returns: the new one."""
         place = self._dice.randrange(len(self.workers))
         dead = self.workers[place]
         dead.kill()
@@ -130,6 +130,7 @@ class Fleet:
         dead.log.rename(dead.log.with_suffix(f".{next(self._numbers)}"))
         self._house.workers.remove(dead)
         self.workers[place] = self._new(dead.name)
+        return self.workers[place]
 
     def end(self) -> None:
         for worker in self.workers:
