@@ -72,7 +72,7 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> Notes:
-        """Takes what the waits of an orchestrator do."""
+        """Collects the waits that begin and end, and the timers that are cancelled."""
 
 
 class Attempts(Group[Any]):
@@ -172,7 +172,7 @@ class Timer(CancellableTask[None]):
 class Wait(CancellableTask[Any]):
     """An external event by name.
 
-    :param since: the orchestration's time when the wait began. :param notes: takes that it has ended.
+    :param since: the orchestration's time when the wait began. :param notes: is told when the wait ends.
     """
 
     __slots__ = ("_annotation", "_notes", "name", "since")

@@ -1,4 +1,7 @@
-"""What a running orchestration waits for, as its last episode left it: for people, and for nobody's decisions."""
+"""What a running orchestration waits for at the end of its last episode. Replay never reads it.
+
+It explains an instance to people, and to Airflow's trigger. :mod:`.waits` has what one episode changed.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.values import dataclass
 
 LOOKED_AT = 200
-"""Open tasks of one kind that an episode looks at: a wide fan-out must not pay for its width in each episode."""
+"""Open tasks of one kind that are looked at, at most: a wide fan-out would cost too much in each episode."""
 NAMED = 20
-"""Names of one kind that are kept."""
+"""Names of one kind that are kept, at most."""
+LONGEST_NAME = 200
+"""Characters of a name that are stored: 60 names at most, so a column stays within Azure's 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class AwaitedEvent:
 class Awaits:
     """What an instance waits for.
 
-    :param activities, children: names of what was asked for and has not answered, each once, the oldest first.
+    :param activities, children: names of tasks that were scheduled and have not completed, each once, the oldest first.
     :param events: in the order of the waits, each name once. :param timer: when the first of its timers fires.
     :param complete: False if there is more than is listed here.
     """

@@ -20,9 +20,8 @@ MAX_STACK = 16_384
 """Characters of a stack trace that are kept, the last ones: they name the culprit."""
 _MAX_CAUSES = 5
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
-
-
-_TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
+TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
+"""Error types of an instance that failed because an activity or a child failed."""
 
 
 def headline(failure: FailureDetails, *, activity: str | None = None, child: str | None = None) -> str:
@@ -31,10 +30,10 @@ def headline(failure: FailureDetails, *, activity: str | None = None, child: str
     For example ``activity 'load' failed: OSError: no flights``. Every place that shows a failure to people uses it.
 
     :param activity: name of the activity, for the failure of a single activity.
-    :param child: name of the child orchestration, for the failure of a single child. Without either the failure is one
-        of an instance, which already has these names in its text.
+    :param child: name of the child orchestration, for the failure of a single child. Without both the failure is one of
+        an instance, whose text already has these names.
     """
-    names_task = failure.error_type in _TASK_FAILED and failure.error_message.startswith(("activity ", "child orch"))
+    names_task = failure.error_type in TASK_FAILED and failure.error_message.startswith(("activity ", "child orch"))
     text = failure.error_message if names_task else f"{failure.error_type}: {failure.error_message}"
     if activity is not None:
         return f"activity {activity!r} failed: {text}"
@@ -60,7 +59,7 @@ def message_of(error: BaseException) -> str:
     """The text of an exception, whatever a user's ``__str__`` does, in characters that can be stored."""
     try:
         return storable(str(error))
-    except BaseException as broken:  # SystemExit too: it is told of an error, and must not become another
+    except BaseException as broken:  # SystemExit too: reporting an error must not raise another one
         return f"(its __str__ raised {type(broken).__name__})"
 
 

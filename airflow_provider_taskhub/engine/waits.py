@@ -1,7 +1,7 @@
-"""Which waits for events an episode began and ended, and which timers it gave up.
+"""Which waits for events an episode began and ended, and which timers it cancelled.
 
-For the picture of a run, and for nobody's decisions: a history says when a timer was made and when an event came, but
-neither when an orchestrator began to wait for an event nor that it does not wait for a timer any more.
+The timeline of an instance is drawn from it; replay never reads it. A history says when a timer was made and when an
+event came. It does not say when the orchestrator began to wait for the event, nor that it has cancelled the timer.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.awaits import NAMED, AwaitedEvent
+from airflow_provider_taskhub.engine.awaits import LONGEST_NAME, NAMED, AwaitedEvent
 from airflow_provider_taskhub.values import dataclass
 
 MOST_TIMERS = 1_000
-"""Timers given up in one episode that are kept, and names of events: :data:`.awaits.NAMED`. A column has its bound."""
-_LONGEST_NAME = 200
+"""Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.NAMED` are stored."""
 
 
 class Waiting(Protocol):
@@ -43,10 +42,10 @@ class Waits:
     timers: tuple[int, ...] = ()
 
     def text(self) -> str | None:
-        """As a column of the episode's last event; None: nothing changed."""
+        """The text of a column of the episode's last event; None: nothing changed."""
         found = {
-            "begun": [name[:_LONGEST_NAME] for name in self.begun],
-            "ended": [[wait.name[:_LONGEST_NAME], wait.since.ticks] for wait in self.ended],
+            "begun": [name[:LONGEST_NAME] for name in self.begun],
+            "ended": [[wait.name[:LONGEST_NAME], wait.since.ticks] for wait in self.ended],
             "timers": [*self.timers],
         }
         kept = {name: value for name, value in found.items() if value}
@@ -54,7 +53,7 @@ class Waits:
 
     @classmethod
     def parse(cls, text: str | None) -> Waits:
-        """What a column says; nothing for one that is missing or damaged."""
+        """Read the column; an empty value when it is missing or damaged."""
         try:
             found = json.loads(text or "{}")
             return cls(
@@ -69,7 +68,7 @@ class Waits:
 
 
 class Notes:
-    """What an episode has changed so far. Waits that begin and end in one episode are none."""
+    """Collects what an episode changes. A wait that begins and ends in the same episode is left out."""
 
     def __init__(self) -> None:
         self._begun: dict[int, Waiting] = {}

@@ -10,15 +10,12 @@ import json
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.awaits import NOTHING, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.awaits import LONGEST_NAME, NOTHING, AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import InputError
-
-LONGEST_NAME = 200
-"""Characters of a name that are kept: 60 names at most, so the column stays within Azure's 64 KiB."""
 
 
 def encode_awaits(awaits: Awaits) -> str:
-    """The column's text; "" for nothing: a merge would keep the former one."""
+    """The column's text. "" for nothing, not None: a merge would keep the old value."""
     if not awaits:
         return ""
     found: dict[str, Any] = {}
@@ -36,7 +33,7 @@ def encode_awaits(awaits: Awaits) -> str:
 
 
 def decode_awaits(text: str | None) -> Awaits:
-    """What a column says; nothing for one that is missing or damaged."""
+    """Read the column; :data:`NOTHING` when it is missing or damaged."""
     try:
         found = json.loads(text or "{}")
         timer = found.get("timer")

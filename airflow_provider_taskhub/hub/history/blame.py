@@ -1,11 +1,11 @@
-"""Which attempt of which activity made an orchestration fail. For people, who want to read its log."""
+"""Which attempt of which activity made an orchestration fail, so that a user finds its log."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails
-from airflow_provider_taskhub.errors import SubOrchestrationFailedError, TaskFailedError
+from airflow_provider_taskhub.engine.failures import TASK_FAILED
 from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
 from airflow_provider_taskhub.hub.keys import escape, history_folder
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Store
@@ -13,12 +13,7 @@ from airflow_provider_taskhub.values import dataclass
 
 MAX_DEPTH = 10
 """Generations of children that are followed down."""
-_TASK_FAILED = (
-    TaskFailedError.__name__,
-    SubOrchestrationFailedError.__name__,
-    "TaskFailedException",  # Microsoft's
-    "SubOrchestrationFailedException",
-)
+_TASK_FAILED = (*TASK_FAILED, "TaskFailedException", "SubOrchestrationFailedException")  # the last two: .NET's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,7 @@ def _of_task(failure: FailureDetails | None) -> FailureDetails | None:
 
 
 async def _failed(store: Store, names: HubNames, state: InstanceState, text: str | None) -> Entity | None:
-    """The newest failure of a task with this text; of whatever text where none has it, as it may lie in a blob."""
+    """The newest failure of a task with this text; the newest of all if no row has the text: it may lie in a blob."""
     newest = matching = None
     kinds = (EventType.TaskFailed, EventType.SubOrchestrationInstanceFailed)
     columns = ("EventType", "TaskScheduledId", "Reason")
@@ -81,7 +76,7 @@ async def _failed(store: Store, names: HubNames, state: InstanceState, text: str
 
 
 async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: int) -> FailedAttempt | None:
-    # as a worker names its log
+    # the name that a worker gives to its log
     folder = f"{history_folder(state.instance_id)}/{state.execution_id or ''}/{task_id:06d}-"
     logs = await store.list_blobs(names.logs, folder)
     attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
@@ -95,7 +90,7 @@ async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: 
 async def _scheduled(
     store: Store, names: HubNames, state: InstanceState, task_id: int, kind: EventType, column: str
 ) -> str | None:
-    """A column of the event that asked for a task."""
+    """A column of the event that scheduled a task."""
     found: str | None = None
     asked = And((_kind(kind), Compare("EventId", "eq", task_id)))
     async for row in _rows(store, names, state, asked, (column,)):

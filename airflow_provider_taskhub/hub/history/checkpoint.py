@@ -145,15 +145,7 @@ def build(
     instance: list[Step] = []
     status: str | None = None
     if write_instance:
-        merge, merge_blobs = merge_row(
-            episode,
-            names=names,
-            now=now,
-            container_url=container_url,
-            history_blobs=history.blobs,
-            behind=stored.behind,
-            told=stored.custom_status,
-        )
+        merge, merge_blobs = _merge(episode, history, stored, names, now, container_url)
         payloads.extend(merge_blobs)
         instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
         status = str(merge.properties["CustomStatus"]) if episode.switched else None
@@ -193,7 +185,21 @@ def rest(
 
     :param stored: as before the checkpoint, but for the instance row's ETag.
     """
-    merge, merge_blobs = merge_row(
+    merge, merge_blobs = _merge(episode, history, stored, names, now, container_url)
+    steps = (
+        Step(name="payloads", operations=tuple(merge_blobs)),
+        Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),
+        _superseded(names, episode, stored),
+        *tail(names, episode, processed, tags),
+    )
+    return Unit(steps=steps, check=check)
+
+
+def _merge(
+    episode: Episode, history: Written, stored: Stored, names: HubNames, now: Timestamp, container_url: str
+) -> tuple[Entity, tuple[PutBlob, ...]]:
+    """The columns of the instance row that a checkpoint writes, and their blobs."""
+    return merge_row(
         episode,
         names=names,
         now=now,
@@ -202,13 +208,6 @@ def rest(
         behind=stored.behind,
         told=stored.custom_status,
     )
-    steps = (
-        Step(name="payloads", operations=tuple(merge_blobs)),
-        Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),
-        _superseded(names, episode, stored),
-        *tail(names, episode, processed, tags),
-    )
-    return Unit(steps=steps, check=check)
 
 
 def _superseded(names: HubNames, episode: Episode, stored: Stored) -> Step:
