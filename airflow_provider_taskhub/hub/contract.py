@@ -165,8 +165,8 @@ class Member:
     :param roles: of ``orchestrator``, ``activity``, or ``watcher`` for a reader that runs nothing.
     :param weight: its share of partitions against that of others.
     :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
-    :param accepts: versions of instances that an orchestrator goes on with, its own included; one that is not listed
-        goes on with every version.
+    :param accepts: by orchestrator, the versions of instances that it can continue, its own included. An
+        orchestrator that is not listed can continue every version.
     """
 
     worker: str
@@ -210,7 +210,7 @@ class RecordState(StrEnum):
     LOST = "lost"  # superseded: its holder fell silent and another attempt was claimed
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
-    UNKNOWN = "unknown"  # of a newer version of this package, or damaged: shown, and left alone
+    UNKNOWN = "unknown"  # written by a newer version of this package, or damaged: shown, never changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,7 @@ class Stamp:
 
     @classmethod
     def parse(cls, text: object) -> Stamp | None:
-        """The stamp of a column; None for one that is missing or damaged."""
+        """Read a column; None when it is missing or damaged."""
         found = _STAMP.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             return None
@@ -277,8 +277,8 @@ class Stamp:
 class Steered:
     """The newest suspension or resume that came before a scheduled start.
 
-    :param known: identities of messages enqueued at that time that were taken, its own is the last: of two processes
-        within one second only their arrival tells an order.
+    :param known: identities of the messages of that time that were processed, its own last. Two processes that send
+        within the same second have no order but the one in which their messages arrive.
     :param suspended: the reason of a suspension; None: a resume.
     """
 

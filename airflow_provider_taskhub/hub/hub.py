@@ -90,7 +90,7 @@ class Hub:
         return await self.store.get(self.names.instances, escape(instance_id), "")
 
     async def _text(self, blob: str) -> str | None:
-        """None: it is gone or damaged, or no blob can have such a name. What a row says wrongly raises nothing."""
+        """None when the blob is gone or damaged, or has an impossible name: a damaged row raises no error."""
         try:
             return await self.store.get_text(self.names.large_messages, blob)
         except InputError as error:

@@ -1,4 +1,4 @@
-"""Reading what ``waiting`` decides from, with a bounded number of requests however many instances a hub has."""
+"""Reads what ``waiting`` decides from. The number of requests is bounded, however many instances a hub has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_provider_taskhub.values import dataclass
 PARALLEL = 16
 """Sentinels read at the same time."""
 SENTINELS = 100
-"""Running instances of one answer whose sentinel is read: what the others wait for is not told."""
+"""Running instances of one answer whose sentinel is read. What the others await stays unknown."""
 ROWS = 500
 """Rows of one status that a scan reads."""
 PAGES = 10
@@ -33,7 +33,7 @@ QUARANTINED = 1000
 EXAMPLES = 3
 """Instances that a scan names for each reason."""
 BELIEVED = 5.0
-"""Seconds for which a reader believes what it read of the hub: a page asks again every 2 s."""
+"""Seconds for which a reading of the hub is used again: a page asks every 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Instances of a hub that stand still, by their strongest reason.
+    """Instances of a hub that do not go on, by their strongest reason.
 
     :param counts: of instances. :param examples: some of them.
-    :param complete: False if not all instances were looked at: the counts are then the least that there are.
+    :param complete: False if not all instances were looked at: the counts are then lower bounds.
     """
 
     counts: Mapping[Reason, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Waiting:
 
     @property
     def faults(self) -> tuple[Reason, ...]:
-        """The reasons among them that somebody must mend."""
+        """The reasons among them that are faults (:attr:`Reason.is_fault`)."""
         return tuple(reason for reason in self.counts if reason.is_fault)
 
 
@@ -73,9 +73,9 @@ class _Around:
 
 
 class Snapshots:
-    """Why instances of a hub stand still. Belongs to one event loop.
+    """Why instances of a hub do not go on. Belongs to one event loop.
 
-    :param looks: of this reader.
+    :param looks: reads partitions and orders for this reader.
     """
 
     def __init__(self, hub: Hub, looks: Looks) -> None:
@@ -212,7 +212,7 @@ class Snapshots:
         return [_kept(item) for item in items]
 
     async def _awaits(self, state: InstanceState) -> Awaits | None:
-        """What its last checkpoint left it waiting for; None: nothing tells."""
+        """What it waits for since its last checkpoint; None: not known."""
         if state.status is not Status.RUNNING:
             return None
         try:

@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 @lru_cache(maxsize=1024)
 def unreadable(table: str, row: str, reason: str) -> None:
-    """Warn of a row that is left out, or shown without what cannot be read of it; once for each reason.
+    """Warn of a row that is left out, or shown without its unreadable parts; once for each reason.
 
     :param table: of the row; of a blob its container. :param row: its keys, or the blob's name.
     """

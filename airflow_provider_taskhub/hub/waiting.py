@@ -1,6 +1,6 @@
 """Why an instance does not go on: one pure decision for the command line, the page, Airflow's log and the metrics.
 
-Everything that reads a store is in ``snapshots``. Decides nothing that a worker does.
+``snapshots`` reads the store for it. No worker acts on the answer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reason(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether somebody must mend something before the instance goes on; else it waits as it is meant to."""
+        """Whether a person must repair something before the instance goes on. Otherwise it waits as its code says."""
         return self in _FAULTS
 
 
@@ -154,7 +154,7 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
 
 
 def _held(found: Snapshot) -> Iterable[Why]:
-    """What a person ordered for this instance."""
+    """A suspension, or a start that is scheduled for later."""
     state = found.state
     suspended = state.steered.suspended if state.steered is not None and state.status is Status.PENDING else None
     if state.status is Status.SUSPENDED or suspended is not None:
@@ -172,10 +172,10 @@ def _held(found: Snapshot) -> Iterable[Why]:
 
 
 def _unable(found: Snapshot) -> Iterable[Why]:
-    """What workers lack."""
+    """Functions that live workers do not have."""
     state = found.state
     if any(_held(found)) and state.status is not Status.SUSPENDED:
-        return  # nobody has to know it before its start
+        return  # no worker needs its orchestrator before it starts
     if _is_foreign(found.served):
         return  # workers of .NET do not list what they can run
     live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
@@ -196,7 +196,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
 
 
 def _is_foreign(served: Ownership | None) -> bool:
-    """Whether the owner of a partition is no worker of ours: these are called ``name@host/incarnation``."""
+    """Whether the owner of a partition is not a TaskHub worker: these are called ``name@host/incarnation``."""
     return served is not None and served.owner is not None and "/" not in served.owner.rpartition("@")[2]
 
 
@@ -244,9 +244,9 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
 
 
 def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:
-    """That an Airflow task waits for an instance, and no live triggerer is known to look at this hub.
+    """The reason that a deferred Airflow task waits for an instance and no live triggerer watches this hub.
 
-    No fault by itself: a triggerer without waits leaves, and one comes within seconds of a task's deferral.
+    Not a fault by itself: a triggerer without waits leaves, and comes back seconds after a task is deferred.
 
     :param watching: members that watch the hub for Airflow; None: not known.
     """
@@ -262,7 +262,10 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
 
 
 def _unknown(reason: Reason, kind: FunctionKind, name: str, workers: Sequence[Member]) -> Why:
-    """That no live worker knows a name, who is alive, and what they know. :param workers: those of that role."""
+    """The reason that no live worker knows a name. Names the live workers and what they know.
+
+    :param workers: live workers of that role.
+    """
     head = f"no live worker knows {kind} {name!r}"
     if not workers:
         return Why(

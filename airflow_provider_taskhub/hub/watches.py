@@ -1,7 +1,7 @@
-"""Watch rows: which Airflow task waits for which instance, so that an instance that nobody waits for can be found.
+"""Watch rows: which Airflow task waits for which instance. They are how the sweep finds instances without a task.
 
-A start by Airflow writes the row before the instance. The rows lie in ``{Hub}Completions``, in a partition of their
-own, beside the hints of ended instances. Whoever finds a row that is not needed any more deletes it.
+A start by Airflow writes the row before the instance. The rows are in ``{Hub}Completions``, in a partition of their
+own, beside the hints of ended instances. The sweep, or a purge, deletes a row that is not needed any more.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ UNREADABLE = "Unreadable"
 
 
 class RecordUnreadable(StorageError):
-    """A row of an attempt, or its result, is damaged or of a newer version: nobody here can go by it."""
+    """A row of an attempt, or its result, is damaged or was written by a newer version: this worker cannot use it."""
 
 
 def row_key(execution_id: str, task_id: int, attempt: int) -> str:
@@ -125,8 +125,11 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def decode(entity: Entity) -> ActivityRecord:
-    """An attempt from its row. What cannot be understood reads as absent, a state as UNKNOWN, and a failure as one that
-    says so: a listing must never break on one row, so nothing is raised."""
+    """An attempt from its row. Never raises: one damaged row must not break a listing.
+
+    A column that cannot be read counts as absent. A state that cannot be read is UNKNOWN, and a failure that cannot be
+    read becomes a failure that says so.
+    """
     columns = entity.properties
     state = _state(columns)
     claimed, ended, progress = columns.get("Claimed"), columns.get("Ended"), columns.get("Progress")
@@ -174,7 +177,7 @@ def _failure_of(entity: Entity) -> FailureDetails:
 
 
 def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
-    """A row as it was read; what is wrong with it is said once."""
+    """Decode a row; warn once if something in it cannot be read."""
     record, row = decode(entity), f"{entity.partition_key} {entity.row_key}"
     if record.state is RecordState.UNKNOWN:
         unreadable(

@@ -1,4 +1,4 @@
-"""What an instance waits for, as a column of its sentinel: written with every checkpoint, so it costs no request.
+"""What an instance waits for, as a column of its sentinel. Every checkpoint writes the sentinel: no extra request.
 
 The instance row cannot hold it: a checkpoint that changes nothing for a reader leaves that row alone, and a listing
 would show what the instance awaited some episodes ago.

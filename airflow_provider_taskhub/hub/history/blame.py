@@ -12,7 +12,7 @@ from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Fi
 from airflow_provider_taskhub.values import dataclass
 
 MAX_DEPTH = 10
-"""Generations of children that are followed down."""
+"""Levels of children that are followed, at most."""
 _TASK_FAILED = (*TASK_FAILED, "TaskFailedException", "SubOrchestrationFailedException")  # the last two: .NET's
 
 
@@ -31,9 +31,9 @@ async def failed_attempt(
 ) -> FailedAttempt | None:
     """The last attempt of the activity that made an instance fail, or that made its child fail.
 
-    None where no activity did (the orchestrator raised an error of its own), or where it kept no log.
+    None when no activity made it fail (the orchestrator raised an error of its own), or when the attempt has no log.
 
-    :param get: an instance's row. Of a history this reads columns of the current execution's failures only.
+    :param get: reads an instance's row. Of a history only some columns of the current execution are read.
     """
     for _ in range(MAX_DEPTH):
         state = await get(instance_id)

@@ -99,8 +99,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """An episode's history as rows, and the payloads that they spilled: made once, however often it is tried to commit
-    them. A payload that is written twice is the same."""
+    """An episode's history as rows, and the payloads that do not fit into them. Made once for all tries to commit."""
 
     rows: tuple[Entity, ...]
     blobs: tuple[PutBlob, ...]

@@ -356,7 +356,7 @@ def terminate_row(
 def cancelled_child_row(
     event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """The row of a child that ends with its parent before it ever ran: it has had none.
+    """The first row of a child that is terminated with its parent before it has run.
 
     :returns: the row to insert, and blobs to write before it.
     """
@@ -444,7 +444,7 @@ def _is_current(failure: FailureDetails, state: InstanceState, entity: Entity, c
     """Whether our column belongs to this end: a .NET worker that ended a rewound instance has left it as it was."""
     if "output" in large_texts(entity, container_url=container_url):
         return True
-    # The second is what .NET writes, and wrote earlier versions of ours.
+    # .NET, and earlier versions of this package, write the second form.
     return (state.output or "").startswith((headline(failure), f"{failure.error_type}: {failure.error_message}"))
 
 

@@ -22,11 +22,11 @@ from airflow_provider_taskhub.values import dataclass
 
 PARALLEL = 16
 READINGS = 5
-"""Times that a history of several pages is read while others change it."""
+"""How often a history of several pages is read again because it was changed meanwhile."""
 
 
 class HistoryUnreadable(StorageError):
-    """A row of a history or a payload is missing or damaged. What can be read of it: ``salvage``."""
+    """A row of a history or a payload is missing or damaged. ``salvage`` reads the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +84,15 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
 
 
 async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
-    """The rows that count of an instance's history. Errors as of :func:`load`."""
+    """The rows of an instance's history that count. Errors as for :func:`load`."""
     return _counted(*await table_rows(store, names, instance_id))
 
 
 async def table_rows(store: Store, names: HubNames, instance_id: str) -> tuple[Entity | None, list[Entity]]:
-    """The sentinel's row, and those of events of whatever generation, all of one moment.
+    """The sentinel's row and the rows of all events, of every generation, as they were at one moment.
 
     A page is of one moment; between two pages a former owner may continue as new, or a client may rewind. Each of them
-    changes the sentinel together with its rows, so its ETag stays the same while nobody disturbs the reading. The
+    changes the sentinel together with its rows, so its ETag stays the same while the rows do not change. The
     sentinel is in the last page. So the first page, which tells that there are more, is read a second time.
 
     :raises Conflict: when others change it again and again.

@@ -189,8 +189,8 @@ class Sentinel:
     :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
     :param custom_status: with what the generation's first checkpoint left it, as the instance row's column has it (spec
         §2.5): until that is written nothing else tells what an earlier generation has set. None in writes: as it was.
-    :param awaits: what the instance waited for when our last commit ended, as ``awaits_column`` writes it; "": nothing
-        was known of it. None in writes: as it was.
+    :param awaits: what the instance waited for after the last commit of TaskHub, as ``awaits_column`` writes it; "":
+        nothing. None in writes: the column keeps its value.
     :param timestamp: the storage service's time of the last change; None in writes.
     """
 
@@ -253,7 +253,7 @@ _OURS = (
     "TaskHubCustomStatus",
     "TaskHubAwaits",
 )
-"""Columns of ours that say nothing once .NET has committed after us."""
+"""Our columns that are out of date once .NET has committed after us."""
 
 
 def decode_sentinel(entity: Entity) -> Sentinel:

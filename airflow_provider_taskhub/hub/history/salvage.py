@@ -1,6 +1,6 @@
-"""What can be read of a history that cannot be loaded: for those who look, and for its instance's end (K46).
+"""Reads what is readable of a damaged history: to show it, and to end its instance (K46). Never a base for replay.
 
-Row by row, each payload by itself: one that is damaged or gone takes nothing else with it. Never a base for replay.
+Each row and each payload is read by itself: one that is damaged or gone does not hide the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_taskhub.values import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
     """:param events: of the current generation, in their order, without what cannot be read.
-    :param unreadable: what cannot be, a line each; none: all of it can.
+    :param unreadable: one line for each thing that cannot be read; empty: all can.
     :param lock: the sentinel's row; None: there is no history. :param sentinel: None also for one that is damaged.
     :param execution_id: of the generation; None: no row tells it.
     """
@@ -34,7 +34,7 @@ class Salvage:
 
 
 async def salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
-    """The history of an instance as far as it can be read. :raises StorageError: as the store says."""
+    """Read what is readable of an instance's history. :raises StorageError: of the store."""
     for _ in range(READINGS):
         found = await _salvage(store, names, instance_id)
         now = await lock_of(store, names, instance_id) if found.unreadable else found.lock
@@ -75,13 +75,13 @@ async def _salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
 
 
 def _first_generation(rows: list[Entity]) -> str | None:
-    """The generation of the first row, which each new one overwrites."""
+    """The execution id in the first row, which every new generation overwrites."""
     found = rows[0].properties.get("ExecutionId") if rows else None
     return found if isinstance(found, str) else None
 
 
 async def _event(store: Store, names: HubNames, row: Entity) -> tuple[HistoryEvent | None, list[str]]:
-    """A row's event, None if it cannot be read, and what is wrong with it. Payloads that are lost are left out."""
+    """The event of a row (None if it cannot be read), and what is wrong with the row. Lost payloads are left out."""
     wanted, lines = blob_columns(row), list[str]()
     texts: dict[str, str] = {}
     for column, name in wanted.items():

@@ -87,7 +87,7 @@ class Reader:
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
     :param quarantined: called for each of its messages that was brought into quarantine.
-    :param supervisor: keeps the renewals of what is held; None: one of its own.
+    :param supervisor: runs the loop that renews held messages; None: one of its own.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Reader:
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound, AccessDenied):  # an answer: any other worker would get the same
+        except (Throttled, NotFound, AccessDenied):  # the store has answered: another worker would get the same answer
             self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent
@@ -310,7 +310,7 @@ class Reader:
         self._woken = True
 
     async def _taken(self, message: Message, sent: float) -> Held | None:
-        """As :meth:`_take`. A message that meets a defect stops no other: it comes again, until it is quarantined."""
+        """As :meth:`_take`. A defect in one message stops no other: it comes again, until it is quarantined."""
         try:
             return await self._take(message, sent)
         except Exception as error:

@@ -85,7 +85,7 @@ class Held:
 
     @property
     def stamp(self) -> Stamp:
-        """When it was sent, as far as that is known."""
+        """When it was sent, and by which process, as far as that is known."""
         process = getattr(self.message.event, "taskhub_process", None)
         return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
 
@@ -124,7 +124,7 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, o
     Without an answer it is asked for once more, while there is time: a connection may be dead. The first request is not
     cut off, since it may be done yet, and nobody else has its receipt. Only one of the two can be done.
 
-    :param outage: tells of renewals without an answer; None: each is told.
+    :param outage: logs renewals without an answer, few lines for many; None: each one is logged.
     :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
     """
     async with held.changing:

@@ -63,11 +63,11 @@ class Facts:
     :param scheduled: event ids of the scheduling events in the history.
     :param final: the history ends in a completion. :param parent: who has started what is in it.
     :param seen: identities of messages whose events are in the history, or were consumed by a generation switch.
-    :param steered: of the newest suspension or resume that was taken, be it in an earlier run.
+    :param steered: stamp of the newest suspension or resume that was processed, in this run or an earlier one.
     :param row_execution_id: ExecutionId of the instance row; None: no row, or it was not read.
     :param row_generation: the row's count of starts.
     :param row_due: when an instance that is Pending is scheduled to start; None: at once, or it is not Pending.
-    :param row_steered: of the newest suspension or resume that the row tells of an instance that is Pending.
+    :param row_steered: stamp of the newest suspension or resume in the row of an instance that is Pending.
     :param row_suspended: why it is suspended as soon as it begins (``InstanceState.steered``).
     """
 
@@ -155,7 +155,7 @@ def _start(
             pause = min(max((now - inserted) / 4, SOON), TURN)
             return Judged(verdict=Verdict.EARLY, reason="another instance of this id is running", pause=pause)
         if again and not facts.row_read:
-            return Judged(verdict=Verdict.LOOK)  # it has waited: its parent may have been terminated meanwhile
+            return Judged(verdict=Verdict.LOOK)  # the message has waited: the parent may have been terminated meanwhile
         if facts.row_terminated and facts.row_execution_id == wanted:
             return Judged(verdict=Verdict.STALE, reason="terminated with its parent before it started")
         return PROCESS
@@ -276,7 +276,7 @@ def _control(event: HistoryEvent, stamp: Stamp, facts: Facts, now: Timestamp, se
                 return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
     if facts.execution_id is not None and not facts.final:
         if isinstance(event, STEERING) and facts.steered is not None and precedes(stamp, facts.steered):
-            # its worker died with it, and a newer one was taken before it came back: the newer one is what is wanted
+            # its worker died, and a newer one was processed before this one came back: the newer one counts
             return Judged(verdict=Verdict.STALE, reason="a newer suspension or resume was taken before it")
         return PROCESS
     if not facts.row_read and not (facts.execution_id is None and isinstance(event, ExecutionTerminated)):

@@ -2,7 +2,8 @@
 
 DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so all workers of one app hold it
 together. Ours hold it the same way under an id that no .NET app has, so that a .NET app waits for us and we refuse to
-start beside one, whatever the names. Older versions had DurableTask's id: whoever finds only such workers joins them.
+start beside one, whatever the names. Older versions used DurableTask's id: a worker that finds only
+such workers joins them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ async def _nobody() -> bool:
 class AppLease:
     """The hub's app lease, held in common by all workers with the same ``app_name``.
 
-    :param with_older: whether what holds it under DurableTask's id are TaskHub workers of an older version.
+    :param with_older: whether the lease under DurableTask's id is held by TaskHub workers of an older version.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class AppLease:
 
 
 def _lease_id(value: object) -> str | None:
-    """What no lease can have for an id says nothing."""
+    """None for a value that cannot be the id of a lease."""
     try:
         return value if isinstance(value, str) and UUID(value) else None
     except ValueError:

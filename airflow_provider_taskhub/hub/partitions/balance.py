@@ -62,8 +62,8 @@ class Rules:
 
     :param offline: partitions that nobody may serve. :param barred: who may not serve a partition.
     :param turn: partitions that a member takes or asks for in one turn; None: as many as it lacks.
-    :param unfit: by partition, who cannot run what waits there while another member can. No order of anybody: an unfit
-        owner keeps the partition until a fit member asks for it.
+    :param unfit: by partition, the members that cannot run what waits there while another member can. An unfit owner
+        keeps the partition until a fit member asks for it.
     """
 
     offline: frozenset[int] = frozenset()
@@ -185,7 +185,7 @@ class _Seating:
 
     def homeless(self, row: Row) -> bool:
         """Whether its owner must let it go although nobody has room for it: a cap was lowered (T08)."""
-        unfit = self._rules.unfit.get(row.partition)  # then it stays until somebody who is fit asks for it
+        unfit = self._rules.unfit.get(row.partition)  # then it stays where it is until a fit member asks for it
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
     def _heir(self, row: Row) -> str | None:

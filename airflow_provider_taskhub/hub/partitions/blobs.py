@@ -157,7 +157,7 @@ class BlobLeases:
 
 
 def content(blob: Blob) -> dict[str, Any]:
-    """What a blob's content says. :raises InputError: when it is not a JSON object."""
+    """Parse a blob's content. :raises InputError: when it is not a JSON object."""
     try:
         found = json.loads(blob.data)
     except (ValueError, RecursionError) as error:
@@ -168,7 +168,7 @@ def content(blob: Blob) -> dict[str, Any]:
 
 
 def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
-    """A blob's content as a lease: DurableTask's own has four members; what cannot be understood reads as absent."""
+    """A blob's content as a lease. DurableTask's has four members; a member that cannot be read counts as absent."""
     ours = {name.removeprefix("TaskHub"): value for name, value in columns.items() if name.startswith("TaskHub")}
     epoch, renewals = columns.get("Epoch"), ours.get("Renewals")
     return Lease(

@@ -222,7 +222,7 @@ def _count(value: Property | None) -> int | None:
 
 
 def finite(value: object) -> float | None:
-    """A number that can be reckoned with; None for all else."""
+    """A finite number; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):

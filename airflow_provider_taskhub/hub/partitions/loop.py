@@ -234,7 +234,7 @@ class PartitionOwner:
             await self._ended.wait()
 
     def hurry(self) -> None:
-        """Scan now and not at the next turn: another worker is proven dead."""
+        """Scan now, not at the next turn: another worker is proven dead."""
         self._hurried.set()
 
     async def _leave(self) -> None:
@@ -335,7 +335,7 @@ class PartitionOwner:
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
                 self._outages.of("scan_failed").over()
-                if self._scans.wanted(self._member) != self._wanted:  # who can run what waits here is to know it soon
+                if self._scans.wanted(self._member) != self._wanted:  # another worker must know it soon
                     self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
             except HubError as error:

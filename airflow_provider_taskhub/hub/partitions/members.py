@@ -85,8 +85,8 @@ class Members:
         self._sightings = Sightings()
         self._known: dict[str, float] = {}
         self.watching: tuple[Member, ...] | None = None
-        """Watchers that live, as of the last :meth:`watch` or :meth:`prove`; None: nobody has looked. They run nothing,
-        so that no other answer of this class names them."""
+        """Live watchers, as of the last :meth:`watch` or :meth:`prove`; None before the first. They run nothing, so no
+        other method of this class returns them."""
 
     # a worker's own row
 
@@ -193,7 +193,7 @@ class Members:
         return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
 
     def _decoded(self, row: Entity) -> _Listing | None:
-        """A worker whose names cannot be read is listed without them: it lives, and holds partitions."""
+        """A worker whose names cannot be read is listed without names: it is alive, and holds partitions."""
         names: Mapping[str, Any] = {}
         try:
             names = _names(row.properties)
@@ -254,7 +254,7 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
 
 
 def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
-    """A row; None for one that is no member's. :param names: what the worker can do, as its row says it."""
+    """A member from its row; None if the row is not a member's. :param names: its functions, as the row has them."""
     columns = entity.properties
     worker = columns.get("Worker")
     if not isinstance(worker, str):
@@ -292,7 +292,7 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
 
 
 def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """:raises InputError: when they are no gzip or no JSON object."""
+    """:raises InputError: when it is not the gzip of a JSON object."""
     text = columns.get("Names")
     if not isinstance(text, str):
         parts: list[bytes] = []

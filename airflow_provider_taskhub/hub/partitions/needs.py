@@ -1,7 +1,4 @@
-"""Which worker could run what: what work needs, which workers have it, and how the apps of two workers differ.
-
-Pure: members and needs in, answers out. Members are those that the caller knows to be alive.
-"""
+"""Which workers can run what some work needs, and how the apps of two workers differ. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member
 __all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
 SHOWN = 20
-"""Names of one kind in a text; the rest is counted."""
+"""Names that a text lists at most; the rest is counted."""
 
 
 def can_run(member: Member, need: Need) -> bool:
-    """Whether a worker has a function, in a version that its app goes on with."""
+    """Whether a worker has a function, and its app can continue an instance of this version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
     accepted = member.accepts.get(need.name)
@@ -33,7 +30,7 @@ def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
 class Difference:
     """How the apps of another worker differ from a worker's own.
 
-    :param lacks: functions of ours that the other one lacks. :param more: functions of it that we lack.
+    :param lacks: functions that only this worker has. :param more: functions that only the other worker has.
     :param versions: app name, our version, its version.
     """
 
@@ -52,7 +49,7 @@ class Difference:
 
 
 def difference(mine: Member, other: Member) -> Difference | None:
-    """How the apps of ``other`` differ from those of ``mine``; None: they do not, as far as both have the same role."""
+    """How the apps of ``other`` differ from those of ``mine``, in the roles that both have; None: they do not."""
     lacks: list[Need] = []
     more: list[Need] = []
     for kind in (ORCHESTRATOR, ACTIVITY):

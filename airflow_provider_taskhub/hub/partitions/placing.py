@@ -1,10 +1,11 @@
 """Which worker should serve a partition, by what the partition's instances need.
 
-Only workers whose apps differ come here. The owner of a partition says in its member row which orchestrators ran there
-lately and which ones messages wait for in vain. All workers draw the same conclusion from it (:func:`unfit`), and one
-that is fit asks for the partition as it asks for any other. A worker that has everything gets the partition and keeps
-it. Where no worker has everything, workers take turns: each serves the partition for at least a dwell time, then it
-goes to a worker that can run what has waited longest. Pure: no I/O, no clock.
+It matters only where the apps of workers differ. The owner of a partition publishes in its member row which
+orchestrators ran there lately, and which ones messages wait for that it does not have. All workers draw the same
+conclusion from it (:func:`unfit`), and one that is fit asks for the partition as it asks for any other. A worker that
+has everything gets the partition and keeps it. Where no worker has everything, workers take turns: each serves the
+partition for at least a dwell time, then it goes to a worker that can run what has waited longest. Pure: no I/O, no
+clock.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ LEAST_DWELL = 5.0
 DWELL_SCANS = 3
 """The same in scans: a handover takes about as many."""
 MOST = 50
-"""Needs of one partition that a worker says."""
+"""Needs of one partition that a worker publishes at most."""
 _LONGEST = 30_000
-"""Characters of what a worker says; Azure's limit for a column is 32,768."""
+"""Characters of what a worker publishes; Azure's limit for a column is 32,768."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the instances of a partition need, as its owner says.
+    """What the instances of a partition need, as its owner publishes it.
 
     :param runs: what ran there lately, or what the owner took the partition for. :param lacks: what messages wait for
         and the owner does not have; the longest waiting first.
@@ -45,7 +46,7 @@ class Wanted:
 
 
 def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
-    """Which members are not to serve a partition: others can run what is needed there.
+    """The members that should not serve a partition, because others can run what is needed there.
 
     :param members: all that could take it. :returns: never all of them.
     """
@@ -63,7 +64,7 @@ def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
 
 
 class Placing:
-    """What one worker says of its partitions' needs, and what it took a partition for.
+    """What one worker publishes about the needs of its partitions.
 
     :param scan: seconds between two scans.
     """
@@ -74,14 +75,14 @@ class Placing:
         self._taken: dict[int, tuple[float, tuple[Need, ...]]] = {}
 
     def ask(self, partition: int, wanted: Wanted | None) -> None:
-        """This worker asks for a partition. :param wanted: what its owner says; None: nothing."""
+        """Remember that this worker asks for a partition. :param wanted: what its owner publishes; None: nothing."""
         if wanted is None:
             self._asked.pop(partition, None)
         else:
             self._asked[partition] = wanted
 
     def take(self, partition: int, now: float) -> None:
-        """This worker has taken a partition: what was needed there is needed until it has looked itself."""
+        """Remember that this worker has taken a partition: what was needed there is needed until it has looked."""
         wanted = self._asked.pop(partition, None)
         self._taken[partition] = now, (*wanted.runs, *wanted.lacks) if wanted else ()
 
@@ -93,7 +94,7 @@ class Placing:
         live: Iterable[Member],
         now: float,
     ) -> dict[int, Wanted]:
-        """What to say of the partitions held: nothing while all workers have the same and nothing waits in vain.
+        """What to publish about the partitions held: nothing while all apps are the same and every message can run.
 
         :param live: the other workers, as last seen. :param now: a monotonic second.
         """
@@ -124,7 +125,7 @@ def _differs(me: Member, other: Member) -> bool:
 
 
 def encode_wanted(said: Mapping[int, Wanted]) -> str:
-    """One text for all partitions, each need written once. "" says nothing; what does not fit is left out."""
+    """One text for all partitions, each need written once; "" if there is nothing. What does not fit is left out."""
     for with_runs in (True, False):
         needs: dict[Need, int] = {}
         partitions: dict[str, object] = {}
@@ -141,7 +142,7 @@ def encode_wanted(said: Mapping[int, Wanted]) -> str:
 
 
 def decode_wanted(value: Property | None) -> dict[int, Wanted]:
-    """What cannot be understood says nothing."""
+    """Read the column; empty when it is missing or damaged."""
     said: dict[int, Wanted] = {}
     with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         if isinstance(value, str) and value:

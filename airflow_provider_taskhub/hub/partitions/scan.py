@@ -159,7 +159,7 @@ class Scanner:
             await self._carry_out(self._plan(seen, member), seen)
 
     def wanted(self, member: Member) -> dict[int, Wanted]:
-        """What others must know of the needs of this worker's partitions. :param member: this worker."""
+        """What this worker publishes about the needs of its partitions. :param member: this worker."""
         held = self._holding.leases
         return self._placing.say(held, self._services(), member, self._live, self._clock.monotonic())
 
@@ -265,7 +265,7 @@ class Scanner:
         return plan(rows, seats, self._me, replace(seen.orders.rules, unfit=self._unfit(seen, member, seats)))
 
     def _unfit(self, seen: _Seen, member: Member, seats: Mapping[str, Seat]) -> dict[int, frozenset[str]]:
-        """By partition, who cannot run what waits there while somebody with room for it can."""
+        """By partition, the workers that cannot run what waits there while another worker with room for it can."""
         mine = self.wanted(member)
         if not mine and not any(serving.wanted for serving in seen.roster.serving.values()):
             return {}
@@ -327,7 +327,7 @@ class Scanner:
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
-        # an owner that is no TaskHub worker is not asked: it may be dead, and alive it keeps this worker out
+        # a .NET owner is not asked: a dead one does not answer, a live one keeps this worker out
         asks = [self._ask(by_number[number]) for number in decided.ask if not is_theirs(by_number[number])]
         await self._write([*claims, *asks])
         if decided.ask:

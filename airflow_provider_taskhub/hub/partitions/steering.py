@@ -47,8 +47,8 @@ class Findings:
     :param nowhere: partitions that nobody alive may serve.
     :param times: workers that live, by seconds between their renewals and of their take time.
     :param live: workers that count. :param floor: how many of them were asked for.
-    :param members: all workers that are listed, alive as the check has proven it. :param watching: members that live
-        and watch the hub for Airflow; None: nobody looked.
+    :param members: all listed workers; ``alive`` as the check has proven it. :param watching: live members that watch
+        the hub for Airflow; None: not known.
     """
 
     missing: tuple[int, ...]

@@ -81,7 +81,7 @@ class TableLeases:
     async def write(self, lease: Lease) -> Lease:
         """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new ETag.
 
-        A release is news under the table's name, so that who hears it need not wait for its next scan.
+        A release is announced under the table's name: another worker takes the partition before its next scan.
 
         :raises Conflict: somebody changed it. :raises NotFound: its row is gone.
         :raises Unavailable: no answer: it may have been written.

@@ -1,7 +1,8 @@
-"""Whether workers that are not TaskHub's, DurableTask's for .NET, serve the hub: pure (spec §2.6, §2.7).
+"""Whether workers of DurableTask for .NET serve the hub. Pure (spec §2.6, §2.7).
 
-They judge leases by their clocks, ours by silence, so both together would serve a partition twice. The app lease keeps
-them apart, but a .NET app may do without it. Their rows have none of our columns: a .NET writer drops them.
+A .NET worker judges a lease by its own clock, a TaskHub worker by how long its row does not change. Together they would
+serve a partition twice. The app lease keeps them apart, but a .NET app may run without it. A row that a .NET worker has
+written has none of our columns.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from airflow_provider_taskhub.hub.partitions.leases import Lease
 
 
 def is_theirs(lease: Lease) -> bool:
-    """Whether its owner, dead or alive, is no TaskHub worker."""
+    """Whether the owner of the lease, dead or alive, is not a TaskHub worker."""
     return lease.owner is not None and lease.renewals is None
 
 
 def served_by_taskhub(leases: Iterable[Lease], members: Collection[object]) -> bool:
-    """Whether only TaskHub workers can be what holds the app lease under DurableTask's id, as older versions do.
+    """Whether the app lease under DurableTask's id can only be held by TaskHub workers of an older version.
 
-    :param members: the workers that are listed: only TaskHub's list themselves.
+    :param members: the listed workers: only TaskHub workers list themselves.
     """
     owned = [lease for lease in leases if lease.owner is not None]
     return not any(map(is_theirs, owned)) and (bool(owned) or bool(members))
 
 
 class Strangers:
-    """Watches for renewals by others, over one worker's looks: no times of two machines are compared."""
+    """Finds renewals by .NET workers, from one look to the next: no times of two machines are compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str | None, Timestamp | None]] = {}
 
     def look(self, leases: Iterable[Lease]) -> str | None:
-        """An owner that is no TaskHub worker and has renewed since the last look; None: there is none.
+        """The owner of a lease that is not a TaskHub worker and has renewed since the last look; None: there is none.
 
-        By what the row says and not by its ETag: whoever asks a dead owner for its partition changes that, too.
+        The renewal time is compared, not the ETag: a worker that asks a dead owner for its partition changes the ETag.
         """
         found = None
         for lease in leases:
