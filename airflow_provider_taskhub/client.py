@@ -141,7 +141,7 @@ class Client:
         self._times = times
         self._looks = Looks(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
         self.routes = Routes(self._looks, hub.names, hub.clock)
-        """Which worker serves an instance, for whoever must speak to that worker (T55)."""
+        """Which worker serves an instance, for a caller that must reach that worker (T55)."""
         self._members = Members(hub.store, hub.names, times=times, clock=hub.clock)
         self._snapshots = Snapshots(hub, self._looks)
 
@@ -350,8 +350,8 @@ class Client:
     ) -> InstanceState:
         """End an instance and its children; one that has ended stays as it is.
 
-        One whose history cannot be read is ended as well: what it has to do, and to tell its parent, is taken from what
-        can be read. The history that is left then says that it was terminated, and nothing else.
+        An instance with a damaged history ends too: its children and its parent are found in the events that can be
+        read. Its history then has only the termination.
 
         :param wait: until the instance has ended and its executors have confirmed that none of its recorded activities
             runs any more; with ``recurse`` also until this holds for its children, and for theirs.
@@ -359,7 +359,7 @@ class Client:
             on. Children with the tag for fire and forget always go on.
         :param timeout: of ``wait``; None: as long as it takes.
         :raises InstanceNotFound: when there is no such instance. :raises InputError: for a reason that no store takes.
-        :raises TimeoutError: when not all has ended within ``timeout``; what was asked to end is still to end.
+        :raises TimeoutError: when not all has ended within ``timeout``; the termination goes on.
         """
         check_text(reason, "the reason")
         row = await self._existing(instance_id)
@@ -399,7 +399,7 @@ class Client:
                 await self._families_end(child.instance_id, deadline)
 
     async def _child_row(self, instance_id: str, deadline: Deadline) -> InstanceState | None:
-        """The row of a child that may be about to start; None: none came for so long that it was purged."""
+        """The row of a child that may be about to start; None: purged, no row came in :data:`CHILD_APPEARS`."""
         until = self.hub.clock.monotonic() + CHILD_APPEARS
         while (row := await self.get(instance_id, payloads=False)) is None and self.hub.clock.monotonic() < until:
             deadline.check(f"child {instance_id!r} has not started or ended")
@@ -412,7 +412,7 @@ class Client:
         One that has not begun yet is held in its first turn: what it decides there waits too, unless that is its end.
 
         :param reason: becomes the instance's output until it ends, as in DurableTask.
-        :param by: who orders it, for those who ask later why the instance waits; None: ``user@host`` of this process.
+        :param by: who orders it; shown with the reason why the instance waits. None: ``user@host`` of this process.
         :raises InstanceNotFound: when there is no such instance.
         :raises InputError: when it has ended, or for a reason that no store takes.
         """
@@ -703,11 +703,11 @@ class Client:
         return (await load(self.hub.store, self.hub.names, instance_id)).past
 
     async def readable_history(self, instance_id: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
-        """What can be read of the history, whatever is damaged or gone: for people, and for nobody's decisions.
+        """Read the readable part of a history, to show it. For code that decides, use :meth:`history`.
 
-        An instance whose history cannot be read goes on no more; :meth:`terminate` and then :meth:`purge` remove it.
+        An instance with a damaged history does not go on; :meth:`terminate` and then :meth:`purge` remove it.
 
-        :returns: the events that can be read, and a line for each thing that cannot; none: all of it can.
+        :returns: the events that can be read, and one line for each thing that cannot; no line: all can be read.
         """
         found = await salvage(self.hub.store, self.hub.names, instance_id)
         return found.events, found.unreadable
@@ -783,7 +783,7 @@ class Client:
     async def attending(self, name: str) -> AsyncIterator[None]:
         """List this process, for the length of the block, as one that watches the hub's instances for Airflow.
 
-        Others can tell then whether a deferred task has a triggerer. A store that does not answer ends nothing.
+        Other processes see from it whether a deferred task has a triggerer. Errors of the store are logged.
 
         :param name: of the process, for people.
         """
@@ -837,15 +837,15 @@ class Client:
         await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
 
     async def watch(self, watch: Watch) -> None:
-        """Remember which Airflow task waits for an instance; to be called before the start."""
+        """Store which Airflow task waits for an instance; to be called before the start."""
         await watches.write(self.hub.store, self.hub.names, watch)
 
     async def watches(self, deployment: str) -> tuple[Watch, ...]:
-        """Which tasks of an Airflow deployment wait for which instances, as remembered by :meth:`watch`."""
+        """Which tasks of an Airflow deployment wait for which instances, as stored by :meth:`watch`."""
         return await watches.read(self.hub.store, self.hub.names, deployment)
 
     async def unwatch(self, watch: Watch) -> None:
-        """Forget a row of :meth:`watches`; one that was written again meanwhile stays."""
+        """Delete a row of :meth:`watches`; a row that was written again meanwhile stays."""
         await watches.delete(self.hub.store, self.hub.names, watch)
 
 

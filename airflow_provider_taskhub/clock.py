@@ -58,7 +58,7 @@ class Deadline:
         self._until = None if timeout is None else clock.monotonic() + timeout.total_seconds()
 
     def left(self) -> timedelta | None:
-        """Time until then, at least 0; None: there is no limit."""
+        """Time that is left, at least 0; None: there is no limit."""
         if self._until is None:
             return None
         return timedelta(seconds=max(0.0, self._until - self._clock.monotonic()))

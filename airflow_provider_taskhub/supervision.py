@@ -1,4 +1,4 @@
-"""Owners of background work: nothing runs that nobody waits for, and no loop is left dead.
+"""Owners of background work: every task is waited for, and a loop that fails is started again.
 
 :class:`Supervisor` owns what lives longer than the block that starts it, :func:`owned` what lives as long as a block.
 Every task of the package is started here; ``asyncio.create_task`` and ``asyncio.ensure_future`` are banned elsewhere
@@ -32,7 +32,7 @@ FAILING = 5
 
 
 class Supervisor:
-    """Owns loops, which are started again when they fail, and single works. All methods: on the event loop.
+    """Owns loops, which are started again when they fail, and single tasks. All methods run on the event loop.
 
     :param clock: measures the pauses between restarts.
     """
@@ -65,7 +65,7 @@ class Supervisor:
         """Run a loop until it returns, :meth:`end` or :meth:`close`. If it raises, it is started again after a pause.
 
         :param name: of the loop, in logs, metrics and /live. A loop that is kept under the same name is ended.
-        :param loop: called for each start; it must be able to begin in the middle of things.
+        :param loop: called for each start; it must be able to go on where an earlier start has failed.
         :param context: that it runs in; None: a copy of the caller's.
         """
         self.end(name)
@@ -84,7 +84,7 @@ class Supervisor:
     ) -> asyncio.Task[T]:
         """Run something once.
 
-        :param told: True: the caller awaits the task, and so learns of its error; else the error is logged here.
+        :param told: True: the caller awaits the task and handles its error. False: an error is logged here.
         :param context: that it runs in; None: a copy of the caller's.
         """
         task = asyncio.get_running_loop().create_task(work, name=name or None, context=context)
@@ -186,7 +186,7 @@ async def owned() -> AsyncIterator[Start]:
 
 
 async def first(*works: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of them is done; the others are cancelled. Their results and errors count for nothing."""
+    """Wait until one of them is done; cancel the others. Results are dropped, errors are logged."""
     async with owned() as start:
         done, _ = await asyncio.wait([start(work) for work in works], return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -17,7 +17,7 @@ OUTAGE_EVERY = 60.0
 
 
 class Outage:
-    """Tells an outage in few lines: its first failure, one line a minute, and its end. One per loop, or per work.
+    """Logs an outage in few lines: its first failure, one line a minute, and its end. One per loop, or per task.
 
     :param log: a bound logger, with the fields of every line. :param event: name of a line about a failure.
     :param monotonic: seconds that only grow.
@@ -92,7 +92,9 @@ MASK = "***"
 
 
 def masked(text: str) -> str:
-    """The text with the values of secrets replaced; what is said around them stays.
+    """The text with the values of secrets replaced, for logs of workers and commands. Only the values are replaced.
+
+    Texts that Airflow shows go through ``hooks.masking``, which also knows Airflow's own secrets.
 
     Known are values that have a name (``AccountKey=``, ``password: "…"``), signatures, tokens in headers, and passwords
     in addresses.

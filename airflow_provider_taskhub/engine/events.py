@@ -133,8 +133,8 @@ class HistoryEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionStarted(HistoryEvent):
     """
-    :param taskhub_row_etag: our client's start says so that it inserted the instance row, and with which ETag.
-    :param taskhub_children: the children of earlier generations that have not answered (``family.carried``).
+    :param taskhub_row_etag: ETag of the instance row that our client inserted with this start.
+    :param taskhub_children: the children of earlier generations that have not completed (``family.carried``).
     """
 
     event_type = EventType.ExecutionStarted
@@ -168,9 +168,9 @@ class ExecutionCompleted(HistoryEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
     """
-    :param taskhub_execution_id: our client says so which start it saw: no later one is to end.
-    :param taskhub_recurse: the instance's children are to end with it.
-    :param taskhub_child: the instance's parent has sent it, which knows the name of its orchestrator.
+    :param taskhub_execution_id: the start that our client saw; a later start is not terminated.
+    :param taskhub_recurse: the instance's children end with it.
+    :param taskhub_child: name of the instance's orchestrator, if its parent has sent the message; else None.
     """
 
     event_type = EventType.ExecutionTerminated

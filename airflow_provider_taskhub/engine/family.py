@@ -1,8 +1,8 @@
 """Ending the children of an instance together with it: pure functions over its history.
 
-A terminate that says so (``TaskHubRecurse``) is sent on to every child that has not answered. It names the child's
+A terminate with ``TaskHubRecurse`` is sent on to every child that has not completed. The message names the child's
 start, so that it ends no later run of that id, and the child's orchestrator, for a child that has not begun. Children
-with DurableTask's tag for fire and forget belong to nobody and go on.
+with DurableTask's tag for fire and forget go on.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from airflow_provider_taskhub.engine.identity import child_execution_id
 from airflow_provider_taskhub.values import dataclass
 
 MAX_CARRIED = 16_000
-"""Characters of the list of children that a generation leaves to the next; the oldest are left out of a longer one."""
+"""Characters of the list of children that a generation passes on; a longer list loses its oldest children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A child that has not answered.
+    """A child that has not completed.
 
-    :param execution_id: of its start; None: its parent was run by .NET, which does not write it down.
+    :param execution_id: of its start; None: its parent was run by .NET, which does not record it.
     :param name: of its orchestrator.
     """
 
@@ -44,7 +44,7 @@ class Child:
 
 
 def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
-    """The children of a generation that have not answered, and those that earlier generations have left to it."""
+    """The children of this generation and of earlier ones that have not completed."""
     earlier: list[Child] = []
     waiting: dict[int, Child] = {}
     for event in history:
@@ -64,14 +64,14 @@ def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
-    """What a generation that continues as new tells the next of its children; None: there is none."""
+    """The list of open children that a generation passes on when it continues as new; None: there are none."""
     entries = [json.dumps([child.instance_id, child.execution_id, child.name]) for child in unfinished(history)]
     while entries and sum(map(len, entries)) + len(entries) > MAX_CARRIED:
         del entries[0]
     return f"[{','.join(entries)}]" if entries else None
 
 
-def ends(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
+def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """The messages that end the children of an instance that is terminated; none unless the terminate asks for it.
 
     :param history: of the generation, with the terminate. :param instance_id: of the parent.
@@ -96,10 +96,10 @@ def ends(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> 
     ]
 
 
-def is_told(history: Iterable[HistoryEvent]) -> bool:
-    """Whether the end of a child is told to its parent: not when the parent has asked for it.
+def reports_end(history: Iterable[HistoryEvent]) -> bool:
+    """Whether an instance reports its end to its parent. It does not if the parent has terminated it.
 
-    The parent ends, or its terminate comes again: told before that, it would take the end for a failure of the child.
+    The parent may not have ended yet: it would take the report for a failure of the child.
     """
     return not any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history)
 

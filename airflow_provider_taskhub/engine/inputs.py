@@ -1,7 +1,7 @@
 """Inputs of orchestrators and activities: their defaults, their types, and keys that no type has.
 
-A key that a dataclass, a TypedDict or a pydantic model does not have is refused by name: pydantic would drop it without
-a word, and a misspelt key would leave its field at the default. A type that says what happens with other keys
+A key that a dataclass, a TypedDict or a pydantic model does not have is refused by name. Pydantic would ignore it, and
+the field of a misspelt key would keep its default. A type that says what happens with other keys
 (``model_config = ConfigDict(extra="ignore")``, ``__pydantic_config__``) is obeyed.
 """
 
@@ -88,7 +88,7 @@ def _of_model(raw: dict[str, Any], decoded: BaseModel, path: str) -> _Found:
     kind = type(decoded)
     validators = kind.__pydantic_decorators__.model_validators.values()
     if any(validator.info.mode != "after" for validator in validators):
-        return  # code of the user's own reads the keys before pydantic does
+        return  # a validator of the user reads the keys before pydantic does
     names: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         aliases = tuple(_aliases(field.validation_alias or field.alias))
@@ -156,7 +156,7 @@ def _extra(raw: Iterable[str], known: Iterable[str], path: str) -> _Found:
 
 
 def _config(kind: Any) -> Mapping[str, Any]:
-    """What a dataclass or TypedDict says to pydantic."""
+    """The pydantic configuration of a dataclass or TypedDict."""
     found = getattr(kind, "__pydantic_config__", None)
     return found if isinstance(found, Mapping) else {}
 

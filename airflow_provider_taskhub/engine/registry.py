@@ -164,7 +164,7 @@ class Registry:
 
     @property
     def accepts(self) -> dict[str, tuple[str, ...]]:
-        """Versions of instances that an orchestrator goes on with, of those that do not go on with every version."""
+        """By orchestrator, the versions of instances that it can continue; those that can continue all are left out."""
         return {
             name: tuple(sorted({definition.version, *definition.compatible}))
             for name, definition in self.orchestrators.items()

@@ -265,7 +265,7 @@ class Execution:
         instance was reported as terminated already (K41).
 
         :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
-        :param also: what can be read of a history that cannot be loaded: its children end with it, too.
+        :param also: the readable events of a damaged history: the children that they name end too.
         :raises InputError: neither the history nor ``new`` has a start.
         """
         reason = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
@@ -297,7 +297,7 @@ class Execution:
             completed,
             OrchestratorCompleted(timestamp=time),
         ]
-        response = response_of(started, self._instance, completed) if family.is_told(new) else None
+        response = response_of(started, self._instance, completed) if family.reports_end(new) else None
         outbound = [*([response] if response else []), *self._ends(completed, [*also, *history])]
         first, number = len(self._history), self._episodes + 1
         for event in history:
@@ -322,7 +322,7 @@ class Execution:
         if completed is None or completed.status is not Status.TERMINATED:
             return []
         past = [*(() if switched else self._history), *new]
-        return family.ends(past, self._instance.instance_id, completed.timestamp)
+        return family.terminations(past, self._instance.instance_id, completed.timestamp)
 
     # ---- the past
 
@@ -487,7 +487,7 @@ class Execution:
         )
         history.append(completed)
         response = response_of(generation.started, generation.instance, completed)
-        if response is not None and family.is_told([*self._history, *history]):
+        if response is not None and family.reports_end([*self._history, *history]):
             outbound.append(response)
         return completed
 

@@ -1,4 +1,7 @@
-"""Airflow's masker for texts of the hub that the page or a task's log shows."""
+"""Masks texts of the hub that the page or a task's log shows, with Airflow's masker.
+
+Logs of workers and commands, where Airflow may be absent, go through ``telemetry.masked``.
+"""
 
 from __future__ import annotations
 
