@@ -2,7 +2,7 @@
 
 On where the process has a tracer provider (``opentelemetry-instrument taskhub worker …``, or an app that sets one).
 Off, nothing is imported and every function returns at once. A span of an orchestration or of what it waits for is made
-when it ends, by whoever sees that, under the id that its context has had from the beginning.
+when it ends, by the process that sees the end, under the id that its context has had from the beginning.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
 Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
 MAX_LISTED = 1000
 MAX_SORTED = 5000
-"""Instances that are read to show the newest of them first: a hub has them in the order of their ids."""
+"""Instances that are read at most to sort them by age: the store returns them by id."""
 LOOK = 2.0
 """Seconds between two looks of `wait` at what an instance waits for."""
 
@@ -102,9 +102,9 @@ def list_(
 
 
 async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:
-    """A page of instances, the newest first; of a hub with very many of the first :data:`MAX_SORTED` by id.
+    """A page of instances, the newest first. Of a larger hub only the first :data:`MAX_SORTED` by id are sorted.
 
-    :param after: what the page before said. :raises InputError: when no page says so.
+    :param after: the continuation of the page before. :raises InputError: when it is not one.
     """
     found: list[InstanceState] = []
     continuation: str | None = None
@@ -151,7 +151,7 @@ def show(
     a worker that has died stays listed for a while.
 
     What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
-    Such an instance goes on no more: terminate it, then it can be purged.
+    Such an instance does not go on: terminate it, then purge it.
 
     Example: taskhub instances show flights-2013
     """
@@ -620,7 +620,7 @@ async def _standing(client: Client, instance_id: str) -> str:
 
 
 async def _reasons(client: Client, instance_id: str) -> tuple[Why, ...]:
-    """Why it waits; nothing while that cannot be read: the wait itself says what is wrong."""
+    """Why the instance waits; empty while that cannot be read. The wait itself then reports the error."""
     try:
         return await client.waiting(instance_id)
     except (StorageError, InstanceNotFound):

@@ -189,7 +189,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     if reaction is Reaction.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
     starts = reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE)
-    if reaction is not Reaction.RETURN:  # before the start: no crash in between leaves an instance that nobody finds
+    if reaction is not Reaction.RETURN:  # before the start: the sweep finds it even after a crash in between
         tags = {} if starts or state is None else state.tags or {}
         await client.watch(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:

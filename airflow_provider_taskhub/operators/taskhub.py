@@ -41,7 +41,7 @@ COUNTER_KEY = "taskhub"
 _BACKSTOP = timedelta(minutes=5)
 """After the trigger's own deadline, in case that no triggerer was there to keep it."""
 SHORT_WAIT = timedelta(seconds=1.5)
-"""For which a worker waits before it defers."""
+"""How long a worker waits before it defers."""
 _LOOK = 0.5
 """Seconds between two looks of the short wait."""
 _SAID = {
@@ -97,7 +97,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.no_worker_timeout = no_worker_timeout
 
     def execute(self, context: Context) -> Any:
-        """Start or attach; return the output of what ends at once, and wait for the rest in the triggerer."""
+        """Start or attach. Return the output of an instance that ends at once; wait for others in the triggerer."""
         ti = context["ti"]
         deadline = self._deadline()
         request = self._request(context)
@@ -219,7 +219,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
 
     def _deadline(self) -> Timestamp | None:
-        """When the time that this try may take is over, from now on; one for all its waits."""
+        """The time by which this try must end, counted from now; all its waits share it."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         return SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
@@ -247,17 +247,17 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         raise AssertionError("defer() raises")
 
     async def _short_wait(self, client: Client, instance_id: str) -> InstanceState | None:
-        """The instance if it ends at once: deferring and resuming would take longer than what it does."""
+        """The instance if it ends at once; else None. To defer and resume takes longer than a short instance."""
         try:
             async with asyncio.timeout(2 * SHORT_WAIT.total_seconds()):
                 await client.wait(instance_id, timeout=SHORT_WAIT, longest=_LOOK)
-        except (TimeoutError, TaskHubError):  # an error of the hub: the trigger is more patient
+        except (TimeoutError, TaskHubError):  # an error of the hub: the trigger tries for longer
             return None
         await self._tell(client, instance_id)
         return await self._ended(client, instance_id)
 
     async def _tell(self, client: Client, instance_id: str) -> None:
-        """The lines that the trigger logs while it waits, of an instance that no trigger has waited for."""
+        """Log what the trigger would have logged: no trigger has waited for this instance."""
         from airflow_provider_taskhub.triggers.journal import Journal, served_by
 
         try:

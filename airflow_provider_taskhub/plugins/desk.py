@@ -3,7 +3,7 @@
 A client that stays sees who renews, so ``Member.alive`` means something; and a page that refreshes every two seconds
 does not make a TLS connection every two seconds.
 
-Answers are kept for as long as they are fresh and no longer: histories and logs may hold payloads, and are large.
+Answers are deleted when they are no longer fresh: histories and logs may hold payloads, and are large.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ IDLE = 60.0
 FRESH = 1.5
 """Seconds for which an answer serves everyone who asks the same: many open pages cost one."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Of answers that are kept, about. Beyond it the oldest go before their time."""
+"""Size of all kept answers, about. Beyond it the oldest are deleted early."""
 MOST_TALLIES = 2_000
-"""Counts of ended instances that are kept; those that were not looked at for longest go first."""
+"""Counts of ended instances that are kept; the least recently used are deleted first."""
 _VALUE = 100
 """Bytes that a value takes in memory besides its texts, about."""
 
@@ -75,7 +75,7 @@ class Desk:
         return found
 
     async def tally(self, state: InstanceState) -> Mapping[str, int]:
-        """Counts of an instance's activities; those of an ended one do not change, and are asked for once."""
+        """Counts of an instance's activities; read once for an instance that has ended, since they do not change."""
         key = state.instance_id, state.execution_id, state.etag
         if key in self._tallies:
             self._tallies.move_to_end(key)
@@ -95,7 +95,7 @@ class Desk:
         return sum(answer.size for answer in self._answers.values())
 
     def _answered(self, key: object, answer: _Answer, _: object) -> None:
-        """Let an answer go when it is no longer fresh; the oldest at once where they take too much together."""
+        """Delete the answer when it is no longer fresh, and the oldest answers now if all together are too large."""
         answer.loop.call_later(answer.left(), self._forget, key, answer)
         if answer.failed():
             return
@@ -144,7 +144,7 @@ def desk_of(settings: Settings) -> Desk:
 
 
 class _Answer:
-    """A question that was asked, and its answer once it is there. :ivar size: bytes, about."""
+    """A request to the hub, and its answer once there is one. :ivar size: bytes, about."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future

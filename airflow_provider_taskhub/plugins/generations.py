@@ -1,4 +1,4 @@
-"""The instances of one Airflow task: read by the ids that the task gives them, however many others the hub has."""
+"""The instances of one Airflow task. They are read by id, so the other instances of the hub cost nothing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
 
 AT_ONCE = 8
-"""Generations that are read side by side. A hole in their numbers (purged ones) may be one shorter than this."""
+"""Generations that are read at the same time. A gap of so many purged generations ends the search."""
 MOST = 200
 """Generations that are read at most: about as many requests."""
 _LISTED = 100
-"""Ids of a listing, which is asked for where the first generations are gone."""
+"""Instances of the listing that is read when the first generations are gone."""
 
 
 async def of_task(client: Client, ids: TaskIds) -> tuple[InstanceState, ...]:

@@ -1,10 +1,10 @@
-"""The sweep in the API server: it ends instances that nobody waits for also while no triggerer runs.
+"""The sweep in the API server: it terminates instances without a waiting task, also while no triggerer runs.
 
 :class:`SweepingMiddleware` does nothing to requests. Airflow offers plugins no other way to run something for as long
 as the API server does: a middleware of the root application is called with the server's lifespan.
 
-The states of tasks are asked for at the task execution API, the one that workers and triggers use. This process serves
-it, so it is called without the network. No table of the metadata database is read here.
+The states of tasks come from the task execution API, the one that workers and triggers use. This process serves it, so
+it is called without the network. The metadata database is not read here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 class ServerTasks:
-    """Asks the task execution API that this API server serves; one that serves none makes an application of its own.
+    """Asks the task execution API that this API server serves. If it serves none, an application
+    of its own is made.
 
     :param server: the root application; None: there is none.
     """
@@ -95,7 +96,7 @@ def _application() -> Any:
 
 
 def _token() -> str:
-    """Of no task in particular; made as Airflow's executors make those of tasks."""
+    """A token for no particular task, made the way Airflow's executors make tokens for tasks."""
     from airflow.api_fastapi.auth.tokens import JWTGenerator, get_signing_args
     from airflow.configuration import conf
 
@@ -148,7 +149,7 @@ async def _sweep_all(server: Any) -> None:
 
 
 async def _sweep(connection: str, tasks: ServerTasks) -> None:
-    """Sweep one hub; whatever goes wrong is said once, and tried again."""
+    """Sweep one hub for ever. An error is logged when it is new, and the sweep starts again."""
     from airflow_provider_taskhub.hooks.deployment import deployment
     from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
     from airflow_provider_taskhub.triggers.sweep import Sweep

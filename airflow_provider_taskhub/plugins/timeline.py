@@ -65,7 +65,7 @@ def timeline(
 
 
 def fired_at(event: events.TimerFired) -> Timestamp:
-    """When a timer fired. The event is made together with its timer, and its timestamp says when that was."""
+    """When a timer fired. Its event is made together with the timer, so the event's timestamp may be too early."""
     return max(event.timestamp, event.fire_at)
 
 
@@ -96,7 +96,7 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
 
 
 def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
-    """What the history knows of lanes without records: from scheduled to answered.
+    """The lanes that the history knows: from scheduled to completed.
 
     A timer ends when it fires or is cancelled: its message may still come then. One that did neither ends with the
     instance.
@@ -124,7 +124,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
 
 
 def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
-    """Put an activity or child that is asked for again after it failed, with the same input, into its first lane.
+    """Put an activity or child that is scheduled again after it failed, with the same input, into its first lane.
 
     A retry is a new action with a number of its own: its bars name it, and which try it is.
     """

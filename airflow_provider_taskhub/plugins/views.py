@@ -72,7 +72,7 @@ def _custom(state: InstanceState, show: Show) -> str:
     """The custom status as one line."""
     if plain(state.custom_status) in (None, ""):
         return ""
-    shown = show(state.custom_status)  # masked first: joined, a value has lost the name by which it is a secret
+    shown = show(state.custom_status)  # masked first: a joined text has no names, by which secrets are found
     status = plain(shown)
     if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
         return " · ".join(f"{name} {value}" for name, value in status.items())

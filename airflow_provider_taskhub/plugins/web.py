@@ -220,7 +220,7 @@ def _data() -> Any:
         return {"text": masked(text), "lines": LOG_LINES}
 
     async def _readable(desk: Desk, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
-        """The instance, and what cannot be read of its row. A user who may not see it does not learn that it exists."""
+        """The instance, and unreadable parts of its row. A user who may not see it does not learn that it exists."""
         damaged: tuple[str, ...] = ()
         try:
             state = await desk.once(("get", instance_id), lambda client: client.get(instance_id))
@@ -249,7 +249,7 @@ async def _hub(conn: str) -> dict[str, str]:
 
 
 async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
-    """The desk of a connection's hub, and what every answer says of it.
+    """The desk of a connection's hub, and the fields that every answer has about the hub.
 
     :raises HTTPException: for a connection that the page does not offer, whether or not it exists: Airflow is not
         asked for it, so that nobody finds out here which connections there are.

@@ -57,7 +57,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         statuses = self._statuses()
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
-        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger is more patient
+        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger tries for longer
             self.log.info("the hub cannot be read now, waiting: %s", error)
             state = None
         if state is not None and (state.status.is_final or state.status in statuses):

@@ -1,8 +1,8 @@
-"""Ending a task in the triggerer, without a worker.
+"""Ends a task in the triggerer, without a worker.
 
-It saves a worker slot, and it avoids a race of Airflow: a task that is resumed before the scheduler has heard that the
-process that deferred it has ended is failed ("finished with state success, but the task instance's state attribute is
-queued", apache/airflow#67287). A task that ends in the triggerer is never queued again, so the race cannot strike.
+This saves a worker slot, and avoids a race of Airflow: the scheduler fails a task that is resumed before the scheduler
+knows that the process that deferred it has ended ("finished with state success, but the task instance's state attribute
+is queued", apache/airflow#67287). A task that ends in the triggerer is never queued again, so the race cannot strike.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
 
 INSTANCE_KEY, OWNER_KEY = "instance_id", "taskhub_owner"
-"""XComs of what a try waits for."""
+"""Keys of the XComs that say which instance, of which start, a try waits for."""
 LARGEST_OUTPUT = 256 * 1024
 """Characters of an output that a triggerer pushes: all its triggers share one process."""
 
 
 def needs_worker(operator: Any) -> bool:
-    """Whether something must be done after success that Airflow does only in a worker."""
+    """Whether Airflow must do something after success that it does only in a worker."""
     from airflow.sdk.listener import get_listener_manager
 
     return bool(
@@ -44,8 +44,8 @@ def needs_worker(operator: Any) -> bool:
 async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -> bool:
     """Push the output as the task's XCom, if the task still waits for this instance; whether the task may end now.
 
-    Airflow on SQLite gives the number of a deleted trigger again. The old trigger may still run then, and its end
-    would be taken for the end of another task. So the task must be deferred, by a try that waits for this start.
+    Airflow on SQLite reuses the number of a deleted trigger. The old trigger may still run, and Airflow would take its
+    end for the end of another task. So the task must be deferred, by a try that waits for this start.
 
     :param ti: of the trigger. :param owner: of the start that the trigger waits for.
     :raises Exception: Airflow cannot be asked, or refuses the XCom.

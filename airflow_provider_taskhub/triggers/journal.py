@@ -1,4 +1,4 @@
-"""What a waiting task's log says: who serves the hub, and one line per change. Pure: snapshots in, lines out."""
+"""The lines in a waiting task's log: who serves the hub, and one line per change. Pure: snapshots in, lines out."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def lacking(whys: Sequence[Why], seconds: float) -> str | None:
 
 
 class Waits:
-    """Remembers what was said of an instance that waits, so that each change is said once.
+    """Remembers what was logged about why an instance waits, so that each change is logged once.
 
-    Ordinary work is not said: activities have lines of their own, and timers and children end by themselves.
+    Ordinary work is not logged: activities have lines of their own, and timers and children end by themselves.
     """
 
     def __init__(self) -> None:
@@ -88,10 +88,10 @@ _WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN, Reason.TIMER})
 
 
 class Journal:
-    """Remembers what was said, so that every change is said once.
+    """Remembers what was logged, so that every change is logged once.
 
-    Says nothing of executions that were over before its first look: an earlier try of the task has said it. Executions
-    that begin later, by continue-as-new, are told apart by a line between them.
+    Executions that were over before its first look are left out: an earlier try of the task has logged them. A line
+    separates executions that begin later, by continue-as-new.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,11 @@
-"""Ends instances that Airflow started and no task waits for any more, whatever became of their triggers.
+"""Terminates instances that Airflow started and no task waits for any more.
 
-Airflow tells a trigger of a kill only while the trigger runs: a task that is marked, cleared or deleted before the
-triggerer has taken its trigger, or while no triggerer runs, leaves its instance behind. So the watch rows of the hub
-are compared with the states of their tasks, in every triggerer with a wait of the hub and in every API server.
+Airflow reports a kill to a trigger only while the trigger runs. If a task is marked, cleared or deleted before the
+triggerer has taken its trigger, or while no triggerer runs, its instance would go on. So every triggerer that waits in
+the hub, and every API server, compares the hub's watch rows with the states of their tasks.
 
-:class:`Sightings` decides and does no I/O. :class:`Sweep` reads, asks and carries out. What Airflow does not answer
-proves nothing: an instance is ended only when its task was found final or gone at least twice, :data:`SETTLE` seconds
-apart.
+:class:`Sightings` decides and does no I/O. :class:`Sweep` does the I/O. If Airflow does not answer, nothing is proven:
+an instance is terminated only when its task was found final or gone at least twice, :data:`SETTLE` seconds apart.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ EVERY = 5.0
 SETTLE = 20.0
 """Seconds for which a task must be final or gone."""
 AGAIN = 30.0
-"""Seconds after which an instance that was told to end, and has not, is told again."""
+"""Seconds after which an instance that was terminated and has not ended is terminated again."""
 RUNS = 20
-"""Runs asked for with one question."""
+"""Runs in one question."""
 QUESTIONS = 50
-"""Questions per turn; the rest have their turn in the next ones."""
+"""Questions per turn; the next turns ask the rest."""
 AT_ONCE = 100
-"""Unneeded rows looked after per turn."""
+"""Rows handled per turn."""
 _PARALLEL = 8
 
 Group = tuple[str, str]
@@ -63,7 +62,10 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class Sighting:
-    """A watch row that looked unneeded, and since when. :param told: when its instance was told to end."""
+    """A watch row whose task is final or gone, and since when.
+
+    :param told: when its instance was last terminated; None: not yet.
+    """
 
     watch: Watch
     why: str
@@ -73,16 +75,17 @@ class Sighting:
 
 @dataclass(slots=True)
 class Sightings:
-    """Which rows look unneeded, and for how long. Pure: answers and times come in, rows to look after go out."""
+    """The watch rows whose tasks are final or gone, and for how long. Pure: answers in, rows to handle out."""
 
     _unneeded: dict[str, Sighting] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
-    """Instances whose task this process has seen: what is then missing is gone, and not another deployment's."""
+    """Instances whose task this process has seen. If such a task is missing later, it was deleted; a task that was
+    never seen may be one of another deployment."""
 
     def take(self, watches: Iterable[Watch], answers: Mapping[Group, Sequence[Answer]], now: float) -> list[Sighting]:
         """Compare rows and answers; the rows whose task was found final or gone now, longest first.
 
-        A row that was not asked about keeps its time. One that Airflow did not answer for begins anew.
+        A row that was not asked about keeps its time. A row without an answer from Airflow starts again.
         """
         watches = tuple(watches)
         newest: dict[object, int] = defaultdict(int)
@@ -132,7 +135,7 @@ def _of(watch: Watch, answers: Mapping[Group, Sequence[Answer]]) -> Answer | Non
 
 
 class Sweep:
-    """Looks after the watch rows of one hub.
+    """Handles the watch rows of one hub.
 
     :param tasks: how Airflow is asked. :param deployment: names this Airflow; called when a turn begins.
     """
@@ -150,12 +153,12 @@ class Sweep:
         while True:
             try:
                 self._say(await self.turn(client))
-            except Exception as error:  # of the hub: the next turn tries again
+            except Exception as error:  # an error of the hub: the next turn tries again
                 self._say(f"{type(error).__name__}: {error}")
             await self._clock.sleep(EVERY)
 
     async def turn(self, client: Client) -> str:
-        """Read the rows, ask Airflow, end what nobody waits for, delete the rows of what has ended.
+        """Read the rows, ask Airflow, terminate instances without a waiting task, delete rows of ended instances.
 
         :returns: why Airflow could not be asked; empty when it could.
         """
@@ -181,7 +184,7 @@ class Sweep:
         if now - sighting.since < SETTLE:
             return
         if state is None or (state.tags or {}).get(OWNER_TAG) != watch.owner:
-            await client.unwatch(watch)  # never started, or somebody else has started it again
+            await client.unwatch(watch)  # it was never started, or another task has started it again
             return
         if sighting.told is None or now - sighting.told >= AGAIN:
             sighting.told = now

@@ -137,7 +137,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return False
         try:
             return await end(self.task_instance, self._completed, owner=self.owner, push=self.push_output)
-        except Exception as error:  # of Airflow: a worker ends the task, which takes longer
+        except Exception as error:  # an error of Airflow: a worker ends the task, which takes longer
             self.log.warning("the task cannot be ended here, a worker does it: %s: %s", type(error).__name__, error)
             return False
 
@@ -151,7 +151,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     async def _settings(self) -> Settings | None:
         """Settings of the connection, asked for until Airflow answers; None some tries after the deadline.
 
-        Never none at all: a trigger that begins behind its deadline (no triggerer was there) has to terminate, too.
+        At least one try: a trigger that starts after its deadline (no triggerer ran) must terminate the instance too.
         """
         pause, late = 1.0, 0
         while late < _KILL_TRIES:
@@ -260,7 +260,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info(await self._terminate(settings, f"from Airflow: {killed}"))
 
     async def _killed(self) -> str | None:
-        """What a user did to the task; None where a try of it waits or may go on, so that nobody killed it.
+        """What a user did to the task; None if a try of it waits or may go on: then it was not killed.
 
         Airflow also calls ``on_kill`` of a trigger that it has moved, or whose task is just being resumed.
         A task that runs, or is about to, either goes on with this instance or ends it itself.

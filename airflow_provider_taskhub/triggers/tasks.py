@@ -1,4 +1,4 @@
-"""What Airflow says about its tasks, asked for through the task execution API, never in the metadata database."""
+"""States of Airflow's tasks, from the task execution API and never from the metadata database."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def why_nobody_waits(states: States, run_id: str, name: str) -> str | None:
     """Why no try of a task waits for its instance now or later; None while one does, or a newer try may.
 
     A task that is running, queued or up for retry is left alone: it goes on, or its next try attaches to the instance
-    or ends it. Only "deferred" used to count as waiting, so a task that was just being resumed looked killed.
+    or ends it. If only "deferred" counted as waiting, a task that is just being resumed would look killed.
     """
     found = states.get(run_id, {})
     if name not in found:
@@ -75,12 +75,12 @@ class SupervisorTasks:
         return runs > 0
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """In a thread, since the answer is waited for there; one at a time, so that no threads pile up.
+        """Ask in a thread, which blocks until the answer comes; one at a time, so that threads do not pile up.
 
         :raises TimeoutError: no answer in time.
         """
         async with asyncio.timeout(DEADLINE):
-            while self._asking is not None:  # of a question that was given up, too
+            while self._asking is not None:  # also of a question that timed out
                 await asyncio.wait([self._asking])
                 self._asking = None if self._asking.done() else self._asking
             asking = self._questions.spawn(asyncio.to_thread(question), name="question to Airflow", told=True)
@@ -90,13 +90,13 @@ class SupervisorTasks:
 
     def _answered(self, asking: asyncio.Future[Any]) -> None:
         if not asking.cancelled():
-            asking.exception()  # looked at: an answer that came too late is of no interest
+            asking.exception()  # retrieved, so that asyncio does not log it: the answer came too late
         if self._asking is asking:
             self._asking = None
 
 
 async def state_of(ti: Any) -> States:
-    """The answer about one task instance: of a trigger that asks about its own task.
+    """Ask about one task instance, as a trigger does about its own task.
 
     :raises Exception: Airflow cannot be asked.
     """

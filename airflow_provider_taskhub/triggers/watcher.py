@@ -96,7 +96,7 @@ class Watcher:
         self._new.append(instance_id)
         self._wake.set()
         if self._task is None or self._task.done():
-            # an empty context: the watcher's logs and portals are nobody's task's in particular
+            # an empty context: the watcher's logs and portals must not belong to the task that starts it
             self._task = self._supervisor.keep("watch", self._run, context=contextvars.Context())
         try:
             yield wait
@@ -110,7 +110,7 @@ class Watcher:
         """
         try:
             state = await self._client.get(instance_id) if self._client is not None else None
-        except Exception:  # as in the polls, no error ends a wait; the caller has another way. So with a closed client
+        except Exception:  # no error ends a wait, a closed client neither: the caller has another way
             return None
         return state if state is not None and state.status.is_final else None
 
