@@ -123,7 +123,7 @@ class AccessDenied(Unavailable):
     """The account refuses this process: 401, 403, or no token can be had. An outage like any other.
 
     Its causes come and go while a worker runs (a firewall, the propagation of a role, an expired signature, a wrong
-    clock), so it is tried again and nothing is given up for it. Nothing was carried out.
+    clock), so requests are tried again and no work is given up. A refused request was not carried out.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
@@ -163,7 +163,7 @@ class OrchestrationError(TaskHubError):
 
 
 class WorkerFailed(TaskHubError):
-    """A worker cannot go on, and has ended: a part of it that everything needs did."""
+    """A worker cannot go on and has ended, because a part that it needs has ended."""
 
 
 class NonDeterminismError(TaskHubError):

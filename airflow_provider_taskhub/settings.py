@@ -235,7 +235,7 @@ def load_settings(**arguments: object) -> Settings:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that look like TaskHub's and that nothing reads.
+    """Refuse variables with TaskHub's prefix that are no setting.
 
     :raises ConfigurationError: naming each, with the nearest name that there is.
     """
@@ -260,7 +260,7 @@ def unread(environment: Mapping[str, str]) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str], *, before: str = "") -> str:
-    """The known name that a misspelt one may stand for, as an addition to an error: empty if none is like it.
+    """A hint for an error: the known name that is most like a misspelt one; empty if none is.
 
     :param before: stands before every name when it is shown.
     """

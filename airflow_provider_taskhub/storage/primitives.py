@@ -441,9 +441,9 @@ class Store(Protocol):
         """Append to an append blob, made if absent. At most 4 MiB a call, 50,000 calls a blob."""
 
     async def beside(self, work: Callable[[], T]) -> T:
-        """Compute what takes long, without keeping the event loop from what it renews.
+        """Run a long computation in a thread, so that the event loop can go on renewing.
 
-        In a thread; a store in memory, under whose loop time may jump, computes here and now.
+        A store in memory runs it at once: the time of its loop may jump.
         """
 
     # leases of blobs and containers (``name=None`` is the container itself)
@@ -488,7 +488,7 @@ class Paged:
         return await self.beside(unpack) if unpacked_size(blob.data) > SLOW else unpack()
 
     async def packed(self: Store, operations: Iterable[Operation]) -> None:
-        """Have what is to be written compressed, large texts beside the loop."""
+        """Compress the texts that the operations write; large ones in a thread."""
         for operation in operations:
             if isinstance(operation, PutBlob) and isinstance(operation.data, Packed) and operation.data.is_slow:
                 await self.beside(operation.data.data)

@@ -1,6 +1,6 @@
-"""Functions that this worker does not have: whether another live worker could run them, and for how long nobody could.
+"""Functions that this worker does not have: whether another live worker has them, and for how long none has had them.
 
-A timeout begins with the first look at the members that finds nobody who could run it (K43), and ends with a look.
+The no-worker timeout of a function begins when the members are first read and no live worker has it (K43).
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 CHECK = 5.0
-"""Seconds between two looks at the members, at most."""
+"""Seconds between two readings of the members, at most."""
 FORGET = 120.0
-"""Seconds after which a need that nothing has asked for again is forgotten: a message that waits comes again before."""
+"""Seconds after which a need is forgotten unless it is asked for again. A waiting message comes again sooner."""
 ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
-"""Seconds, and at most so many, for which an activity that another worker could run is given back: whichever worker is
-first takes it, and the more often this one is, the longer the other one has been busy."""
+"""Seconds for which an activity that another worker has is given back: at first, and at most. The first worker to
+receive it takes it. The more often this worker receives it, the longer the other worker has been busy."""
 LONGEST_TEXT = 4000
-"""Characters of the failure of what nobody could run."""
+"""Characters of the failure of a task that no worker could run."""
 
 
 @dataclass(slots=True)
 class _Absence:
     """A function that is not here.
 
-    :param asked: when something needed it last. :param elsewhere: another live worker could run it, as last looked.
-    :param since: when a look found for the first time in a row that nobody could; None: somebody can, or nobody has
-        looked.
+    :param asked: when a message last needed it. :param elsewhere: at the last reading, another live worker had it.
+    :param since: since when every reading found no live worker that has it; None: one has it, or there was no reading.
     """
 
     asked: float
@@ -48,11 +47,11 @@ class _Absence:
 
 
 class Absences:
-    """What is not here.
+    """The functions that messages need and this worker does not have.
 
     :param live: reads the live members. :param limit: the no-worker timeout.
-    :param pause: messages of an orchestrator that another worker could run come back after this time: by then that
-        worker may have the partition.
+    :param pause: how long a message for an orchestrator that another worker has is given back: by then that worker may
+        own the partition.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Absences:
         self._outage = Outage(log, "members_unreadable", hub.clock.monotonic)
 
     def gave_up(self, need: Need) -> str | None:
-        """None while there is hope; then a text that says who was alive and what they have."""
+        """The text of the failure, once no live worker has had it for the timeout; None before that."""
         now = self._hub.clock.monotonic()
         found = self._absent.setdefault(need, _Absence(asked=now))
         found.asked = now
@@ -86,7 +85,7 @@ class Absences:
         return f"no live worker has had {need} for {waited:.0f} s. Alive: {workers or 'nobody'}"[:LONGEST_TEXT]
 
     def delay(self, need: Need, dequeue_count: int) -> timedelta:
-        """For how long a message that needs it is given back."""
+        """How long a message that needs it is given back."""
         longest = unknown_delay(dequeue_count)
         found = self._absent.get(need)
         if found is None or not found.elsewhere:
@@ -96,7 +95,7 @@ class Absences:
         return min(longest, self._pause)
 
     async def run(self) -> None:
-        """While something is missing, look who is alive."""
+        """Read the live members again and again, while a function is missing."""
         while True:
             if not self._absent:
                 self._missing.clear()

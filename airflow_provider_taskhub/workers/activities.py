@@ -48,7 +48,7 @@ class _Plain:
     """An activity without a record that runs.
 
     :ivar known: something of its instance has been seen: when nothing is left, it was purged.
-    :ivar told: it has been asked to end, which may take it longer than the time between two looks.
+    :ivar told: it was asked to end, which may take longer than the time between two looks.
     """
 
     life: asyncio.Timeout
@@ -62,7 +62,7 @@ class Activities:
 
     :param reader: makes the reader of the work-item queue for a room and a delivery function.
     :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
-    :param absences: who else could run what is not here, and for how long nobody could (K43).
+    :param absences: functions that this worker does not have (K43).
     :param claims, adopt: claims and hands over responses to partitions that this worker serves.
     :param offer: gives a response to its session; False: this worker does not serve it.
     """
@@ -247,7 +247,7 @@ class Activities:
                 except StorageError as error:
                     outage.failed(error, message_id=held.message_id)
                     continue
-                except Exception:  # what this one's instance is like must not keep the others running
+                except Exception:  # a defect in one instance must not keep the activities of the others running
                     log.exception("activity_defect", message_id=held.message_id)
                     continue
                 plain.purged = fate is Fate.NOTHING and plain.known

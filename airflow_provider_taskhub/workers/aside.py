@@ -192,9 +192,9 @@ class Aside:
         return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
 
     async def _cancel_child(self, session: Session[Live], held: Held, event: ExecutionTerminated) -> Judged:
-        """Terminate a child that has no row: one of its own says it, once its start cannot be under way.
+        """Terminate a child that has no row, by inserting a row that says so.
 
-        Its start may wait for a worker that has its code, and finds the row when it comes again.
+        Not before its start has had time to come. A start that comes later, as no worker had its code, finds the row.
         """
         if held.envelope.failures < CANCEL_AFTER:
             return Judged(verdict=Verdict.RACE, reason="its instance is about to start")

@@ -77,7 +77,7 @@ class Backend:
         :param predecessors: full names of the workers that are proven dead.
         :param died: called when partitions may be free: another worker is proven dead, and its messages can be received
             again, or has released them.
-        :param closes: closes an orchestrator that is put aside, of an instance id: users' ``finally`` blocks.
+        :param closes: closes an orchestrator that is evicted (runs its ``finally`` blocks), given the instance id.
         """
         self._predecessors, self._died = predecessors, died
         self.hub, self.roles = hub, tuple(roles)
@@ -232,7 +232,7 @@ class Backend:
             except TimeoutError:
                 log.warning("drain_timeout", partition=reader.tenure.partition)
             await reader.give_back(reader.held())
-        finally:  # whatever went wrong: the partition is not kept from others
+        finally:  # even after an error, other workers must get the partition
             if self._readers.get(reader.queue) is reader:
                 del self._readers[reader.queue]
                 self.demand.end(reader.tenure.partition)
@@ -323,14 +323,14 @@ class Backend:
         return True
 
     async def _hear_releases(self) -> None:
-        """Have the partitions that a worker has released looked at, at once: on this machine the store tells of it."""
+        """Scan at once when a worker has released a partition; on one machine the store announces a release."""
         async with self.hub.store.hearing(self.hub.names.partitions) as news:
             while True:
                 await news(RELEASE_CHECK)
                 self._died()
 
     async def _watch_deaths(self) -> None:
-        """Let others have at once what a worker held that is proven dead; else it waits for its visibility to end."""
+        """Release the messages of dead workers at once; otherwise they stay invisible until their time is over."""
         known: frozenset[str] = frozenset()
         while True:
             dead, pause = frozenset(self._predecessors()), DEATH_CHECK

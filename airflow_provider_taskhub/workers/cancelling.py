@@ -53,7 +53,7 @@ class Cancelling:
                 return
             record, entity = found
             if record.state is RecordState.UNKNOWN:
-                return  # what a newer version has written: how to end it, that version knows
+                return  # a newer version wrote it: only that version knows how to end it
             move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
             if move.reaction is not ActivityReaction.ASK:
                 return

@@ -1,7 +1,7 @@
-"""What the instances of this worker's partitions need: which orchestrators ran lately, which ones are not here.
+"""What the instances of this worker's partitions need: orchestrators that ran lately, and ones that it does not have.
 
-The partition service publishes it where workers' apps differ, so that a partition goes to a worker that can run what
-waits there (``hub.partitions.placing``). Written on the worker's loop, read from any thread.
+The partition service publishes this when the apps of workers differ, so that a partition goes to a worker that can run
+what waits there (``hub.partitions.placing``). Written on the worker's loop, read from any thread.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import Need
 
 RECENT = 60.0
-"""Seconds after which what was seen says nothing any more. Messages that wait in vain come again within it."""
+"""Seconds after which an observation does not count any more. Messages that wait come again sooner."""
 AGAIN = 60.0
-"""Seconds after which a need that is still not here is to be said again."""
+"""Seconds after which a function that is still missing is logged again."""
 MOST = 200
-"""Needs of one partition that are kept in mind."""
+"""Needs of one partition that are remembered."""
 
 
 class Demand:
@@ -28,7 +28,7 @@ class Demand:
         self._said: dict[Need, float] = {}
 
     def begin(self, partition: int) -> None:
-        """This worker serves a partition from now on: what an earlier stay of it saw says nothing."""
+        """This worker serves a partition from now on; observations from before do not count."""
         self._ran[partition], self._lacks[partition] = {}, {}
 
     def end(self, partition: int) -> None:
@@ -43,9 +43,9 @@ class Demand:
             found[need] = self._clock.monotonic()
 
     def lacks(self, partition: int, need: Need, since: Timestamp) -> bool:
-        """A message waits for what is not here.
+        """A message waits for a function that this worker does not have.
 
-        :param since: when it was enqueued, by the storage service. :returns: whether to tell people: once a minute.
+        :param since: when it was enqueued, by the storage service. :returns: whether to log it: once a minute.
         """
         now = self._clock.monotonic()
         found = self._lacks.setdefault(partition, {})
@@ -62,7 +62,7 @@ class Demand:
         return True
 
     def of(self, partition: int) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
-        """What ran in a partition lately, and what messages wait for in vain, the longest waiting first."""
+        """What ran in a partition lately, and what messages wait for that is not here, the longest waiting first."""
         since = self._clock.monotonic() - RECENT
         ran = tuple(need for need, seen in tuple(self._ran.get(partition, {}).items()) if seen >= since)
         waiting = [

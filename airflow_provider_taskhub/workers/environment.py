@@ -1,4 +1,4 @@
-"""The environment that executors get: the worker's own, without what opens the hub.
+"""The environment variables of executors: the worker's own, without those that give access to the hub.
 
 User code prints its environment into logs that many people read, and hands it on to programs that it starts.
 """
@@ -12,18 +12,19 @@ from urllib.parse import quote, quote_plus
 from airflow_provider_taskhub.settings import PREFIX
 
 _KEPT = ("TASKHUB_HOME", "TASKHUB_DEMO_RUN")
-"""Of TaskHub's own: the folder that user code may put files into, and a mark that ends leftovers of a demo."""
+"""TaskHub's own variables that stay: the folder for files of user code, and the mark that finds processes of a demo."""
 _IDENTITY = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
-"""With them ``DefaultAzureCredential`` opens a hub that is named by its address."""
+"""With them ``DefaultAzureCredential`` gets access to a hub that is configured by its address."""
 _SECRET_PARTS = ("accountkey", "sharedaccesssignature")
 
 
 def child_environment(environ: Mapping[str, str], *, connection: str | None, withheld: Sequence[str]) -> dict[str, str]:
-    """What an executor gets of its worker's environment.
+    """The variables that an executor gets of its worker's environment.
 
     Left out are TaskHub's settings, every variable whose value has the secret of the worker's connection in it (as
     ``AZURE_STORAGE_CONNECTION_STRING`` or ``AIRFLOW_CONN_…`` may), the secrets of the worker's Azure identity if the
-    connection is an address, and what is named. Everything else stays: ``JAVA_HOME``, ``SPARK_…``, the user's own.
+    connection is an address, and the names in ``withheld``. Everything else stays: ``JAVA_HOME``, ``SPARK_…``, the
+    user's own.
 
     :param connection: of the worker, None for the embedded hub.
     :param withheld: more names to leave out; ``*`` stands for any characters.
@@ -42,7 +43,7 @@ def child_environment(environ: Mapping[str, str], *, connection: str | None, wit
 
 
 def _secrets(connection: str | None) -> list[str]:
-    """The parts of a connection string, or of an address with a SAS, that open the account."""
+    """The secret parts of a connection string, or of an address with a SAS."""
     found = []
     for part in (connection or "").split(";"):
         name, _, value = part.partition("=")

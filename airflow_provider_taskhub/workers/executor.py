@@ -59,7 +59,7 @@ class _Ticket:
         self.key = key
         self.alone = alone
         self.failed_starts = 0
-        """Starts of executors that failed while it waited, and when the first of them did."""
+        """Starts of executors that failed while it waited, and the time of the first failure."""
         self.failing_since = 0.0
         self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
 
@@ -309,8 +309,8 @@ class ExecutorPool:
     def _despair(self, lane: Lane, error: ExecutorError) -> None:
         """Fail the waiting activities for which no executor could be started for too long; the others wait on.
 
-        What does not start is broken by its app, by Spark or by the machine, never by the activity that waits for it:
-        whoever mends it loses no attempt.
+        If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for it.
+        So no attempt of the activity is used up.
         """
         now, patience = self._clock.monotonic(), self._times.patience.total_seconds()
         for queue in self._queues.values():
@@ -362,7 +362,7 @@ class ExecutorPool:
                 self._despair(seat.lane, error)
             waiting = sum(queue.has(seat.lane) for queue in self._queues.values())
             if not waiting:
-                # Not again by itself: the next request asks. Until then it would only fill the log.
+                # The next request starts one again. Until then further tries would only fill the log.
                 seat.wanted.clear()
             _log.error(
                 "executor_failed_to_start",

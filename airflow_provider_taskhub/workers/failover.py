@@ -98,13 +98,13 @@ class Incarnation:
             names = sorted(os.listdir(self._path.parent))
         for name in names:
             path = self._path.parent / name
-            with suppress(OSError):  # another worker has renamed or removed it meanwhile: that ends no look at the rest
+            with suppress(OSError):  # another worker has renamed or removed it meanwhile: go on with the rest
                 if path != self._path and (worker := self._worker_of(path)):
                     dead.append(worker)
         return tuple(dead)
 
     def _worker_of(self, path: Path) -> str:
-        """Full name of the dead incarnation that a file belongs to; empty: it proves nothing.
+        """Full name of the dead incarnation that a file belongs to; empty: the file does not prove a death.
 
         A file that has proved a death once is not read again.
         """

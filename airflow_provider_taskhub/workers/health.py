@@ -28,7 +28,7 @@ class Health:
     """What the probes see.
 
     :param pool: of the executors; None: this worker runs no activities. :param started: monotonic second.
-    :param waiting: counts the hub's instances that stand still; None: nobody counts them.
+    :param waiting: counts the hub's waiting instances; None: they are not counted.
     """
 
     backend: Backend
@@ -43,7 +43,7 @@ class Health:
         return tuple(supervisor for supervisor in found if supervisor is not None)
 
     def failing(self) -> tuple[str, ...]:
-        """Loops of the worker that cannot be kept running: they fail again and again."""
+        """Loops of the worker that fail again and again."""
         return tuple(name for supervisor in self._supervisors for name in supervisor.failing)
 
     def live(self) -> bool:
@@ -126,7 +126,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 async def serve(stack: AsyncExitStack, health: Health, port: int, host: str = "") -> None:
     """Serve until the stack unwinds.
 
-    :param host: the address to listen on; "" for loopback: figures of a worker are nobody else's business by default.
+    :param host: the address to listen on; "" for loopback: other machines do not see a worker's metrics by default.
     :raises ConfigurationError: when the port cannot be bound.
     """
 

@@ -201,9 +201,9 @@ class Loader:
         return live, loaded
 
     async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
-        """An instance whose history cannot be read: enough of it to end it, or to begin another run over it (K46).
+        """Load an instance with a damaged history, to terminate it or to start it again (K46).
 
-        Its execution begins a generation of its own, under the sentinel that there is: what that stores can be read.
+        The execution begins a new generation under the existing sentinel: its own rows can be read.
 
         :returns: with what its messages are judged by, the start of that generation, and the events that can be read.
         """
@@ -227,9 +227,9 @@ class Loader:
         live.absorb(found.events, switched=False)
         live.remember(stored)
         live.stored = replace(stored, consumed=live.consumed())
-        live.open_tasks[-1] = ""  # what asked for an activity with a record may be what cannot be read
+        live.open_tasks[-1] = ""  # the event that scheduled an activity with a record may be unreadable
         ended = row is not None and row.status.is_final and same_start(named, current)
-        live.ended = row.status if row is not None and ended else None  # its end may be told where nobody can read it
+        live.ended = row.status if row is not None and ended else None  # its end may be in an unreadable row
         facts = replace(live.facts(), checkpointed=found.lock.timestamp if found.lock else None)
         return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
@@ -253,7 +253,7 @@ class Loader:
 def _start_of(
     instance: OrchestrationInstance, started: ExecutionStarted | None, row: InstanceState | None, now: Timestamp
 ) -> ExecutionStarted:
-    """The start of a generation that takes a damaged one's place: as it can be read, else as the row tells it."""
+    """The start of a generation that replaces a damaged one: from the history if readable, else from the row."""
     if started is not None:
         return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
     return ExecutionStarted(

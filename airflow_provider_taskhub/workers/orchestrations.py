@@ -62,8 +62,8 @@ class Orchestrations:
     :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
     :param promise: keeps the room that messages claim until their history is committed.
     :param adopt: takes the claimed messages then.
-    :param absences: who else could run what is not here, and for how long nobody could (K43).
-    :param demand: keeps in mind what the instances of each partition need.
+    :param absences: functions that this worker does not have (K43).
+    :param demand: remembers what the instances of each partition need.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Orchestrations:
         await self._run(session, live, found.process, suspended=found.suspended)
 
     async def _begun(self, session: Session[Live], live: Live, found: Sorted) -> Live:
-        """The state that a batch goes on with, as the session's: a new one for a start over an ended history."""
+        """The state that the batch continues, set in the session; a new one if the batch starts the instance again."""
         if found.begins and live.execution_id is not None:
-            if self._cancelling.concerns(live):  # its end may not have come to that, and the history that tells it goes
+            if self._cancelling.concerns(live):  # its activities may still run, and only the old history names them
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
         live.stored = replace(live.stored, steered=found.facts.steered)
@@ -168,9 +168,9 @@ class Orchestrations:
         return live
 
     async def _unread(self, session: Session[Live], batch: list[Held], error: HistoryUnreadable) -> None:
-        """A history that cannot be read keeps an instance from going on, but neither from its end nor from a new start.
+        """Process a batch of an instance with a damaged history: it can be terminated or started again, nothing else.
 
-        :raises HistoryUnreadable: when nothing of the batch can do without it.
+        :raises HistoryUnreadable: when no message of the batch does that.
         """
         starts = isinstance(batch[0].message.event, ExecutionStarted)
         able = [held for held in batch if starts or isinstance(held.message.event, ExecutionTerminated)]

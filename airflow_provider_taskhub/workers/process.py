@@ -364,7 +364,7 @@ class Executor:
             process.writer.write(b"".join(frames))
 
     async def _live(self, process: ChildProcess) -> None:
-        """From a started process to a buried one. Whatever goes wrong here, its attempts are told that it ended."""
+        """From the start of the process to its end. Even after a defect here, its attempts learn that it has ended."""
         code = -signal.SIGKILL
         try:
             code = await self._serve(process)
@@ -374,7 +374,7 @@ class Executor:
         await self._finish(code)
 
     async def _serve(self, process: ChildProcess) -> int:
-        """:returns: the exit status of the process, of which nothing is left then."""
+        """:returns: the exit status of the process, once it and its children have ended."""
         reading = self._supervisor.spawn(self._read(process.reader), name=f"read {self.name}")
         output = self._supervisor.keep(f"output {self.name}", lambda: self._read_output(process.output))
         watch = self._supervisor.keep(f"watch {self.name}", lambda: self._watch(process))

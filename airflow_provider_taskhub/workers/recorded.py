@@ -136,7 +136,7 @@ class Recorded:
             if paused:
                 await self._slots.resume(held)
                 paused = False
-                continue  # to wait for a slot took time: look again
+                continue  # waiting for a slot took time: read the record again
             number = last[0].attempt + 1 if last else 1
             claim = self._new_record(held, event, number)
             etag = await self._write_claim(claim, silent)
@@ -218,7 +218,7 @@ class Recorded:
             result=outcome.result,
             failure=outcome.failure,
         )
-        large = records.result_blob(self._hub.names, ended)  # one for all tries: it is compressed once
+        large = records.result_blob(self._hub.names, ended)  # made once for all tries: to compress it is slow
         try:
             await self._insist(held, event, attempt, ended, outcome, large)
         except (Conflict, NotFound):
@@ -242,7 +242,7 @@ class Recorded:
         outcome: ActivityOutcome,
         large: PutBlob | None,
     ) -> None:
-        """Settle, again while the store does not answer: the activity has run. Nobody else's attempt is overwritten.
+        """Settle; again while the store does not answer, as the activity has run. Never overwrites another attempt.
 
         :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
         :raises NotFound: when it was purged.
@@ -264,7 +264,7 @@ class Recorded:
 
 
 def _known(record: ActivityRecord) -> ActivityState:
-    """:raises RecordUnreadable: for a state that this version does not know: may it be run again, or beside it?"""
+    """:raises RecordUnreadable: for a state that this version does not know: to run it again may be wrong."""
     if record.state is RecordState.UNKNOWN:
         raise records.RecordUnreadable(
             f"attempt {record.attempt} of activity {record.name!r} #{record.task_id} of instance "

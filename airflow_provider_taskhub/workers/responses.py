@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)
-"""For which an outcome is kept in memory while the store does not take it."""
+"""How long an outcome is kept in memory while the store does not answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between two tries."""
 
@@ -107,7 +107,7 @@ class Responses:
             Step(name="delete", operations=(held.deletion(),)),
         )
         unit = Unit(steps=steps)
-        if before:  # what it writes of the outcome is conditional: who wrote it insists
+        if before:  # these steps are conditional: their caller repeats them
             sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
         else:
             sent, results = await self._put(event, unit)
@@ -170,12 +170,12 @@ class Responses:
 
 
 async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
-    """Write what an activity came to, again while the store does not answer, for up to :data:`PATIENCE`.
+    """Write the outcome of an activity, again while the store does not answer, for up to :data:`PATIENCE`.
 
-    Without that an outage would cost the work of every activity that ends in it. How many wait is bounded by the
-    dispatcher of activities.
+    Otherwise an outage would lose the work of every activity that ends in it. The dispatcher of activities bounds how
+    many wait.
 
-    :param activity: its name, for people.
+    :param activity: its name, for the log.
     :raises StorageError: when the store has not answered for too long.
     """
     outage = Outage(log.bind(activity=activity), "outcome_unsettled", hub.clock.monotonic)

@@ -90,7 +90,7 @@ class Slots:
             self._changed.set()
 
     def pause(self, held: Held) -> None:
-        """The work item only waits for now: others get its slot until :meth:`resume`; told twice is once."""
+        """Free the slot of a work item that only waits, until :meth:`resume`. A second call has no effect."""
         if held in self._running:
             self._running.remove(held)
             self._changed.set()

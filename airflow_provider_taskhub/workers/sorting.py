@@ -69,7 +69,7 @@ class Sorted:
 
 
 async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp | None:
-    """When the last checkpoint was, read anew: whoever has read the row before this may go by both.
+    """When the last checkpoint was, read again: it is valid together with a row that was read before it.
 
     :param etag: as the session has it. :raises Aborted: when the partition's former owner has committed since.
     """

@@ -1,7 +1,7 @@
-"""``taskhub_instances_waiting`` of /metrics: how many instances of the hub stand still, by reason.
+"""``taskhub_instances_waiting`` of /metrics: how many instances of the hub wait, by reason.
 
-Read when somebody asks, and believed for a while: a hub that nobody watches pays nothing. Every worker tells the whole
-hub's numbers: take the maximum over workers, not the sum.
+Counted on request, and kept for a while: without requests it costs nothing. Every worker counts the whole hub: take the
+maximum over workers, not the sum.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from airflow_provider_taskhub.hub.waiting import Reason
 log = structlog.get_logger(__name__)
 
 DEADLINE = 3.0
-"""Seconds that a reading may take: a probe waits for it."""
+"""Seconds that counting may take: the scraper waits for it."""
 
 
 class WaitingFigures:
     """Counts as last read.
 
-    :param read: reads them. :param believed: seconds until they are read again. :param clock: of this machine.
+    :param read: counts the instances. :param believed: seconds until they are counted again.
     """
 
     def __init__(self, read: Callable[[], Awaitable[Waiting]], *, believed: float, clock: Clock) -> None:
@@ -35,7 +35,7 @@ class WaitingFigures:
         self._one = asyncio.Lock()
 
     async def lines(self) -> list[str]:
-        """Prometheus' text. A store that does not answer in time leaves the former counts, and their age says so."""
+        """Lines for Prometheus. If the store does not answer in time, the old counts stay; their age is a metric."""
         async with self._one:
             if self._clock.monotonic() - self._at >= self._believed:
                 try:

@@ -4,8 +4,8 @@ A message's id is the file's identity and its number; its pop receipt is the num
 visible again at once gets its old place back (``visible`` is then its insertion time), so what a draining worker gives
 back is received in the order in which it was put.
 
-``holder`` says who has claimed a message, behind the receipt of the claim: an older version of this package, which does
-not know the column, changes the receipt, and the entry means nothing any more.
+``holder`` has the receipt of a claim and who made it. An older version of this package does not know the column and
+changes only the receipt; the entry then does not count.
 """
 
 from __future__ import annotations

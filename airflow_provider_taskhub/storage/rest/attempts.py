@@ -36,7 +36,7 @@ async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, timeou
                 try:
                     return await attempt()
                 except AccessDenied:
-                    raise  # a fifth of a second changes nothing, and a wrong key may lock an identity out
+                    raise  # a short pause changes nothing, and tries with a wrong key may lock an identity
                 except Unavailable as error:
                     if error.maybe_done and not safe:
                         raise

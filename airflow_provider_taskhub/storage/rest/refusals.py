@@ -1,7 +1,7 @@
-"""What people are told while an account refuses requests: at once, then once a minute, and when it accepts them again.
+"""Logs that an account refuses requests: at once, then once a minute, and when it accepts them again.
 
-A refusal (401, 403, no token) is an outage like any other: each caller tries again by its own rules. They would log it
-a hundred times a second, so it is said here, once for all stores of a process on one account.
+A refusal (401, 403, no token) is an outage like any other: each caller tries again by its own rules. Together they
+would log it a hundred times a second, so it is logged here, once for all stores of a process on one account.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ EVERY = 60.0
 
 
 class Refusals:
-    """Counts what is refused, by kind of request: a key may be wrong for all, a role may be missing for some.
+    """Counts refused requests by kind: a wrong key refuses all kinds, a missing role only some.
 
-    :param account: as people know it. :param monotonic: seconds that only grow.
+    :param account: its name in the log. :param monotonic: seconds that only grow.
     """
 
     def __init__(self, account: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -79,6 +79,6 @@ _ALL_LOCK = threading.Lock()
 
 
 def refusals_of(account: str) -> Refusals:
-    """The process's one for an account: a worker opens several stores, which are refused together."""
+    """The shared instance of an account: a worker opens several stores, which are refused together."""
     with _ALL_LOCK:
         return _ALL.setdefault(account, Refusals(account))
