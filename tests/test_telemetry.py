@@ -6,7 +6,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from airflow_provider_taskhub.telemetry import Outage, _mask, masked
+from airflow_provider_taskhub.masking import masked
+from airflow_provider_taskhub.telemetry import Outage, _mask
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
 from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
@@ -264,7 +265,7 @@ def logs(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Print what the attempts of an instance's activities wrote.
+    """Print what the attempts of an instance's activities wrote. Values of secrets are shown as ***.
 
     Example: taskhub instances logs flights-2013 --activity monthly_delays --last 50
     """
@@ -281,7 +282,7 @@ def logs(
             task_id, attempt = (int(part) for part in name.rsplit("/", 1)[1].removesuffix(".log").split("-"))
             called = record.name if record else names.get(task_id, "")
             if activity in (None, called):
-                text = await client.log(name, last=last)
+                text = masked(await client.log(name, last=last))
                 found.append({"activity": called, "task_id": task_id, "attempt": attempt, "log": text})
         return found
 

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.errors import (
     TaskFailedError,
     TaskHubError,
 )
+from airflow_provider_taskhub.masking import masked
 
 MAX_STACK = 16_384
 """Characters of a stack trace that are kept, the last ones: they name the culprit."""
@@ -56,7 +57,7 @@ def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:
 
 
 def message_of(error: BaseException) -> str:
-    """The text of an exception, whatever a user's ``__str__`` does, in characters that can be stored."""
+    """The text of an exception, whatever a user's ``__str__`` does, as it may be stored (:func:`storable`)."""
     try:
         return storable(str(error))
     except BaseException as broken:  # SystemExit too: reporting an error must not raise another one
@@ -67,13 +68,16 @@ def _recorded_message(error: BaseException) -> str:
     if not isinstance(error, TaskFailedError) or error.details is None or not error.name:
         return message_of(error)
     if isinstance(error, SubOrchestrationFailedError):
-        return headline(error.details, child=error.name)
-    return headline(error.details, activity=error.name)
+        return storable(headline(error.details, child=error.name))
+    return storable(headline(error.details, activity=error.name))
 
 
 def storable(text: str) -> str:
-    r"""A text that every store takes: half a character, as of a file's name that is no UTF-8, becomes ``\udce9``."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    r"""A text of user code as it may be stored: every reader of the hub sees it, and every store takes it.
+
+    The values of secrets become ``***``. Half a character, as of a file's name that is no UTF-8, becomes ``\udce9``.
+    """
+    return masked(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def _inner(error: BaseException, depth: int) -> FailureDetails | None:

@@ -1,12 +1,11 @@
-"""Masks texts of the hub that the page or a task's log shows, with Airflow's masker.
-
-Logs of workers and commands, where Airflow may be absent, go through ``telemetry.masked``.
-"""
+"""Masks texts of the hub that the page or a task's log shows, with Airflow's masker and the package's own."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from airflow_provider_taskhub import masking
 
 _DEEPEST = 20
 
@@ -14,7 +13,8 @@ _DEEPEST = 20
 def masked(text: str | None) -> str:
     """A text with secrets replaced by ``***``: secrets that Airflow knows, and values under names like ``password``.
 
-    :param text: JSON is masked value by value, any other text as a whole. None gives an empty text.
+    :param text: objects and lists of JSON are masked value by value, any other text as a whole, there also what
+        :func:`masking.masked` knows. None gives an empty text.
     """
     from airflow.sdk.log import redact
 
@@ -23,8 +23,8 @@ def masked(text: str | None) -> str:
     try:
         value: Any = json.loads(text)
     except ValueError:
-        return str(redact(text))
+        return masking.masked(str(redact(text)))
     if not isinstance(value, (dict, list)):
-        return str(redact(text))
+        return masking.masked(str(redact(text)))
     shown = redact(value, max_depth=_DEEPEST)
     return str(redact(text)) if shown == value else json.dumps(shown, ensure_ascii=False)

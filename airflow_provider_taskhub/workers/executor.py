@@ -17,6 +17,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.engine.failures import storable
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
@@ -228,8 +229,8 @@ class ExecutorPool:
         except ExecutorError as error:
             failure = FailureDetails(
                 error_type="ExecutorUnavailable",
-                error_message=f"activity {request.name!r} got no executor: {error}",
-                stack_trace=error.stack_trace,
+                error_message=storable(f"activity {request.name!r} got no executor: {error}"),
+                stack_trace=error.stack_trace and storable(error.stack_trace),
             )
             return ActivityOutcome(failure=failure, crashed=self._stopped)
         try:

@@ -331,6 +331,8 @@ def test_logs_need_the_right_to_task_logs(ask: Any, filled: FakeHub) -> None:
     path = "/api/log?id=mine&task=0&attempt=1"
     assert ask(path, "vera", dags=("flights",)) == (200, {"text": "secret line", "lines": 2000})
     assert ask(path, "vera", dags=("flights",), without=("TASK_LOGS",))[0] == 403
+    filled.logs = dict.fromkeys(filled.logs, "connects with password=hunter2")
+    assert ask(path, "vera", dags=("flights",))[1]["text"] == "connects with password=***"
 
 
 def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:

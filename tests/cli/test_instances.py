@@ -230,3 +230,19 @@ def test_wait_says_on_standard_error_what_an_instance_waits_for(monkeypatch: pyt
         assert result.exit_code == Exit.TIMEOUT
         assert result.stdout == ""
         assert result.stderr.count("waits: no live worker knows orchestrator 'flights'") == 1, "only what changes"
+
+
+async def with_log(path: Path, name: str, text: str) -> None:
+    async with SqliteStore(path) as store:
+        await store.append_blob(HubNames("TaskHub").logs, name, text.encode())
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_logs_are_printed_without_the_values_of_secrets(path: Path, form: tuple[str, ...]) -> None:
+    as_json("start", "flights", "--id", "i")
+    asyncio.run(with_log(path, "i/1-1.log", "loads 3 months\npassword=hunter2\n"))
+    result = taskhub("logs", "i", *form)
+    assert result.exit_code == Exit.OK, result.output
+    assert "loads 3 months" in result.stdout
+    assert "password=***" in result.stdout
+    assert "hunter2" not in result.output

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.workers.launch import launch
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
 
 SOON = timedelta(seconds=0.3)
-BAD = "raise RuntimeError('edited badly')\n"
+BAD = "raise RuntimeError('edited badly, password=hunter2')\n"
 GOOD = "from tests.workers.apps import app\n"
 
 
@@ -308,6 +308,7 @@ async def test_an_activity_that_waits_too_long_for_an_executor_fails_and_says_wh
     assert "executor_failed_to_start in the log of worker" in text
     assert "RuntimeError: edited badly" in text
     assert "brittle_app.py" in (outcome.failure.stack_trace or "")
+    assert "hunter2" not in repr(outcome.failure)
     brittle(GOOD)
     assert (await pool.run(request("greet", "x"))).result == '"Hello, x!"'
 

@@ -237,6 +237,22 @@ def test_failures_of_odd_exceptions() -> None:
     assert depth == 10
 
 
+def test_the_secrets_of_a_failed_activity_are_masked_before_they_are_stored() -> None:
+    try:
+        try:
+            raise OSError("no answer of AccountName=a;AccountKey=abcdefg==;x")
+        except OSError as cause:
+            raise ValueError("the load of 'flights' failed, password=hunter2") from cause
+    except ValueError as error:
+        failure = calls.details(error)
+    assert failure.error_message == "the load of 'flights' failed, password=***"
+    assert failure.inner_failure is not None
+    assert failure.inner_failure.error_message == "no answer of AccountName=a;AccountKey=***;x"
+    assert "ValueError: the load of 'flights' failed, password=***" in (failure.stack_trace or "")
+    assert "hunter2" not in repr(failure)
+    assert "abcdefg" not in repr(failure)
+
+
 def test_a_log_is_handed_on_by_lines_and_cut_at_its_limit() -> None:
     sent: list[bytes] = []
     log = AttemptLog(sent.append, 20)
