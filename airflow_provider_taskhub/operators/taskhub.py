@@ -282,7 +282,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.error(cause)
             if (log := await failed_log(client, instance_id)) is not None:
                 title, lines = log
-                self.log.error("last %d lines of %s:", len(lines), title)
+                self.log.error("last %s of %s:", "line" if len(lines) == 1 else f"{len(lines)} lines", title)
                 for line in lines:
                     self.log.info(line)
         await client.forget_completions([instance_id])

@@ -70,7 +70,8 @@ def lacking(whys: Sequence[Why], seconds: float) -> str | None:
 class Waits:
     """Remembers what was logged about why an instance waits, so that each change is logged once.
 
-    Ordinary work is not logged: activities have lines of their own, and timers and children end by themselves.
+    Ordinary work is not logged: activities have lines of their own, and timers and children end by themselves. Nor is a
+    missing triggerer: the process that waits here is one, whether the hub lists it yet or not.
     """
 
     def __init__(self) -> None:
@@ -78,13 +79,30 @@ class Waits:
 
     def lines(self, name: str, whys: Sequence[Why]) -> Iterator[str]:
         """What is new since the last call. :param name: of the orchestrator, or the instance's id."""
-        told = "; ".join(str(why) for why in whys if why.reason not in _WORK)
+        told = "; ".join(str(why) for why in whys if why.reason not in _NOT_LOGGED)
         if told != self._said:
             yield f"{name} waits: {masked(told)}" if told else f"{name} goes on"
             self._said = told
 
 
-_WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN, Reason.TIMER})
+_NOT_LOGGED = frozenset({Reason.ACTIVITIES, Reason.CHILDREN, Reason.TIMER, Reason.NO_TRIGGERER})
+
+
+class Presence:
+    """Remembers whether an instance was there, for a wait that may begin before its instance is started."""
+
+    def __init__(self) -> None:
+        self._missing: bool | None = None
+
+    def lines(self, instance_id: str, *, there: bool) -> Iterator[str]:
+        """What is new since the last call: that the instance is missing, or that it has appeared."""
+        before, self._missing = self._missing, not there
+        if self._missing and before is None:
+            yield f"no such instance yet: {instance_id} is not in the hub; waiting until it appears"
+        elif self._missing and not before:
+            yield f"instance {instance_id} is not in the hub any more; waiting until it appears again"
+        elif there and before:
+            yield f"instance {instance_id} is there now"
 
 
 class Journal:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, k
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
     from airflow_provider_taskhub.settings import Settings
-    from airflow_provider_taskhub.triggers.journal import Journal, Waits
+    from airflow_provider_taskhub.triggers.journal import Journal, Presence, Waits
     from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.watcher import Wait
 
@@ -121,7 +121,15 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info("the task ends here: nothing needs a worker")
                 yield TaskSuccessEvent()
                 return
-            await self.clock.sleep(max(0.0, began + SETTLE - self.clock.monotonic()))
+            left = began + SETTLE - self.clock.monotonic()
+            if left >= 1:
+                self.log.info(
+                    "the wait for %s has ended; the task goes on in a worker in %.0f s, "
+                    "because Airflow may fail a task that is resumed sooner",
+                    self.instance_id,
+                    left,
+                )
+            await self.clock.sleep(max(0.0, left))
         yield event
 
     async def on_kill(self) -> None:
@@ -167,7 +175,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.journal import Journal, Waits
+        from airflow_provider_taskhub.triggers.journal import Journal, Presence, Waits
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -176,11 +184,11 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        journal, waits, absence = Journal(), Waits(), _Absence(self, settings)
+        journal, waits, presence, absence = Journal(), Waits(), Presence(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
                 await news(wait, patience=self._patience())
-                self._tell(journal, waits, absence, wait)
+                self._tell(journal, waits, presence, absence, wait)
                 if (event := self._verdict(wait, absence)) is not None:
                     if self.end_from_trigger and event.payload["status"] == "Completed":
                         self._completed = await watcher.ended(self.instance_id)
@@ -196,12 +204,17 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
-    def _tell(self, journal: Journal, waits: Waits, absence: _Absence, seen: Wait) -> None:
+    def _tell(self, journal: Journal, waits: Waits, presence: Presence, absence: _Absence, seen: Wait) -> None:
         for line in absence.lines(seen):
             self.log.info(line)
-        if seen.state is not None:
-            for line in journal.lines(seen.state, seen.records):
+        if self.may_be_missing and seen.looked:
+            for line in presence.lines(self.instance_id, there=seen.state is not None):
                 self.log.info(line)
+        if seen.state is None:
+            return
+        for line in journal.lines(seen.state, seen.records):
+            self.log.info(line)
+        if not seen.state.status.is_final:
             for line in waits.lines(seen.state.name or seen.instance_id, seen.whys):
                 self.log.info(line)
 

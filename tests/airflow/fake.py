@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.contract import (
     RecordState,
     StartPolicy,
 )
-from airflow_provider_taskhub.hub.waiting import Snapshot, Why, why
+from airflow_provider_taskhub.hub.waiting import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")
@@ -65,7 +65,7 @@ def record(
 @dataclass
 class FakeHub:
     """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method.
-    :param damaged: by instance id, raised by requests for its records.
+    :param unwatched: no triggerer is listed. :param damaged: by instance id, raised by requests for its records.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
     """
 
@@ -89,6 +89,7 @@ class FakeHub:
     created: bool = False
     open_now: int = 0
     attending: int = 0
+    unwatched: bool = False
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
         old = self.instances.get(instance_id)
@@ -203,7 +204,9 @@ class FakeClient:
             awaits = hub.awaits.get(state.instance_id) if left > 0 else None
             left -= state.status is Status.RUNNING
             live = hub.workers if members is None else members
-            found[state.instance_id] = why(Snapshot(state=state, members=live, awaits=awaits, now=NOW))
+            alone = unwatched(state, ()) if hub.unwatched else None
+            reasons = why(Snapshot(state=state, members=live, awaits=awaits, now=NOW))
+            found[state.instance_id] = reasons if alone is None else (*reasons, alone)
         return {name: reasons for name, reasons in found.items() if reasons}
 
     async def info(self) -> HubInfo:

@@ -311,7 +311,11 @@ def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub
     said = capsys.readouterr().out
     assert re.findall(r"\] (line \d+)", said) == [f"line {number}" for number in range(30, 80)], "the last 50 lines"
     assert "ValueError: 41 of 8,760 rows rejected" in said
-    assert "monthly_delays #3, attempt 2" in said
+    assert "last 50 lines of monthly_delays #3, attempt 2:" in said
+    hub.logs["log-3-2"] = "the only one"
+    with pytest.raises(AirflowException):
+        task.finish(ti)
+    assert "last line of monthly_delays #3, attempt 2:" in capsys.readouterr().out
 
 
 def test_an_error_that_forbids_retries(make_task, hub) -> None:

@@ -93,7 +93,12 @@ def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
 @pytest.mark.parametrize("reason", ["a worker is needed", "the instance failed"])
 @pytest.mark.parametrize(("end", "fires"), [(0.0, SETTLE), (3.0, SETTLE), (60.0, 60.0)])
 def test_it_hands_a_task_back_once_the_process_that_deferred_it_has_surely_ended(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, end: float, fires: float, reason: str
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    end: float,
+    fires: float,
+    reason: str,
 ) -> None:
     """Airflow fails a task that goes on before its scheduler has heard of that process's end (apache/airflow#67287)."""
     assert SETTLE >= 30, "the race was seen 27 s behind a deferral"
@@ -109,6 +114,16 @@ def test_it_hands_a_task_back_once_the_process_that_deferred_it_has_surely_ended
         assert airflow.pushed == {}
 
     play(scenario)
+    told = [line for line in said(capsys) if "goes on in a worker" in line]
+    if end > SETTLE:
+        assert told == [], "at once"
+    else:
+        (line,) = told
+        ended, seconds = re.match(
+            r"the wait for (\w+) has ended; the task goes on in a worker in (\d+) s, ", line
+        ).groups()
+        assert (ended, float(seconds)) == ("i", pytest.approx(SETTLE - end, abs=2))
+        assert line.endswith(", because Airflow may fail a task that is resumed sooner")
 
 
 class FakeXComs:
@@ -346,6 +361,26 @@ def test_a_sensor_waits_for_an_instance_that_is_not_there_yet(hub: FakeHub) -> N
     play(scenario)
 
 
+def test_a_sensors_log_says_that_there_is_no_such_instance_and_when_it_appears(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        after(30, lambda: hub.put("i", Status.RUNNING))
+        after(60, hub.instances.clear)
+        after(90, lambda: hub.end("i", 1))
+        await fired(waiting(owner=None, orchestrator="", may_be_missing=True))
+
+    play(scenario)
+    assert said(capsys)[1:] == [
+        "no such instance yet: i is not in the hub; waiting until it appears",
+        "instance i is there now",
+        "flights_delays is Running",
+        "instance i is not in the hub any more; waiting until it appears again",
+        "instance i is there now",
+        "flights_delays is Completed",
+    ]
+
+
 def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         hub.put("i", Status.PENDING)
@@ -453,6 +488,25 @@ def test_the_log_says_what_an_instance_waits_for_and_that_it_goes_on(
     told = "no live worker knows orchestrator 'flights_delays'. Alive: b@h/1"
     assert sum(told in line for line in lines) == waits, "every wait, whosever turn it is"
     assert mine[-1] == "flights_delays goes on"
+
+
+def test_the_log_says_nothing_of_triggerers_and_nothing_goes_on_after_the_end(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trigger runs in a triggerer, which may not be listed in the hub yet."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags={"taskhub.watch": "1"})
+        hub.unwatched = True
+        hub.awaits["i"] = Awaits(events=(AwaitedEvent(name="approve", since=NOW),))
+        after(50, lambda: hub.end("i", 1))
+        await fired(waiting())
+
+    play(scenario)
+    lines = said(capsys)
+    assert [line for line in lines if "triggerer" in line] == []
+    assert [line for line in lines if "waits:" in line] != []
+    assert lines[-1] == "flights_delays is Completed"
 
 
 def test_a_worker_that_comes_back_in_time_keeps_the_wait(hub: FakeHub) -> None:
