@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.contract import (
     Ownership,
     OwnerState,
 )
-from airflow_provider_taskhub.hub.partitions.needs import Need, able
+from airflow_provider_taskhub.hub.partitions.needs import Need, able, listed
 from airflow_provider_taskhub.values import dataclass
 
 _MOST_NAMES = 5
@@ -184,7 +184,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     if not known:
         yield _unknown(Reason.NO_ORCHESTRATOR, "orchestrator", state.name, live)
     elif not fit:
-        there = few(map(described, known))
+        there = listed(map(described, known), _MOST_NAMES)
         yield Why(
             reason=Reason.VERSION,
             text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}",
@@ -210,7 +210,7 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
             remedy="A live worker takes it within a scan, unless an order forbids that: taskhub partitions check",
         )
     elif owner not in fit:
-        others = few([member.worker for member in fit])
+        others = listed([member.worker for member in fit], _MOST_NAMES)
         yield Why(
             reason=Reason.NOT_OWNER,
             text=f"partition {served.partition} is owned by {owner.worker}, which cannot run {need}; "
@@ -229,7 +229,7 @@ def _without_activity(found: Snapshot) -> Iterable[Why]:
 def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     more = "" if awaits.complete else " and more"
     if awaits.events:
-        named = few([f"{event.name!r} since {clock(event.since)}" for event in awaits.events])
+        named = listed([f"{event.name!r} since {clock(event.since)}" for event in awaits.events], _MOST_NAMES)
         yield Why(
             reason=Reason.EVENTS,
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
@@ -274,10 +274,10 @@ def _unknown(reason: Reason, kind: FunctionKind, name: str, workers: Sequence[Me
             remedy="Start one: taskhub worker --app MODULE:APP",
         )
     known = {one for member in workers for one in member.functions(kind)}
-    alive = few(map(described, workers))
+    alive = listed(map(described, workers), _MOST_NAMES)
     return Why(
         reason=reason,
-        text=f"{head}. Alive: {alive}; they know: {few(sorted(known)) or 'none'}",
+        text=f"{head}. Alive: {alive}; they know: {listed(sorted(known), _MOST_NAMES) or 'none'}",
         remedy="Load the app that declares it, or correct the name",
     )
 
@@ -287,18 +287,11 @@ def clock(moment: Timestamp) -> str:
     return f"{moment.text()[:19].replace('T', ' ')} UTC"
 
 
-def few(names: Iterable[str], most: int = _MOST_NAMES) -> str:
-    """The first names, and how many more there are."""
-    every = [*names]
-    more = len(every) - most
-    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 _PLURAL = {ORCHESTRATOR: "orchestrators", ACTIVITY: "activities", "child": "children"}
 
 
 def _plural(what: str, names: Sequence[str]) -> str:
-    return f"{what if len(names) == 1 else _PLURAL[what]} {few(map(repr, names))}"
+    return f"{what if len(names) == 1 else _PLURAL[what]} {listed(map(repr, names), _MOST_NAMES)}"
 
 
 def described(member: Member) -> str:

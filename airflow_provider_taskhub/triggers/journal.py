@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, WATCHER, Need, RecordState
-from airflow_provider_taskhub.hub.partitions.needs import able
-from airflow_provider_taskhub.hub.waiting import LACKING, Reason, described, few
+from airflow_provider_taskhub.hub.partitions.needs import able, listed
+from airflow_provider_taskhub.hub.waiting import LACKING, Reason, described
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
@@ -41,7 +41,7 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
     if not live:
         return "no worker of the hub is alive"
     knows = len(able(live, Need(ORCHESTRATOR, orchestrator)))
-    names = few(map(described, live), _MOST_NAMES)
+    names = listed(map(described, live), _MOST_NAMES)
     if len(live) == 1:
         return f"hub served by 1 live worker: {names}; it {'knows' if knows else 'does not know'} {orchestrator!r}"
     known = "none of them knows" if not knows else "1 of them knows" if knows == 1 else f"{knows} of them know"
@@ -55,9 +55,10 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
     if not live:
         return f"{head}: no worker is alive. Start one: taskhub worker --app MODULE:APP"
     names = sorted({name for member in live for name in member.orchestrators})
+    known = listed(names, _MOST_NAMES) or "no orchestrator"
     return (
-        f"{head}. Alive: {few(map(described, live), _MOST_NAMES)}; "
-        f"they know: {few(names, _MOST_NAMES) or 'no orchestrator'}. Load the app that declares it, or correct the name"
+        f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; "
+        f"they know: {known}. Load the app that declares it, or correct the name"
     )
 
 

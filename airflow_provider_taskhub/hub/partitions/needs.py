@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, Need
@@ -84,7 +84,8 @@ def refusal(mine: Member, others: Iterable[Member]) -> str | None:
     )
 
 
-def listed(needs: Sequence[Need]) -> str:
-    """Needs as a text of bounded length."""
-    shown = ", ".join(map(str, needs[:SHOWN]))
-    return f"{shown} and {len(needs) - SHOWN} more" if len(needs) > SHOWN else shown
+def listed(things: Iterable[object], most: int = SHOWN) -> str:
+    """The first of some things, and how many more there are: a text of bounded length."""
+    names = [str(thing) for thing in things]
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
