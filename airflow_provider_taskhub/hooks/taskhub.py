@@ -238,6 +238,10 @@ def _run(call: Callable[[], Awaitable[R]]) -> R:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        running = False
+    else:
+        running = True
+    if not running:  # outside of the handler: an error of the run has no error of this check as its context
         return asyncio.run(main())
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="taskhub") as pool:
         return pool.submit(asyncio.run, main()).result()

@@ -25,8 +25,9 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.operators.launch import Counter, Launched, Reaction, Request, Taken, launch
+from airflow_provider_taskhub.operators.launch import Counter, Found, Launched, Reaction, Request, Taken, found, launch
 from airflow_provider_taskhub.triggers.ending import INSTANCE_KEY, OWNER_KEY, needs_worker
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ _BACKSTOP = timedelta(minutes=5)
 """After the trigger's own deadline, in case that no triggerer was there to keep it."""
 SHORT_WAIT = timedelta(seconds=1.5)
 """How long a worker waits before it defers."""
+_BEFORE_DEADLINE = timedelta(seconds=0.5)
+"""By which the short wait ends before the deadline, so that the task has time to defer."""
+_SLACK = 1.5
+"""Seconds more for a hub that answers slowly."""
+_CONFIRM = 10.0
+"""Seconds for which a worker waits until an instance whose task is overdue has ended: it holds a slot."""
 _LOOK = 0.5
 """Seconds between two looks of the short wait."""
 _SAID = {
@@ -104,8 +111,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         link = self.operator_extra_links[0]
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # early: it opens the page at once
         store = context["task_state_store"]
+        generation: int | None = None
 
         def remember(counter: Counter) -> None:
+            nonlocal generation
+            generation = counter.generation
             value = {"generation": counter.generation, "max_tries": counter.max_tries}
             store.set(COUNTER_KEY, value, retention=NEVER_EXPIRE)
 
@@ -115,12 +125,14 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.warning(note)
             self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
-            return launched, await self._short_wait(client, launched.instance_id)
+            return launched, await self._short_wait(client, launched.instance_id, deadline)
 
         try:
             launched, state = self._hook().run(use, create=True)
         except Taken as error:
             raise AirflowException(str(error)) from error
+        except AirflowTaskTimeout:  # Airflow raises it in the middle of whatever runs
+            raise AirflowTaskTimeout(self._overdue(request, generation)) from None
         if state is not None:
             return self._result(state, launched.instance_id, deadline)
         ti.xcom_push(key=OWNER_KEY, value=launched.owner)
@@ -147,7 +159,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             self.log.info("woken by the trigger of another wait (for %s): waiting again", instance_id)
             self._wait(waits_for[0], waits_for[1], until)
         if why == "timeout":
-            self._terminate(instance_id, event["owner"], "from Airflow: execution timeout")  # if the trigger could not
+            self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # if the trigger could not
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
         if why == "no_worker":
             self._give_up(context, instance_id, event["owner"])
@@ -167,8 +179,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (INSTANCE_KEY, OWNER_KEY)
             )
             if instance_id:
-                self._terminate(instance_id, owner, "from Airflow: execution timeout")
-            raise AirflowTaskTimeout(f"{self._named(instance_id)}: the time allowed is over") from error
+                self._terminate(instance_id, owner, EXECUTION_TIMEOUT)
+            raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def _request(self, context: Context) -> Request:
         """What to start, checked.
@@ -246,11 +258,40 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         )
         raise AssertionError("defer() raises")
 
-    async def _short_wait(self, client: Client, instance_id: str) -> InstanceState | None:
-        """The instance if it ends at once; else None. To defer and resume takes longer than a short instance."""
+    def _overdue(self, request: Request, generation: int | None) -> str:
+        """End what this try has started or attached to, its time being over before it could defer; the error's text.
+
+        :param generation: of the try's instance; None: it has started nothing.
+        """
+        if generation is None:
+            return f"orchestration {self.orchestrator!r}: {OVERDUE}; nothing was started"
+        instance_id = request.instance_id or request.task.instance_id(generation)
+
+        async def use(client: Client) -> str:
+            state = await client.get(instance_id, payloads=False)
+            mine = state is not None and found(state, request.task, generation) is Found.LIVE
+            owner = (state.tags or {}).get(identity.OWNER_TAG) if state is not None and mine else request.task.owner
+            async with asyncio.timeout(_CONFIRM):
+                return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
+
         try:
-            async with asyncio.timeout(2 * SHORT_WAIT.total_seconds()):
-                await client.wait(instance_id, timeout=SHORT_WAIT, longest=_LOOK)
+            said = self._hook().run(use)
+        except TimeoutError:
+            said = f"told to end, but not confirmed within {_CONFIRM:g} s"
+        except Exception as error:  # of the hub; the sweep ends the instance once no try comes
+            said = f"cannot terminate: {type(error).__name__}: {error}"
+        return f"{self._named(instance_id)}: {OVERDUE}; {said}"
+
+    async def _short_wait(self, client: Client, instance_id: str, deadline: Timestamp | None) -> InstanceState | None:
+        """The instance if it ends at once; else None. To defer and resume takes longer than a short instance."""
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None)
+        if not limit:
+            return None
+        try:
+            async with asyncio.timeout(limit.total_seconds() + (0 if limit < SHORT_WAIT else _SLACK)):
+                await client.wait(instance_id, timeout=limit, longest=_LOOK)
         except (TimeoutError, TaskHubError):  # an error of the hub: the trigger tries for longer
             return None
         await self._tell(client, instance_id)
@@ -332,6 +373,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _hook(self) -> TaskHubHook:
         return TaskHubHook(self.taskhub_conn_id)
+
+
+def short_wait(left: timedelta | None) -> timedelta:
+    """For how long a worker waits before it defers. :param left: until the deadline; None: there is none."""
+    return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))
 
 
 def _dates(context: Context) -> dict[str, str]:

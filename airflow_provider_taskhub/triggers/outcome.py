@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.events import FailureDetails
     from airflow_provider_taskhub.hub.contract import InstanceState
 
+OVERDUE = "the time allowed is over"
+EXECUTION_TIMEOUT = "from Airflow: execution timeout"
+"""Reason of the termination."""
 LOG_LINES = 50
 """Of the failed attempt, in the task's log (DESIGN §9)."""
 
@@ -24,6 +29,21 @@ def plain(text: str | None) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+async def terminate_owned(client: Client, instance_id: str, owner: str | None, why: str) -> str:
+    """Terminate an instance that is live and of the start that ``owner`` made, and wait until nothing of it runs.
+
+    :returns: how that went, for the task's log and its error.
+    """
+    state = await client.get(instance_id, payloads=False)
+    if state is None or state.status.is_final:
+        return "the instance has ended already"
+    if (state.tags or {}).get(OWNER_TAG) != owner:
+        return "the instance belongs to a newer start by now: left alone"
+    await client.terminate(instance_id, why, wait=True)
+    await client.forget_completions([instance_id])
+    return "the instance is terminated, nothing of it runs"
 
 
 async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] | None:

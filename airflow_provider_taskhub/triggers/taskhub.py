@@ -18,9 +18,9 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hooks.identity import OWNER_TAG
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 
 if TYPE_CHECKING:
@@ -230,12 +230,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     async def _timed_out(self, settings: Settings | None) -> TriggerEvent:
         """The deadline has passed: end what we own, see it ended, report."""
-        message = "the time allowed is over"
+        message = OVERDUE
         if self.owner is not None and settings is None:
             message += f"; the connection cannot be read: {self.instance_id} is not terminated"
         elif self.owner is not None and settings is not None:
             self.log.warning("%s: terminating %s", message, self.instance_id)
-            message += f"; {await self._terminate(settings, 'from Airflow: execution timeout')}"
+            message += f"; {await self._terminate(settings, EXECUTION_TIMEOUT)}"
         return self._event("timeout", None, message)
 
     async def _terminate(self, settings: Settings, reason: str) -> str:
@@ -244,14 +244,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         for _ in range(_KILL_TRIES):
             try:
                 async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
-                    state = await client.get(self.instance_id, payloads=False)
-                    if state is None or state.status.is_final:
-                        return "the instance has ended already"
-                    if (state.tags or {}).get(OWNER_TAG) != self.owner:
-                        return "the instance belongs to a newer start by now: left alone"
-                    await client.terminate(self.instance_id, reason, wait=True)
-                    await client.forget_completions([self.instance_id])
-                    return "the instance is terminated, nothing of it runs"
+                    return await terminate_owned(client, self.instance_id, self.owner, reason)
             except TimeoutError:
                 return f"told to end, but not confirmed within {CONFIRM_DEADLINE:g} s"
             except Exception as error:
@@ -290,7 +283,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 await self.clock.sleep(pause)
                 pause *= 2
                 continue
-            return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)))
+            return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
         self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
         return None
 

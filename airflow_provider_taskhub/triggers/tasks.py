@@ -34,11 +34,14 @@ def key(task_id: str, map_index: int) -> str:
     return task_id if map_index < 0 else f"{task_id}_{map_index}"
 
 
-def why_nobody_waits(states: States, run_id: str, name: str) -> str | None:
+def why_nobody_waits(states: States, run_id: str, name: str, *, killed: bool = False) -> str | None:
     """Why no try of a task waits for its instance now or later; None while one does, or a newer try may.
 
     A task that is running, queued or up for retry is left alone: it goes on, or its next try attaches to the instance
     or ends it. If only "deferred" counted as waiting, a task that is just being resumed would look killed.
+
+    :param killed: Airflow has told the task's trigger of a kill, so somebody has marked the task. Else its state may
+        also be its own end.
     """
     found = states.get(run_id, {})
     if name not in found:
@@ -49,7 +52,9 @@ def why_nobody_waits(states: States, run_id: str, name: str) -> str | None:
     state = str(getattr(state, "value", state))
     if state not in FINAL:
         return None
-    return {"failed": "task marked failed", "success": "task marked success"}.get(state, f"task {state}")
+    if not killed:
+        return f"the task is {state}"
+    return f"task marked {state}" if state in ("failed", "success") else f"task {state}"
 
 
 class SupervisorTasks:

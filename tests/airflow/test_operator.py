@@ -22,6 +22,7 @@ from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
+from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, record
 
@@ -367,6 +368,91 @@ def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
     assert again.value.timeout <= deferred.timeout
     with pytest.raises(AirflowTaskTimeout, match="the instance is terminated"):
         task.finish(Ti(), reason="timeout", message="over; the instance is terminated")
+
+
+def test_the_short_wait_ends_before_the_deadline(make_task, monkeypatch) -> None:
+    """So that the trigger ends the task like any other timeout, instead of an alarm in the middle of the wait."""
+    given: list[timedelta | None] = []
+
+    async def wait(self: FakeClient, instance_id: str, *, timeout: timedelta | None = None, **_: object) -> None:
+        given.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(FakeClient, "wait", wait)
+    make_task(execution_timeout=timedelta(milliseconds=100)).start(Ti())
+    assert given == [], "no time is left"
+    make_task(execution_timeout=timedelta(hours=1)).start(Ti())
+    make_task().start(Ti())
+    assert given == [SHORT_WAIT] * 2
+    lefts = [timedelta(seconds=seconds) for seconds in (-1, 0.5, 1, 2, 60)]
+    assert [short_wait(left).total_seconds() for left in lefts] == [0, 0, 0.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize("method", ["wait", "start", "get"])
+def test_an_alarm_in_the_first_seconds_ends_like_any_other_timeout(make_task, hub, monkeypatch, method) -> None:
+    """Airflow raises its timeout wherever the task is just then. It was shown as "Timeout, PID", and nothing ended."""
+    whole = getattr(FakeClient, method)
+    once = [AirflowTaskTimeout("Timeout, PID: 3045")]
+
+    async def alarmed(self: FakeClient, *arguments: object, **named: object) -> object:
+        found = await whole(self, *arguments, **named) if method == "start" else None
+        if once:
+            raise once.pop()
+        return found or await whole(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeClient, method, alarmed)
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    with pytest.raises(AirflowTaskTimeout) as error:
+        task.run(ti)
+    head = f"orchestration 'flights_delays' (instance {ID.format(1)}): the time allowed is over; "
+    if method == "get":
+        assert str(error.value) == "orchestration 'flights_delays': the time allowed is over; nothing was started"
+        assert hub.starts == hub.terminated == []
+        return
+    assert str(error.value) == f"{head}the instance is terminated, nothing of it runs"
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__, "no inner errors of the interrupted wait"
+    assert hub.terminated == [(ID.format(1), "from Airflow: execution timeout")]
+    assert hub.hints == set()
+    task.start(ti.next_try())
+    assert hub.starts[-1] == (ID.format(1), StartPolicy.REPLACE_FINISHED)
+
+
+def test_an_alarm_of_a_try_that_attached_terminates_what_it_attached_to(make_task, hub, monkeypatch) -> None:
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    task.start(ti)
+    hub.put(ID.format(1), Status.RUNNING)
+
+    async def alarmed(*_: object, **__: object) -> None:
+        raise AirflowTaskTimeout("Timeout, PID: 1")
+
+    monkeypatch.setattr(FakeClient, "wait", alarmed)
+    with pytest.raises(AirflowTaskTimeout, match="nothing of it runs"):
+        task.run(ti.next_try())
+    assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
+
+
+def test_an_alarm_leaves_what_somebody_else_started_alone(make_task, hub, monkeypatch) -> None:
+    task = make_task(instance_id="mine", execution_timeout=timedelta(minutes=30))
+
+    async def alarmed(self: FakeClient, instance_id: str, **_: object) -> None:
+        hub.put(instance_id, Status.RUNNING, tags={"taskhub.owner": "another"})
+        raise AirflowTaskTimeout("Timeout, PID: 1")
+
+    monkeypatch.setattr(FakeClient, "wait", alarmed)
+    with pytest.raises(AirflowTaskTimeout, match="the instance belongs to a newer start by now: left alone"):
+        task.run(Ti())
+    assert hub.terminated == []
+
+
+def test_an_alarm_while_the_hub_is_down_says_that_nothing_was_terminated(make_task, hub, monkeypatch) -> None:
+    async def alarmed(self: FakeClient, *_: object, **__: object) -> None:
+        hub.down = Unavailable("no answer")
+        raise AirflowTaskTimeout("Timeout, PID: 1")
+
+    monkeypatch.setattr(FakeClient, "wait", alarmed)
+    with pytest.raises(AirflowTaskTimeout, match="cannot terminate: Unavailable: no answer"):
+        make_task(execution_timeout=timedelta(minutes=30)).run(Ti())
 
 
 def test_what_the_trigger_could_not_terminate_at_the_deadline_the_operator_does(make_task, hub) -> None:

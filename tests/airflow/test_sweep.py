@@ -81,11 +81,11 @@ def watched(hub: FakeHub, watch: Watch = WATCH, status: Status = Status.RUNNING,
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ("failed", "task marked failed"),
-        ("success", "task marked success"),
-        ("skipped", "task skipped"),
-        ("upstream_failed", "task upstream_failed"),
-        ("removed", "task removed"),
+        ("failed", "the task is failed"),
+        ("success", "the task is success"),
+        ("skipped", "the task is skipped"),
+        ("upstream_failed", "the task is upstream_failed"),
+        ("removed", "the task is removed"),
         (None, "task cleared"),
     ],
 )
@@ -157,7 +157,7 @@ def test_an_airflow_that_does_not_answer_proves_nothing(hub: FakeHub, error: Exc
         await asyncio.sleep(SETTLE - 1)
         assert hub.terminated == [], "the time begins anew"
         await asyncio.sleep(3 * EVERY)
-        assert hub.terminated == [("i", "from Airflow: task marked failed")]
+        assert hub.terminated == [("i", "from Airflow: the task is failed")]
 
     sweep(hub, airflow, scenario)
 
