@@ -696,11 +696,12 @@ class Client:
         return await self._snapshots.scan(members, self._members.watching if watching is None else watching)
 
     async def history(self, instance_id: str) -> tuple[HistoryEvent, ...]:
-        """The events of the instance's current generation.
+        """The events of the instance's current generation, as they were at one moment; it may have gone on since.
 
         :raises HistoryUnreadable: when not all of them can be read (:meth:`readable_history`).
+        :raises Conflict: when it was rewound, purged or begun anew during each of 5 readings.
         """
-        return (await load(self.hub.store, self.hub.names, instance_id)).past
+        return (await load(self.hub.store, self.hub.names, instance_id, growing=True)).past
 
     async def readable_history(self, instance_id: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
         """Read the readable part of a history, to show it. For code that decides, use :meth:`history`.
@@ -709,7 +710,7 @@ class Client:
 
         :returns: the events that can be read, and one line for each thing that cannot; no line: all can be read.
         """
-        found = await salvage(self.hub.store, self.hub.names, instance_id)
+        found = await salvage(self.hub.store, self.hub.names, instance_id, growing=True)
         return found.events, found.unreadable
 
     async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:

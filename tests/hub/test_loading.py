@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, EventType, HistoryEvent, OrchestratorStarted
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Conflict
+from airflow_provider_taskhub.hub.contract import HubInfo
 from airflow_provider_taskhub.hub.history.load import READINGS, HistoryUnreadable, Loaded, load
 from airflow_provider_taskhub.hub.history.payloads import spill_columns
 from airflow_provider_taskhub.hub.history.records import (
@@ -23,7 +25,9 @@ from airflow_provider_taskhub.hub.history.records import (
 )
 from airflow_provider_taskhub.hub.history.rewind import locked
 from airflow_provider_taskhub.hub.history.salvage import salvage
+from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.faults import FaultyStore
 from airflow_provider_taskhub.storage.primitives import (
     Blob,
@@ -38,6 +42,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from tests.hub.make import GEN0, NAMES, NOW, later
 
+INFO = HubInfo(partitions=1, ready=True)
 LONG = 1_200
 """Rows of two pages."""
 GEN1 = next_execution_id(GEN0)
@@ -150,20 +155,7 @@ def test_a_rewind_between_two_pages_is_read_whole() -> None:
     async def work(bench: Bench) -> Loaded:
         await bench.write(raised(LONG))
 
-        async def rewind() -> None:
-            rows = {row.row_key: row async for row in bench.store.rows(NAMES.history)}
-            group = [rows[row_key(ordinal)] for ordinal in (0, LONG - 1)]
-            marked = [
-                RowOperation(
-                    verb=RowVerb.REPLACE,
-                    entity=replace(row, properties={**row.properties, "EventType": "GenericEvent"}),
-                    etag=row.etag,
-                )
-                for row in group
-            ]
-            await bench.store.execute(locked(NAMES, marked, GEN0, rows[SENTINEL].etag))
-
-        bench.store.between = [rewind]
+        bench.store.between = [lambda: _rewind(bench, 0, LONG - 1)]
         return await bench.load()
 
     past = play(work).past
@@ -184,6 +176,155 @@ def test_a_history_that_changes_with_every_reading_is_given_up() -> None:
         return len(bench.store.between)
 
     assert play(work) == 3
+
+
+async def _rewind(bench: Bench, *ordinals: int) -> None:
+    rows = {row.row_key: row async for row in bench.store.rows(NAMES.history)}
+    marked = [
+        RowOperation(
+            verb=RowVerb.REPLACE,
+            entity=replace(row, properties={**row.properties, "EventType": "GenericEvent"}),
+            etag=row.etag,
+        )
+        for row in (rows[row_key(ordinal)] for ordinal in ordinals)
+    ]
+    etags = await bench.store.execute(locked(NAMES, marked, GEN0, rows[SENTINEL].etag))
+    assert isinstance(etags, tuple)
+    bench.etag = etags[-1]
+
+
+async def _read(bench: Bench, how: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
+    client = Client(Hub(store=bench.store, names=NAMES, info=INFO, clock=JumpingClock()), LeaseTimes())
+    if how == "history":
+        return await client.history("i"), ()
+    return await client.readable_history("i")
+
+
+READERS = pytest.mark.parametrize("how", ["history", "readable_history"])
+
+
+@pytest.mark.rows("K28")
+@READERS
+def test_a_client_reads_a_history_that_its_owner_adds_to_all_the_time(how: str) -> None:
+    """It failed with status 5 for as long as a busy instance ran."""
+
+    async def work(bench: Bench) -> Any:
+        await bench.write(raised(LONG))
+
+        async def grow() -> None:
+            nonlocal count
+            await bench.write(raised(90, "later"), first=count)
+            count += 90
+
+        count = LONG
+        bench.store.between = [grow] * 100
+        events, unreadable = await _read(bench, how)
+        return events, unreadable, 100 - len(bench.store.between)
+
+    events, unreadable, pages = play(work)
+    assert unreadable == ()
+    assert len(events) == LONG + 90
+    assert [event.name for event in events] == ["old"] * LONG + ["later"] * 90
+    assert pages <= 3, "two readings are enough"
+
+
+@pytest.mark.rows("K28", "K46")
+@READERS
+def test_a_client_notices_a_rewind_that_the_owner_goes_on_from_at_once(how: str) -> None:
+    """The first page was read before the rewind, the second one after it and after what the owner has added since."""
+
+    async def work(bench: Bench) -> Any:
+        await bench.write(raised(LONG))
+
+        async def rewind() -> None:
+            await _rewind(bench, 0, LONG - 1)
+            await grow()
+
+        async def grow() -> None:
+            nonlocal count
+            await bench.write(raised(1, "later"), first=count)
+            count += 1
+
+        count = LONG
+        bench.store.between = [rewind] + [grow] * 100
+        return await _read(bench, how)
+
+    events, unreadable = play(work)
+    assert unreadable == ()
+    assert [event.event_type is EventType.GenericEvent for event in (events[0], events[LONG - 1])] == [True, True]
+
+
+@pytest.mark.rows("K28")
+def test_a_client_takes_no_row_of_a_half_commit_that_another_commit_wrote_over() -> None:
+    """Rows behind the committed ones may still be of the half commit on one page, and of the next commit on another."""
+
+    async def work(bench: Bench) -> Any:
+        await bench.write(raised(900))
+        await bench.write(raised(200, "half"), first=900, committed_rows=900, complete=False)
+
+        async def again() -> None:
+            await bench.write(raised(300, "whole"), first=900)
+            bench.store.between = [grow] * 100
+
+        async def grow() -> None:
+            nonlocal count
+            await bench.write(raised(1, "later"), first=count)
+            count += 1
+
+        count = 1_200
+        bench.store.between = [again]
+        return [event.name for event in (await _read(bench, "history"))[0][:1_200]]
+
+    assert play(work) == ["old"] * 900 + ["whole"] * 300
+
+
+@pytest.mark.rows("K28")
+def test_a_client_is_shown_a_history_that_begins_anew_with_every_reading_with_a_line_on_that() -> None:
+    async def work(bench: Bench) -> Any:
+        await bench.write(raised(LONG))
+
+        async def anew() -> None:
+            nonlocal execution_id
+            execution_id = next_execution_id(execution_id)
+            await bench.write(raised(LONG), execution_id)
+
+        execution_id = GEN0
+        bench.store.between = [anew] * 100
+        with pytest.raises(Conflict, match="the history of 'i' was changed during each of 5 readings"):
+            await _read(bench, "history")
+        with pytest.raises(Conflict, match="the history of 'i' was changed during each of 5 readings"):
+            await salvage(bench.store, NAMES, "i")  # the owner's, who ends the instance by it
+        bench.store.between = [anew] * 100
+        _, unreadable = await _read(bench, "readable_history")
+        return unreadable, 100 - len(bench.store.between)
+
+    unreadable, readings = play(work)
+    assert unreadable[0].startswith("the history was changed during each of 5 readings: what is shown may be")
+    assert readings == READINGS
+
+
+@pytest.mark.rows("K28", "K46")
+def test_a_client_is_told_of_a_payload_that_is_gone_though_the_owner_goes_on() -> None:
+    async def work(bench: Bench) -> Any:
+        await bench.write([EventRaised(timestamp=NOW, name="old", input="x" * 40_000), *raised(LONG)])
+        (blob,) = await bench.store.list_blobs(NAMES.large_messages)
+        await bench.store.execute(DeleteBlob(container=NAMES.large_messages, name=blob.name))
+
+        async def grow() -> None:
+            nonlocal count
+            await bench.write(raised(1, "later"), first=count)
+            count += 1
+
+        count = LONG + 1
+        bench.store.between = [grow] * 100
+        with pytest.raises(HistoryUnreadable, match="is gone"):
+            await _read(bench, "history")
+        assert 100 - len(bench.store.between) == 4, "two readings, and two again: it is the same generation"
+        return await _read(bench, "readable_history")
+
+    events, (line,) = play(work)
+    assert len(events) > LONG
+    assert line.endswith("is gone")
 
 
 @pytest.mark.rows("K28")

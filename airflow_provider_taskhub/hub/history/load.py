@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
@@ -15,6 +16,7 @@ from airflow_provider_taskhub.hub.history.records import (
     Sentinel,
     decode_event,
     decode_sentinel,
+    row_key,
 )
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
@@ -64,18 +66,44 @@ class Rows:
     tails: bool = False
 
 
-async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The rows of a history's table partition, of every generation.
+
+    :param lock: the sentinel's row. :param rows: of all events, by their keys.
+    :param torn: whether others changed them during every reading: they may be of different moments.
+    """
+
+    lock: Entity | None = None
+    rows: Sequence[Entity] = ()
+    torn: bool = False
+
+    def whole(self, instance_id: str) -> Reading:
+        """The same. :raises Conflict: when it is torn."""
+        if self.torn:
+            raise Conflict(torn_text(f"the history of {instance_id!r}"))
+        return self
+
+
+def torn_text(what: str) -> str:
+    """What is said of a history that could not be read as it was at one moment."""
+    return f"{what} was changed during each of {READINGS} readings"
+
+
+async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Loaded:
     """The history of an instance.
 
+    :param growing: as for :func:`table_rows`.
     :raises HistoryUnreadable: when a row or a payload is missing or damaged. :raises StorageError: as the store says.
     """
-    rows = await load_rows(store, names, instance_id)
+    rows = await load_rows(store, names, instance_id, growing=growing)
     while rows.sentinel is not None:
         try:
             past = await decoded(store, names, rows.committed)
         except HistoryUnreadable:
-            before, rows = rows.sentinel, await load_rows(store, names, instance_id)
-            if rows.sentinel is not None and rows.sentinel.etag == before.etag:
+            before, rows = rows.sentinel, await load_rows(store, names, instance_id, growing=growing)
+            now = rows.sentinel
+            if now is not None and (now.etag == before.etag or (growing and now.execution_id == before.execution_id)):
                 raise
             continue  # the blobs went with their generation while it was read
         blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
@@ -83,37 +111,60 @@ async def load(store: Store, names: HubNames, instance_id: str) -> Loaded:
     return Loaded()
 
 
-async def load_rows(store: Store, names: HubNames, instance_id: str) -> Rows:
-    """The rows of an instance's history that count. Errors as for :func:`load`."""
-    return _counted(*await table_rows(store, names, instance_id))
+async def load_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Rows:
+    """The rows of an instance's history that count. Parameter and errors as for :func:`load`.
+
+    :raises Conflict: when others change them during every reading.
+    """
+    found = (await table_rows(store, names, instance_id, growing=growing)).whole(instance_id)
+    return _counted(found.lock, found.rows)
 
 
-async def table_rows(store: Store, names: HubNames, instance_id: str) -> tuple[Entity | None, list[Entity]]:
+async def table_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Reading:
     """The sentinel's row and the rows of all events, of every generation, as they were at one moment.
 
     A page is of one moment; between two pages a former owner may continue as new, or a client may rewind. Each of them
     changes the sentinel together with its rows, so its ETag stays the same while the rows do not change. The
     sentinel is in the last page. So the first page, which tells that there are more, is read a second time.
 
-    :raises Conflict: when others change it again and again.
+    :param growing: for those who only look, beside the owner that goes on appending rows: a reading counts, too, when
+        the next one finds the rows that its sentinel counts unchanged. It is then what was there when that sentinel was
+        read, whatever was written since.
     """
     key = escape(instance_id)
     mine = Compare("PartitionKey", "eq", key)
     first = await store.query(names.history, mine)
     if first.continuation is None:
         return _parted(first.entities)
-    lock = await lock_of(store, names, instance_id)
-    for _ in range(READINGS):
-        before = lock
-        lock, rows = _parted([entity async for entity in store.rows(names.history, mine)])
-        if (before and before.etag) == (lock and lock.etag):
-            return lock, rows
-    raise Conflict(f"the history of {instance_id!r} was changed during each of {READINGS} readings")
+    before = Reading(lock=await lock_of(store, names, instance_id))
+    for number in range(READINGS):
+        now = _parted([entity async for entity in store.rows(names.history, mine)])
+        if (before.lock and before.lock.etag) == (now.lock and now.lock.etag):
+            return now
+        if growing and number and _kept(before, now):
+            return before
+        before = now
+    return replace(before, torn=True)
 
 
-def _parted(entities: Sequence[Entity]) -> tuple[Entity | None, list[Entity]]:
+def _kept(before: Reading, now: Reading) -> bool:
+    """Whether the rows that the sentinel of a reading counts are the same in the next reading: no other version of one
+    of them was there between the two, where that sentinel was read."""
+    if before.lock is None:
+        return False
+    try:
+        committed = decode_sentinel(before.lock).committed(len(before.rows))
+    except RecordError:
+        return False
+    end = row_key(committed)
+    first, second = ({row.row_key: row.etag for row in read.rows if row.row_key < end} for read in (before, now))
+    return first == second
+
+
+def _parted(entities: Sequence[Entity]) -> Reading:
     lock = next((entity for entity in entities if entity.row_key == SENTINEL), None)
-    return lock, sorted((entity for entity in entities if entity is not lock), key=lambda row: row.row_key)
+    rows = sorted((entity for entity in entities if entity is not lock), key=lambda row: row.row_key)
+    return Reading(lock=lock, rows=rows)
 
 
 def _counted(lock: Entity | None, rows: Sequence[Entity]) -> Rows:

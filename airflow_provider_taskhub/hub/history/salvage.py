@@ -6,12 +6,22 @@ Each row and each payload is read by itself: one that is damaged or gone does no
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.history.load import PARALLEL, READINGS, generation, lock_of, payload, table_rows
+from airflow_provider_taskhub.hub.history.load import (
+    PARALLEL,
+    READINGS,
+    Reading,
+    generation,
+    lock_of,
+    payload,
+    table_rows,
+    torn_text,
+)
 from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
 from airflow_provider_taskhub.hub.history.records import RecordError, Sentinel, decode_event, decode_sentinel
 from airflow_provider_taskhub.storage.primitives import Entity, Store
@@ -33,18 +43,37 @@ class Salvage:
     execution_id: str | None = None
 
 
-async def salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
-    """Read what is readable of an instance's history. :raises StorageError: of the store."""
+async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Salvage:
+    """Read what is readable of an instance's history.
+
+    :param growing: for those who only look, as for :func:`table_rows`; what others change during every reading they get
+        as it was read last, with a line in ``unreadable``.
+    :raises Conflict: when others change it during every reading, unless ``growing``.
+    :raises StorageError: of the store.
+    """
     for _ in range(READINGS):
-        found = await _salvage(store, names, instance_id)
-        now = await lock_of(store, names, instance_id) if found.unreadable else found.lock
-        if (now and now.etag) == (found.lock and found.lock.etag):
+        reading = await table_rows(store, names, instance_id, growing=growing)
+        if not growing:
+            reading.whole(instance_id)
+        found = await _salvage(store, names, reading)
+        if reading.torn:
+            line = f"{torn_text('the history')}: what is shown may be of different moments"
+            return replace(found, unreadable=(line, *found.unreadable))
+        if not found.unreadable or _same(await lock_of(store, names, instance_id), reading.lock, growing=growing):
             break  # else payloads went with their generation while they were read
     return found
 
 
-async def _salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
-    lock, rows = await table_rows(store, names, instance_id)
+def _same(one: Entity | None, other: Entity | None, *, growing: bool) -> bool:
+    """Whether nothing was removed between two readings of a sentinel: within a generation rows are only added."""
+    if one is None or other is None:
+        return one is other
+    generations = [lock.properties.get("ExecutionId") for lock in (one, other)]
+    return one.etag == other.etag or (growing and generations[0] == generations[1])
+
+
+async def _salvage(store: Store, names: HubNames, reading: Reading) -> Salvage:
+    lock, rows = reading.lock, reading.rows
     if lock is None:
         return Salvage(unreadable=("the history has no sentinel: its rows do not count",) if rows else ())
     unreadable: list[str] = []
@@ -74,7 +103,7 @@ async def _salvage(store: Store, names: HubNames, instance_id: str) -> Salvage:
     )
 
 
-def _first_generation(rows: list[Entity]) -> str | None:
+def _first_generation(rows: Sequence[Entity]) -> str | None:
     """The execution id in the first row, which every new generation overwrites."""
     found = rows[0].properties.get("ExecutionId") if rows else None
     return found if isinstance(found, str) else None
