@@ -163,7 +163,8 @@ class Settings(BaseSettings):
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
     """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
-    """An instance whose orchestrator or activity no live worker has had for so long fails (K43)."""
+    """An instance that has waited so long for an orchestrator or an activity which no live worker has had for so long
+    fails; its Airflow task may be retried (K43)."""
     withheld: str = ""
     """Variables of the worker's environment that activities do not get, beside TaskHub's own and those that open the
     hub: names separated by commas; ``*`` stands for any characters (``DB_PASSWORD,AWS_*``)."""

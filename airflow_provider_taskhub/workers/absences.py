@@ -1,21 +1,26 @@
 """Functions that this worker does not have: whether another live worker has them, and for how long none has had them.
 
-The no-worker timeout of a function begins when the members are first read and no live worker has it (K43).
+The absence of a function begins when the members are first read and no live worker has it. A message that needs it
+waits from the moment when a worker without the function first receives it. The instance (or the activity) fails once
+both have lasted the no-worker timeout (K43): the absence alone would fail an instance that has just been started, since
+an earlier instance has waited for the same function.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import structlog
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import Member, Need
+from airflow_provider_taskhub.hub.contract import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.hub.partitions.needs import able
 from airflow_provider_taskhub.telemetry import Outage
@@ -46,6 +51,24 @@ class _Absence:
     since: float | None = None
 
 
+def wait_of(messages: Iterable[Held], visibility: timedelta) -> tuple[Timestamp | None, timedelta]:
+    """Since when messages of one instance wait for a function, and how long that is.
+
+    Both times are the storage service's own. The time of insertion is not used: a timer or a scheduled start is
+    inserted long before it is due.
+
+    :param visibility: for how long a receipt is asked for.
+    :returns: the time to keep in the messages when they are given back; None: none of them comes from a queue.
+    """
+    stored = [held for held in messages if not isinstance(held, Offered)]
+    if not stored:
+        return None, timedelta(0)
+    times = [(held.envelope.waiting_since or held.received(visibility), held.received(visibility)) for held in stored]
+    since = min((first for first, _ in times), key=lambda time: time.ticks)
+    now = max((last for _, last in times), key=lambda time: time.ticks)
+    return since, now - since
+
+
 class Absences:
     """The functions that messages need and this worker does not have.
 
@@ -68,21 +91,28 @@ class Absences:
         self._missing = asyncio.Event()
         self._outage = Outage(log, "members_unreadable", hub.clock.monotonic)
 
-    def gave_up(self, need: Need) -> str | None:
-        """The text of the failure, once no live worker has had it for the timeout; None before that."""
+    def gave_up(self, need: Need, waited: timedelta) -> str | None:
+        """The text of the failure, once no live worker has had it for the timeout; None before that.
+
+        :param waited: how long the message that needs it has waited for it (:func:`wait_of`).
+        """
         now = self._hub.clock.monotonic()
         found = self._absent.setdefault(need, _Absence(asked=now))
         found.asked = now
         self._missing.set()
-        if found.since is None or self._looked - found.since < self._limit:
+        if found.since is None or min(self._looked - found.since, waited.total_seconds()) < self._limit:
             return None
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
             f"{', '.join(member.functions(need.kind)) or 'none'}"
             for member in self._members
         )
-        waited = self._looked - found.since
-        return f"no live worker has had {need} for {waited:.0f} s. Alive: {workers or 'nobody'}"[:LONGEST_TEXT]
+        what = "activity" if need.kind == ACTIVITY else "instance"
+        text = (
+            f"no live worker has had {need} for {self._looked - found.since:.0f} s, and this {what} has waited for it "
+            f"for {waited.total_seconds():.0f} s. Alive: {workers or 'nobody'}"
+        )
+        return text[:LONGEST_TEXT]
 
     def delay(self, need: Need, dequeue_count: int) -> timedelta:
         """How long a message that needs it is given back."""
@@ -90,7 +120,7 @@ class Absences:
         found = self._absent.get(need)
         if found is None or not found.elsewhere:
             return longest
-        if need.kind == "activity":
+        if need.kind == ACTIVITY:
             return min(longest, timedelta(seconds=min(ACTIVITY_LONGEST, ACTIVITY_PAUSE * max(1, dequeue_count))))
         return min(longest, self._pause)
 

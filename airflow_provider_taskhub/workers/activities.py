@@ -24,7 +24,7 @@ from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held, Offered
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.absences import Absences
+from airflow_provider_taskhub.workers.absences import Absences, wait_of
 from airflow_provider_taskhub.workers.cancelling import Fate, fate_of
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.recorded import Recorded
@@ -176,7 +176,7 @@ class Activities:
         )
 
     def _waited(self, held: Held) -> timedelta:
-        return held.receipt.next_visible - held.inserted - self._times.visibility
+        return held.received(self._times.visibility) - held.inserted
 
     async def _is_settled(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> bool:
         """Whether nobody waits for what has waited long itself, or was begun before."""
@@ -201,12 +201,14 @@ class Activities:
 
     async def _nobody(self, held: Held, event: TaskScheduled) -> None:
         need = Need("activity", event.name)
-        gave_up = self._absences.gave_up(need)
+        since, waited = wait_of([held], self._times.visibility)
+        gave_up = self._absences.gave_up(need, waited)
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
-            await self.reader.give_back([held], delay=self._absences.delay(need, held.dequeue_count), begun=False)
+            delay = self._absences.delay(need, held.dequeue_count)
+            await self.reader.give_back([held], delay=delay, begun=False, waiting_since=since)
             return
-        failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up, is_non_retriable=True)
+        failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))
 
     async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:

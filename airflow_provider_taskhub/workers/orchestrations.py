@@ -41,7 +41,7 @@ from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.workers.absences import Absences
+from airflow_provider_taskhub.workers.absences import Absences, wait_of
 from airflow_provider_taskhub.workers.aside import Aside
 from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
@@ -218,7 +218,7 @@ class Orchestrations:
             with self.episodes.computing(session.instance_id, live.execution_id, batch):
                 episode = live.execution.resume()
         except UnknownOrchestrator as error:
-            episode = live.execution.fail([], self._gave_up(error), now=self._hub.clock.utc_now())
+            episode = live.execution.fail([], self._gave_up(session, batch, error), now=self._hub.clock.utc_now())
         if episode.history:
             log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
             try:
@@ -252,7 +252,7 @@ class Orchestrations:
                 if any(isinstance(event, ExecutionTerminated) for event in events):  # that needs no code
                     episode = live.execution.terminate(events, now=now)
                 else:
-                    episode = live.execution.fail(events, self._gave_up(error), now=now)
+                    episode = live.execution.fail(events, self._gave_up(session, batch, error), now=now)
             except UnknownOrchestrator:
                 await self._wait_for_code(session, batch, error)
                 return
@@ -272,12 +272,13 @@ class Orchestrations:
             stale = [event for event, _ in episode.stale]
             tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
-    def _gave_up(self, error: UnknownOrchestrator) -> FailureDetails:
+    def _gave_up(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> FailureDetails:
         """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there (K43)."""
-        text = self._absences.gave_up(_need(error))
+        _, waited = wait_of(batch, session.reader.visibility)
+        text = self._absences.gave_up(_need(error), waited)
         if text is None:
             raise error
-        return FailureDetails(error_type="UnknownOrchestrator", error_message=text, is_non_retriable=True)
+        return FailureDetails(error_type="UnknownOrchestrator", error_message=text)
 
     async def _wait_for_code(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> None:
         need = _need(error)
@@ -286,7 +287,8 @@ class Orchestrations:
         level = logging.WARNING if tell else logging.DEBUG
         log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
         delay = self._absences.delay(need, batch[0].dequeue_count)
-        await session.reader.give_back(batch, delay=delay, begun=False)
+        waiting_since, _ = wait_of(batch, session.reader.visibility)
+        await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
         self._sessions.keep(session, None)
 
     async def _refused(

@@ -103,6 +103,16 @@ def test_our_own_members_are_written_only_when_set_and_come_last() -> None:
     assert again.message.event == replace(scheduled, taskhub_message_id=None)
 
 
+@pytest.mark.rows("K43")
+def test_since_when_a_message_waits_stays_in_the_queue_also_of_a_spilled_one() -> None:
+    waiting = envelope(TaskScheduled(timestamp=NOW, event_id=3, name="a"), waiting_since=NOW)
+    assert decode(encode(waiting)) == waiting
+    wrapper = decode(encode(replace(waiting, blob_name="i/1.json.gz")))
+    assert (wrapper.blob_name, wrapper.waiting_since) == ("i/1.json.gz", NOW)
+    inner = encode(replace(waiting, waiting_since=None))
+    assert unspill(wrapper, inner).waiting_since == NOW
+
+
 @pytest.mark.rows("K52")
 def test_what_is_written_is_ascii_and_legal_in_xml() -> None:
     odd = "grün 日本 𝒳 \uffff \x00 \u2028"

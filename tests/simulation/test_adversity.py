@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -655,6 +656,71 @@ def test_what_no_live_worker_has_fails_naming_who_was_alive(told: timedelta) -> 
     for state, name in ((one, "missing_orchestrator"), (two, "missing_activity")):
         assert name in state.output
         assert "alive@host/alive-1 (half 7) has" in state.output
+
+
+@pytest.mark.rows("K43")
+def test_an_instance_fails_only_after_it_has_waited_for_the_timeout_itself() -> None:
+    """The orchestrator, or the activity, has been missing for an earlier instance nearly as long as the timeout."""
+    app, limit = App("half"), timedelta(seconds=600)
+
+    @app.orchestrator
+    async def calls(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("missing_activity", 1)
+
+    async def play() -> Any:
+        async with World(app, no_worker_timeout=limit) as hub:
+            await hub.join("alive")
+            began = {}
+            for number, pause in (("1", 540.0), ("2", 0.0)):
+                for name in ("missing_orchestrator", "calls"):
+                    await hub.client.start(name, instance_id=name + number)
+                    began[name + number] = hub.clock.monotonic()
+                await hub.clock.sleep(pause)
+            waited, states = {}, []
+            for instance_id, start in began.items():
+                states.append(await hub.wait(instance_id))
+                waited[instance_id] = hub.clock.monotonic() - start
+            await hub.ended()
+            return waited, states
+
+    waited, states = simulate(play)
+    assert all(600 <= seconds < 640 for seconds in waited.values()), waited
+    for state in states:
+        assert state.status is Status.FAILED
+        said = re.search(r"has waited for it for (\d+) s", state.output)
+        assert said is not None, state.output
+        assert 600 <= int(said[1]) < 640
+        assert state.failure is not None
+        assert not state.failure.is_non_retriable, "the Airflow task may be retried: a worker may have it then"
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_wait_of_an_instance_goes_on_under_another_owner_and_begins_when_it_is_due(delayed: bool) -> None:
+    limit = timedelta(seconds=100)
+
+    async def play() -> Any:
+        async with World(App("half"), no_worker_timeout=limit) as hub:
+            machines = [await hub.join(name) for name in ("one", "two")]
+            await hub.clock.sleep(30.0)
+            for number in range(8):  # some in each partition, so that both workers know of the absence
+                await hub.client.start("missing", instance_id=f"old{number}")
+            began = hub.clock.monotonic()
+            due = (hub.clock.utc_now() + timedelta(seconds=60)).datetime() if delayed else None
+            if not delayed:
+                await hub.clock.sleep(60.0)
+            await hub.client.start("missing", instance_id="late", start_at=due)
+            await hub.clock.sleep(90.0 - (hub.clock.monotonic() - began))
+            queue = hub.client.hub.queue_of("late")
+            (owner,) = (one for one in machines if queue in {tenure.queue for tenure in one.owner.tenures})
+            await owner.stop()
+            state = await hub.wait("late")
+            await hub.ended()
+            return state.status, hub.clock.monotonic() - began - 60
+
+    status, waited = simulate(play)
+    assert status is Status.FAILED
+    assert 100 <= waited < 120, waited
 
 
 @pytest.mark.rows("K43")

@@ -8,19 +8,27 @@ from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, TimerFired
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import Member, Need
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
-from airflow_provider_taskhub.workers.absences import FORGET, Absences
+from airflow_provider_taskhub.storage.primitives import Receipt
+from airflow_provider_taskhub.workers.absences import FORGET, Absences, wait_of
 from airflow_provider_taskhub.workers.demand import RECENT, Demand
 
 WORK = Need("orchestrator", "work", "2")
 LIMIT = timedelta(seconds=60)
 PAUSE = timedelta(seconds=0.5)
+HOUR = timedelta(hours=1)
+VISIBILITY = timedelta(seconds=30)
 
 
 def worker(*orchestrators: str, accepts: dict[str, tuple[str, ...]] | None = None) -> Member:
@@ -63,11 +71,11 @@ def play(table: Table, drive: Any) -> Any:
     return run(main())
 
 
-async def asking(absences: Absences, clock: JumpingClock, seconds: float) -> str | None:
+async def asking(absences: Absences, clock: JumpingClock, seconds: float, *, waited: timedelta = HOUR) -> str | None:
     """A message that needs it comes again every ten seconds."""
     text = None
     for _ in range(int(seconds / 10)):
-        text = absences.gave_up(WORK)
+        text = absences.gave_up(WORK, waited)
         await clock.sleep(10.0)
     return text
 
@@ -81,6 +89,44 @@ def test_what_nobody_has_had_for_the_limit_is_given_up_naming_who_was_alive() ->
     assert before is None
     assert after.startswith("no live worker has had orchestrator 'work' of version '2' for ")
     assert after.endswith("Alive: w@host/1 (orders 3) has other")
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("wait", [timedelta(0), LIMIT - timedelta(seconds=1), LIMIT])
+def test_one_that_has_not_waited_for_the_limit_itself_goes_on_waiting(wait: timedelta) -> None:
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+        return await asking(absences, clock, 300.0, waited=wait)
+
+    text = play(Table(), drive)
+    if wait < LIMIT:
+        assert text is None
+    else:
+        assert "and this instance has waited for it for 60 s. Alive" in text
+
+
+def held(*, waiting_since: Timestamp | None, received: timedelta) -> Held:
+    """A message that was inserted an hour before, as a timer is."""
+    visible = START + received + VISIBILITY
+    event = TimerFired(timestamp=START, fire_at=START, timer_id=1)
+    message = TaskMessage(event=event, instance=OrchestrationInstance(instance_id="i"))
+    return Held(
+        queue="q",
+        envelope=Envelope(activity_id=UUID(int=1), message=message, waiting_since=waiting_since),
+        receipt=Receipt(message_id="m", pop_receipt="r", next_visible=visible),
+        inserted=START + -HOUR,
+        dequeue_count=1,
+        size=1,
+        claimed=0.0,
+    )
+
+
+@pytest.mark.rows("K43")
+def test_messages_wait_since_the_first_of_them_was_received_by_the_clock_of_the_storage_service() -> None:
+    second = timedelta(seconds=1)
+    new = held(waiting_since=None, received=second)
+    old = held(waiting_since=START + -9 * second, received=2 * second)
+    assert wait_of([new], VISIBILITY) == (START + second, timedelta(0))
+    assert wait_of([new, old], VISIBILITY) == (START + -9 * second, 11 * second)
 
 
 @pytest.mark.rows("K43", "K50")
@@ -137,7 +183,7 @@ def test_an_activity_of_another_worker_comes_back_at_once_and_later_where_that_o
     need = Need("activity", "clean")
 
     async def drive(absences: Absences, clock: JumpingClock) -> Any:
-        absences.gave_up(need)
+        absences.gave_up(need, HOUR)
         await clock.sleep(1.0)
         return [absences.delay(need, count).total_seconds() for count in (0, 1, 2, 3, 10, 99)]
 

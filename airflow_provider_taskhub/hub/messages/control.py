@@ -14,6 +14,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import EventType
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS
 from airflow_provider_taskhub.errors import AccessDenied, InputError, LeaseLost, NotFound, StorageError, Throttled
@@ -185,6 +186,7 @@ class Reader:
         delay: timedelta = timedelta(0),
         failed: bool = False,
         begun: bool = True,
+        waiting_since: Timestamp | None = None,
     ) -> None:
         """Make messages receivable again, by whoever reads the queue next; who offered a response puts it then."""
         messages = tuple(messages)
@@ -193,7 +195,7 @@ class Reader:
                 held.settle(False)
         self.release(messages)
         own = [held for held in messages if not isinstance(held, Offered)]
-        await give_back(self._store, own, delay=delay, failed=failed, begun=begun)
+        await give_back(self._store, own, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since)
 
     async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:
         """Nothing more is expected of a message: it is kept, with the cause (K35). Else it comes again soon."""

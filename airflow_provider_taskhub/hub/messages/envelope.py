@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from airflow_provider_taskhub.codec import Packed
+from airflow_provider_taskhub.codec import Packed, Timestamp
 from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
@@ -35,6 +35,8 @@ NO_ACTIVITY = UUID(int=0)
 FAILURES = "TaskHubFailures"
 """Our own member: how often processing the message has failed (DESIGN §6)."""
 DELIVERIES = "TaskHubDeliveries"
+"""Our own member: see :class:`Envelope`."""
+WAITING_SINCE = "TaskHubWaitingSince"
 """Our own member: see :class:`Envelope`."""
 
 _DATA = "DurableTask.AzureStorage.MessageData"
@@ -83,6 +85,8 @@ class Envelope:
     :param failures: failed processings so far; ours alone.
     :param deliveries: what the queue's dequeue count does not know; ours alone: one more when the message was claimed
         by the worker that put it, one less each time it was given back before anything of it was begun.
+    :param waiting_since: when a worker first received it and did not have the function that it needs; by the storage
+        service's clock, so that the next worker that receives it can continue this wait; ours alone.
     """
 
     activity_id: UUID
@@ -94,6 +98,7 @@ class Envelope:
     trace_context: str | None = None
     failures: int = 0
     deliveries: int = 0
+    waiting_since: Timestamp | None = None
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -126,17 +131,20 @@ def _data(envelope: Envelope) -> dict[str, Any]:
         data[FAILURES] = envelope.failures
     if envelope.deliveries:
         data[DELIVERIES] = envelope.deliveries
+    if envelope.waiting_since is not None:
+        data[WAITING_SINCE] = wire.write(Kind.TIME, envelope.waiting_since, typed=False)
     return data
 
 
 def _wrapper(envelope: Envelope) -> dict[str, Any]:
-    """Nothing but the blob's name, and our own counts."""
+    """Nothing but the blob's name, and our own members."""
     bare = Envelope(
         activity_id=NO_ACTIVITY,
         message=None,
         blob_name=envelope.blob_name,
         failures=envelope.failures,
         deliveries=envelope.deliveries,
+        waiting_since=envelope.waiting_since,
     )
     return _data(bare)
 
@@ -232,14 +240,20 @@ def blob_of(envelope: Envelope) -> str | None:
 def unspill(wrapper: Envelope, text: str) -> Envelope:
     """The message that a wrapper stands for.
 
-    It keeps the wrapper's blob name and counts, so that :func:`encode` writes the wrapper again.
+    It keeps the wrapper's blob name and our own members, so that :func:`encode` writes the wrapper again.
 
     :param text: of the blob, decompressed. :raises MessageError: when that is no message.
     """
     inner = decode(text)
     if inner.message is None:
         raise MessageError(f"blob {wrapper.blob_name!r} holds no message, but a wrapper or nothing")
-    return replace(inner, blob_name=wrapper.blob_name, failures=wrapper.failures, deliveries=wrapper.deliveries)
+    return replace(
+        inner,
+        blob_name=wrapper.blob_name,
+        failures=wrapper.failures,
+        deliveries=wrapper.deliveries,
+        waiting_since=wrapper.waiting_since,
+    )
 
 
 def _parse(text: str) -> Any:
@@ -285,11 +299,17 @@ def _unbase64(text: str) -> str:
 
 def _read_data(data: Members) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
+    waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
     if blob_name:  # the message in the blob counts, entirely (spec §2.3)
         check_blob_name(blob_name)
         return Envelope(
-            activity_id=NO_ACTIVITY, message=None, blob_name=blob_name, failures=failures, deliveries=deliveries
+            activity_id=NO_ACTIVITY,
+            message=None,
+            blob_name=blob_name,
+            failures=failures,
+            deliveries=deliveries,
+            waiting_since=waiting_since,
         )
     if not data.has("TaskMessage"):
         raise MessageError("MessageData has neither a TaskMessage nor a CompressedBlobName")
@@ -302,6 +322,7 @@ def _read_data(data: Members) -> Envelope:
         trace_context=_as_text(data.raw("SerializableTraceContext")),
         failures=failures,
         deliveries=deliveries,
+        waiting_since=waiting_since,
     )
 
 

@@ -79,6 +79,13 @@ class Held:
             self._identity = str(name) if name.int >> 76 & 0xF == ACTION_UUID else self.message_id
         return self._identity
 
+    def received(self, visibility: timedelta) -> Timestamp:
+        """When its newest receipt was given, by the storage service's clock.
+
+        :param visibility: for how long the receipt was asked for.
+        """
+        return self.receipt.next_visible + -visibility
+
     def deletion(self) -> DeleteMessage:
         """What removes it; of a stale receipt nothing."""
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
@@ -174,17 +181,24 @@ async def give_back(
     delay: timedelta = timedelta(0),
     failed: bool = False,
     begun: bool = True,
+    waiting_since: Timestamp | None = None,
 ) -> None:
     """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
 
     :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
     :param begun: False: this delivery shall not count.
+    :param waiting_since: see :class:`Envelope`; None: as it was.
     """
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
     async def one(held: Held) -> None:
         envelope = held.envelope
-        counted = replace(envelope, failures=envelope.failures + failed, deliveries=envelope.deliveries - (not begun))
+        counted = replace(
+            envelope,
+            failures=envelope.failures + failed,
+            deliveries=envelope.deliveries - (not begun),
+            waiting_since=waiting_since or envelope.waiting_since,
+        )
         text = None if counted == envelope else encode(counted)
         async with held.changing, gate:  # which a slow renewal of one must not take from the others
             if held.gone:

@@ -285,7 +285,7 @@ async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str
     known = envelope.activity_id
     if known.version != ACTION_UUID:
         known = uuid5(NAMESPACE, f"quarantine {item.message_id}")
-    fresh = replace(envelope, activity_id=known, failures=0, deliveries=0)
+    fresh = replace(envelope, activity_id=known, failures=0, deliveries=0, waiting_since=None)
     return spill(fresh if message is None else replace(fresh, blob_name=None), names.large_messages)
 
 
