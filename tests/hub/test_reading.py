@@ -649,6 +649,27 @@ def test_failures_are_limited(failures: int, kept: int) -> None:
     play(work)
 
 
+@pytest.mark.rows("K35", "K43")
+def test_a_message_that_is_put_back_begins_its_wait_for_a_function_again() -> None:
+    from dataclasses import replace
+
+    async def work(desk: Desk) -> None:
+        message = held(raised())
+        spent = replace(message.envelope, failures=quarantine.MAX_FAILURES + 1, waiting_since=message.inserted)
+        await desk.put(encode(spent))
+        await asyncio.sleep(1.0)
+        (kept,) = await quarantine.listing(desk.store, NAMES)
+        assert "TaskHubWaitingSince" in kept.text
+        found = await quarantine.find(desk.store, NAMES, kept.message_id)
+        assert found is not None
+        await quarantine.put_back(desk.store, NAMES, found)
+        await asyncio.sleep(1.0)
+        (again,) = desk.got
+        assert (again.envelope.failures, again.envelope.waiting_since) == (0, None)
+
+    play(work)
+
+
 @pytest.mark.parametrize(("begun", "kept"), [(True, 1), (False, 0)])
 def test_deliveries_are_limited_but_for_those_that_began_nothing(begun: bool, kept: int) -> None:
     """What kills its process each time comes to an end; what only waits for somebody does not."""
