@@ -187,20 +187,21 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         :raises AirflowFailException: for values that no retry would change.
         """
-        problem = next(self._problems(), None)
+        given = evaluated(self.input)
+        problem = next(self._problems(given), None)
         if problem is not None:
             raise AirflowFailException(problem)
         return Request(
             task=identity.TaskIdentity.of(context["ti"]),
             orchestrator=self.orchestrator,
-            input=self.input,
+            input=given,
             version=self.version or "",
             instance_id=self.instance_id or None,
             tags={**(self.tags or {}), **_dates(context)},
             deployment=deployment(),
         )
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self, given: Any) -> Iterator[str]:
         from airflow_provider_taskhub.codec import dumps, loads
         from airflow_provider_taskhub.engine.identity import check_new_instance_id
         from airflow_provider_taskhub.engine.limits import check_column, check_tags
@@ -209,7 +210,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if not self.orchestrator or not isinstance(self.orchestrator, str):
             yield f"orchestrator is {self.orchestrator!r}: give the name that an App declares"
         try:
-            text = dumps(self.input, what=f"input of orchestrator {self.orchestrator!r}")
+            text = dumps(given, what=f"input of orchestrator {self.orchestrator!r}")
             if self.instance_id:
                 check_new_instance_id(self.instance_id)
         except InputError as error:
@@ -378,6 +379,25 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 def short_wait(left: timedelta | None) -> timedelta:
     """For how long a worker waits before it defers. :param left: until the deadline; None: there is none."""
     return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))
+
+
+def evaluated(value: Any) -> Any:
+    """The value with lists in place of the sequences that Airflow evaluates lazily: results of mapped tasks."""
+    from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
+
+    def plainly(item: Any) -> Any:
+        if isinstance(item, LazyXComSequence):
+            return item[:]  # all items with one question
+        if type(item) is dict:
+            return {key: plainly(inner) for key, inner in item.items()}
+        if isinstance(item, Sequence) and not isinstance(item, str | bytes | bytearray):
+            return [plainly(inner) for inner in item]
+        return item
+
+    try:
+        return plainly(value)
+    except RecursionError:
+        return value  # refused where it is written as JSON
 
 
 def _dates(context: Context) -> dict[str, str]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_taskhub.errors import HubError, StorageError, TaskHubError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
@@ -61,7 +61,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             self.log.info("the hub cannot be read now, waiting: %s", error)
             state = None
         if state is not None and (state.status.is_final or state.status in statuses):
-            return self._result(state)
+            return self._found(state)
         return self._wait()
 
     def _wait(self) -> NoReturn:
@@ -103,6 +103,16 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         if state is None:
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
         return self._result(replace(state, status=status))
+
+    def _found(self, state: InstanceState) -> Any:
+        """What the sensor returns without a wait; it skips where Airflow would skip it after one."""
+        try:
+            return self._result(state)
+        except AirflowException as error:
+            option = "soft_fail" if self.soft_fail else "never_fail" if self.never_fail else None
+            if option is None:
+                raise
+            raise AirflowSkipException(f"Skipping, because {option} is set: {error}") from error
 
     def _result(self, state: InstanceState) -> Any:
         """What the sensor returns for a status that ends its wait.

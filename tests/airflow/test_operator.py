@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import UserList
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
-from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
+from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, evaluated, short_wait
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, record
 
@@ -572,6 +573,39 @@ def test_templates_render_in_input_with_upstream_results() -> None:
         operator = TaskHubOperator(task_id="x", orchestrator="o", input={"months": given, "day": "{{ ds }}"})
     assert operator.upstream_task_ids == {"months"}
     assert {"input", "instance_id", "taskhub_conn_id", "orchestrator"} <= set(operator.template_fields)
+
+
+def test_the_results_of_mapped_tasks_are_an_input(monkeypatch) -> None:
+    """Airflow renders them as sequences that ask for their items one by one; every fan-in has one."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import XComSequenceSliceResult
+    from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
+
+    asked = []
+
+    class Comms:
+        def send(self, question: object) -> XComSequenceSliceResult:
+            asked.append(question)
+            return XComSequenceSliceResult(root=[1, {"a": [2]}])
+
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", Comms(), raising=False)
+    source = SimpleNamespace(key="return_value", operator=SimpleNamespace(dag_id="d", task_id="t"))
+    lazy = LazyXComSequence(xcom_arg=source, ti=SimpleNamespace(run_id="r"))
+    assert evaluated(lazy) == [1, {"a": [2]}]
+    assert len(asked) == 1, "all items with one question"
+    given = {"months": (lazy,), "doubled": UserList([3, lazy]), "text": "x"}
+    assert evaluated(given) == {"months": [[1, {"a": [2]}]], "doubled": [3, [1, {"a": [2]}]], "text": "x"}
+
+
+def test_an_input_is_evaluated_before_it_is_checked(make_task, hub) -> None:
+    make_task(input={"months": UserList([3])}).start(Ti())
+    assert hub.instances[ID.format(1)].input == '{"months":[3]}'
+
+
+def test_a_value_that_holds_itself_is_left_to_the_check_of_inputs() -> None:
+    given: list[object] = []
+    given.append(given)
+    assert evaluated(given) is given
 
 
 def identity(**changes: object) -> TaskIdentity:

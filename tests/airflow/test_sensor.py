@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
@@ -41,6 +41,20 @@ def test_where_there_is_nothing_to_wait_for_it_does_not_defer(hub: FakeHub) -> N
     hub.fail("i", "41 rows rejected")
     with pytest.raises(AirflowException, match="instance i failed: ValueError: 41 rows rejected"):
         Task(TaskHubSensor(task_id="wait", instance_id="i")).run(Ti())
+
+
+@pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+def test_a_sensor_that_may_skip_skips_whenever_its_instance_has_failed(hub: FakeHub, option: str) -> None:
+    """One that had failed before the sensor looked failed it; one that failed later skipped it."""
+    hub.fail("i", "41 rows rejected")
+    task = Task(TaskHubSensor(task_id="wait", instance_id="i", **{option: True}))
+    with pytest.raises(AirflowSkipException, match=f"{option} is set.*instance i failed: ValueError: 41 rows rejected"):
+        task.run(Ti())
+    hub.instances.clear()
+    task.start(Ti())
+    hub.fail("i", "41 rows rejected")
+    with pytest.raises(AirflowSkipException, match=option):
+        task.finish(Ti(), status="Failed")
 
 
 def test_a_hub_that_cannot_be_read_is_waited_for(hub: FakeHub) -> None:
