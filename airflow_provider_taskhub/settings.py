@@ -6,6 +6,7 @@ Values come, in this order, from arguments, the environment (``TASKHUB_HUB``, ``
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -230,7 +231,7 @@ def load_settings(**arguments: object) -> Settings:
     except ValidationError as error:
         raise ConfigurationError("; ".join(_told(item, given) for item in error.errors())) from None
     except SettingsError as error:
-        raise ConfigurationError(f"environment: {error}: {error.__cause__}") from None
+        raise ConfigurationError(_not_json(os.environ) or f"environment: {error}: {error.__cause__}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{_file()} is not TOML: {error}") from None
 
@@ -285,6 +286,44 @@ def _is_kubernetes(rest: str, value: str) -> bool:
     return _KUBERNETES.fullmatch(rest) is not None or (address and "://" in value)
 
 
+_LEASE_PARTS = ", ".join(f"{PREFIX}LEASE__{name.upper()}" for name in LeaseTimes.model_fields)
+_PARTS = {
+    "lease": f"it has parts, each a duration such as PT30S: set {_LEASE_PARTS}, or in the file [lease]",
+    "spark": f"it has parts: set {PREFIX}SPARK__MASTER and {PREFIX}SPARK__CONF, or in the file [spark]",
+    "spark.conf": """give names with values as JSON, such as {"spark.executor.memory": "2g"}""",
+}
+"""What to give for a setting that is no single value."""
+_MAY_BE_ZERO = ("drain_timeout", "session_idle")
+
+
+def _bound(name: str, value: object) -> str:
+    """What else is wrong with a bare number that was given for a duration."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return ""
+    if name in _MAY_BE_ZERO:
+        return "; it must not be below 0" if number < 0 else ", or PT0S" if number == 0 else ""
+    return "; it must be above 0" if number <= 0 else ""
+
+
+def _not_json(environment: Mapping[str, str]) -> str:
+    """Each variable of several values that is not JSON, but for its value, which may be a secret; "" if there is none.
+
+    The library that reads them names only the setting.
+    """
+    told = []
+    for name, value in sorted(environment.items()):
+        setting = name.upper().removeprefix(PREFIX).lower().replace("__", ".")
+        if not name.upper().startswith(PREFIX) or setting not in _PARTS or not value:
+            continue
+        try:
+            json.loads(value)
+        except ValueError as error:
+            told.append(f"{name} is not JSON ({error}): {_PARTS[setting]}")
+    return "; ".join(told)
+
+
 def _told(item: Any, arguments: Iterable[str]) -> str:
     """One of pydantic's errors: which setting, its value, what it may be."""
     path = [str(part) for part in item["loc"]]
@@ -302,9 +341,11 @@ def _told(item: Any, arguments: Iterable[str]) -> str:
         meant = nearest(name, _names()) if name == path_name else _nearest_variable(name)
         return f"{name}: there is no such setting{meant}{place}"
     text = item["msg"].removeprefix("Value error, ")
-    if item["type"].startswith("time_delta"):
-        text = "give a duration such as PT30S"
     wrong = item["input"]
+    if item["type"].startswith("time_delta"):
+        text = f"give a duration such as PT30S{_bound(path_name, wrong)}"
+    if item["type"] in ("model_type", "dict_type") and path_name in _PARTS:
+        text = _PARTS[path_name]
     # of Spark's configuration only the names are known to be no secrets
     shown = isinstance(wrong, str | int | float | timedelta) and path[:1] not in (["connection"], ["spark"])
     value = repr(wrong)

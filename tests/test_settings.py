@@ -27,11 +27,30 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("TASKHUB_MAX_POLLING", "30", "TASKHUB_MAX_POLLING is '30': give a duration such as PT30S"),
         ("TASKHUB_LEASE__TAKE", "soon", "TASKHUB_LEASE__TAKE is 'soon': give a duration such as PT30S"),
         ("TASKHUB_LEASE__TAKE", "PT1S", "TASKHUB_LEASE: lease times must keep renew < give_up < take"),
-        ("TASKHUB_LEASE", "abc", "TASKHUB_LEASE is 'abc': "),
+        ("TASKHUB_LEASE__TAKE", "0", "TASKHUB_LEASE__TAKE is '0': give a duration such as PT30S; it must be above 0"),
+        ("TASKHUB_LEASE__TAKE", "-5", "TASKHUB_LEASE__TAKE is '-5': give a duration such as PT30S; it must be above 0"),
+        ("TASKHUB_DRAIN_TIMEOUT", "0", "TASKHUB_DRAIN_TIMEOUT is '0': give a duration such as PT30S, or PT0S"),
+        ("TASKHUB_DRAIN_TIMEOUT", "-5", "give a duration such as PT30S; it must not be below 0"),
+        ("TASKHUB_LEASE", "abc", "TASKHUB_LEASE is 'abc': it has parts"),
+        (
+            "TASKHUB_LEASE",
+            "PT5S",
+            "each a duration such as PT30S: set TASKHUB_LEASE__RENEW, TASKHUB_LEASE__GIVE_UP, TASK",
+        ),
+        ("TASKHUB_LEASE", "5", "TASKHUB_LEASE is 5: it has parts"),
         ("TASKHUB_LEASE", '{"take": "soon"}', "TASKHUB_LEASE__TAKE is 'soon'"),
         ("TASKHUB_LEASE__TAKES", "PT1S", "TASKHUB_LEASE__TAKES: there is no such setting"),
         ("TASKHUB_HUB", "9lives", "TASKHUB_HUB: hub name '9lives' cannot name"),
-        ("TASKHUB_SPARK__CONF", "{no", 'field "spark"'),
+        (
+            "TASKHUB_SPARK",
+            "local",
+            "TASKHUB_SPARK is not JSON (Expecting value: line 1 column 1 (char 0)): it has parts",
+        ),
+        ("TASKHUB_SPARK", "5", "TASKHUB_SPARK: it has parts: set TASKHUB_SPARK__MASTER and TASKHUB_SPARK__CONF, or in"),
+        ("TASKHUB_SPARK__CONF", "{no", "TASKHUB_SPARK__CONF is not JSON (Expecting property name"),
+        ("TASKHUB_SPARK__CONF", "{no", """give names with values as JSON, such as {"spark.executor.memory": "2g"}"""),
+        ("taskhub_spark__conf", "{no", "taskhub_spark__conf is not JSON (Expecting property name"),
+        ("TASKHUB_SPARK__CONF", "[1]", "TASKHUB_SPARK__CONF: give names with values as JSON, such as"),
     ],
 )
 def test_a_wrong_variable_is_named_with_its_value(
@@ -107,6 +126,14 @@ def test_a_wrong_value_of_the_file_or_of_an_argument_is_named_so(tmp_path: Path)
 def test_no_error_tells_a_secret(tmp_path: Path, file: str) -> None:
     (tmp_path / "config.toml").write_text(file)
     with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["TASKHUB_SPARK", "TASKHUB_SPARK__CONF"])
+def test_no_error_tells_a_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, f'{{"spark.key": "{SECRET}"')
+    with pytest.raises(ConfigurationError, match=f"{name} is not JSON") as caught:
         load_settings()
     assert SECRET not in str(caught.value)
 
