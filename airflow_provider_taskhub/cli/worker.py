@@ -52,6 +52,8 @@ def worker(
     for wanted in roles:
         if wanted not in (ORCHESTRATOR, ACTIVITY):
             raise typer.BadParameter(f"{wanted!r}: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
+    if health_host and health_port is None:
+        raise typer.BadParameter("it needs a port, such as --health-port 8080", param_hint="--health-host")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
     options = Options(

@@ -123,18 +123,42 @@ def _metric(name: str, value: float, text: str, kind: str = "gauge") -> str:
 LOOPBACK = ("127.0.0.1", "::1")
 
 
-async def serve(stack: AsyncExitStack, health: Health, port: int, host: str = "") -> None:
-    """Serve until the stack unwinds.
+@dataclass(slots=True, kw_only=True)
+class HealthPort:
+    """The port, listening. Until ``health`` is there, the worker starts: it lives, and it is not ready.
 
-    :param host: the address to listen on; "" for loopback: other machines do not see a worker's metrics by default.
+    :param host: "" for loopback.
+    """
+
+    port: int
+    host: str
+    servers: list[asyncio.Server]
+    health: Health | None = None
+
+    def serve(self, health: Health) -> None:
+        """Tell from now on what the probes see."""
+        self.health = health
+        log.info("health_port", port=self.port, host=self.host or "localhost")
+
+    def close(self) -> None:
+        """Take no more requests."""
+        for server in self.servers:
+            server.close()
+
+
+async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort:
+    """Listen until the stack unwinds.
+
+    :param host: the address to listen on; "" for loopback: figures of a worker are nobody else's business by default.
     :raises ConfigurationError: when the port cannot be bound.
     """
+    opened = HealthPort(port=port, host=host, servers=[])
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_LIMIT):
                 head = await reader.readuntil(b"\r\n\r\n")
-                status, body = await respond(health, head.split(b"\r\n", 1)[0].decode("latin-1"))
+                status, body = await respond(opened.health, head.split(b"\r\n", 1)[0].decode("latin-1"))
                 data = body.encode()
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -151,21 +175,25 @@ async def serve(stack: AsyncExitStack, health: Health, port: int, host: str = ""
         server = await asyncio.start_server(answer, host=host or LOOPBACK[0], port=port, limit=HEAD_BYTES)
     except OSError as error:
         where = f" --health-host {host}" if host else ""
-        raise ConfigurationError(f"--health-port {port}{where} cannot be opened: {error.strerror or error}") from error
-    await stack.enter_async_context(server)
-    bound = server.sockets[0].getsockname()[1]
+        raise ConfigurationError(
+            f"--health-port {port}{where} cannot be opened: {error.strerror or error}. Give another port, or an "
+            "address of this machine"
+        ) from error
+    opened.servers.append(await stack.enter_async_context(server))
+    opened.port = server.sockets[0].getsockname()[1]
     if not host:
         try:  # the same number: port 0 would give each address its own
-            await stack.enter_async_context(
-                await asyncio.start_server(answer, host=LOOPBACK[1], port=bound, limit=HEAD_BYTES)
-            )
+            second = await asyncio.start_server(answer, host=LOOPBACK[1], port=opened.port, limit=HEAD_BYTES)
+            opened.servers.append(await stack.enter_async_context(second))
         except OSError as error:
-            log.debug("health_port_without_ipv6", port=bound, reason=error.strerror or str(error))
-    log.info("health_port", port=bound, host=host or "localhost")
+            log.debug("health_port_without_ipv6", port=opened.port, reason=error.strerror or str(error))
+    return opened
 
 
-async def respond(health: Health, request_line: str) -> tuple[str, str]:
+async def respond(health: Health | None, request_line: str) -> tuple[str, str]:
     """Status and body for the first line of a request.
+
+    :param health: None: the worker is starting.
 
     ``/metrics?waiting=no`` leaves out what instances wait for: that is read from the store, some ten requests.
     """
@@ -173,6 +201,10 @@ async def respond(health: Health, request_line: str) -> tuple[str, str]:
     if len(parts) != 3 or parts[0] not in ("GET", "HEAD"):
         return "405 Method Not Allowed", "GET /live, /ready or /metrics\n"
     path, _, query = parts[1].partition("?")
+    if path not in ("/live", "/ready", "/metrics"):
+        return "404 Not Found", "GET /live, /ready or /metrics\n"
+    if health is None:
+        return ("200 OK", "live\n") if path == "/live" else ("503 Service Unavailable", "starting\n")
     match path:
         case "/live":
             failing = health.failing()
@@ -182,10 +214,8 @@ async def respond(health: Health, request_line: str) -> tuple[str, str]:
             failing = health.failing()
             text = f"loops that fail again and again: {', '.join(failing)}\n" if failing else "draining\n"
             return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", text)
-        case "/metrics":
+        case _:
             found = health.metrics()
             if health.waiting is not None and query != "waiting=no":
                 found += "".join(f"{line}\n" for line in await health.waiting.lines())
             return "200 OK", found
-        case _:
-            return "404 Not Found", "GET /live, /ready or /metrics\n"

@@ -37,7 +37,7 @@ from airflow_provider_taskhub.workers.environment import child_environment
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool
 from airflow_provider_taskhub.workers.failover import Incarnation
-from airflow_provider_taskhub.workers.health import Health, serve
+from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.waiting import WaitingFigures
 
 log = structlog.get_logger(__name__)
@@ -115,6 +115,8 @@ class Host:
 
     async def _start(self, stack: AsyncExitStack, registry: Registry, apps: Sequence[App]) -> None:
         settings, options = self._settings, self._options
+        # before anything is taken: a port that cannot be opened ends a worker that has done nothing yet
+        port = None if options.health_port is None else await listen(stack, options.health_port, options.health_host)
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
         me = incarnation.identity
@@ -195,7 +197,7 @@ class Host:
         stack.push_async_callback(owner.stop, settings.drain_timeout)
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
-        if options.health_port is not None:
+        if port is not None:
             health = Health(
                 backend=backend,
                 owner=owner,
@@ -207,7 +209,8 @@ class Host:
                     clock=SYSTEM_CLOCK,
                 ),
             )
-            await serve(stack, health, options.health_port, options.health_host)
+            port.serve(health)
+            stack.callback(port.close)  # it tells nothing of a worker that stops
         log.info(
             "worker_ready",
             worker=str(me),

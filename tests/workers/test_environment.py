@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 from contextlib import AsyncExitStack
-from typing import cast
 
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.environment import child_environment
-from airflow_provider_taskhub.workers.health import Health, serve
+from airflow_provider_taskhub.workers.health import listen
 from tests.workers.conftest import PoolMaker, request
 
 KEY = "c2VjcmV0L2tleSs9PQ=="
@@ -71,7 +70,7 @@ async def test_health_is_served_to_this_machine_unless_told_otherwise(host: str,
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     async with AsyncExitStack() as stack:
-        await serve(stack, cast(Health, None), port, host)
+        await listen(stack, port, host)
         assert _connects(socket.AF_INET, "127.0.0.1", port)
         assert _connects(socket.AF_INET, _elsewhere(), port) is elsewhere
         if socket.has_ipv6 and not host:
@@ -81,4 +80,4 @@ async def test_health_is_served_to_this_machine_unless_told_otherwise(host: str,
 async def test_an_address_that_is_not_here_is_refused_by_name() -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(ConfigurationError, match=r"--health-port 0 --health-host 203\.0\.113\.1 cannot be opened"):
-            await serve(stack, cast(Health, None), 0, "203.0.113.1")
+            await listen(stack, 0, "203.0.113.1")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit, run
+from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.health import Health, respond
+from airflow_provider_taskhub.workers.health import Health, listen, respond
 from airflow_provider_taskhub.workers.host import Host, Options
 
 
@@ -73,3 +80,46 @@ def test_a_worker_whose_partitions_thread_ends_by_itself_ends_with_status_1(
     said = capsys.readouterr()
     assert "the thread that holds its partitions ended" in said.err
     assert (str(error) in said.err) == (error is not None)
+
+
+async def _get(port: int, path: str) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+async def test_a_worker_that_starts_lives_and_is_not_ready() -> None:
+    async with AsyncExitStack() as stack:
+        port = await listen(stack, 0)
+        assert "200 OK" in await _get(port.port, "/live")
+        for path in ("/ready", "/metrics"):
+            answer = await _get(port.port, path)
+            assert "503 Service Unavailable" in answer
+            assert answer.endswith("starting\n")
+        backend = SimpleNamespace(supervisor=Supervisor(), draining=False)
+        owner = SimpleNamespace(supervisor=Supervisor())
+        port.serve(Health(backend=cast(Any, backend), owner=cast(Any, owner), started=0.0))
+        assert "200 OK" in await _get(port.port, "/ready")
+        port.close()
+        with pytest.raises(OSError, match=r"Connect call failed|refused"):
+            await _get(port.port, "/live")
+
+
+async def test_a_port_in_use_ends_a_worker_before_it_takes_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        host = Host(Settings(), Options(apps=("tests.e2e.house_app:app",), health_port=port))
+        with pytest.raises(ConfigurationError, match=rf"--health-port {port} cannot be opened: .*Give another port"):
+            await asyncio.wait_for(host.run(), 30)
+    assert os.listdir(tmp_path) == [], "no hub, no incarnation"
+
+
+def test_an_address_without_a_port_is_refused() -> None:
+    result = CliRunner().invoke(app, ["worker", "--app", "tests.e2e.house_app:app", "--health-host", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "--health-port 8080" in result.output
