@@ -65,7 +65,7 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
 def lacking(whys: Sequence[Why], seconds: float) -> str | None:
     """Why a task gives up waiting for workers that can run its instance; None: they can."""
     lacks = [why for why in whys if why.reason in LACKING]
-    return f"for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
+    return f"it could not run for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
 
 
 class Waits:

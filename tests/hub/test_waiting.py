@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.contract import (
 )
 from airflow_provider_taskhub.hub.history.awaits_column import decode_awaits, encode_awaits
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined, keep
-from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.members import UNWATCHED, Members
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.hub.snapshots import SENTINELS
 from airflow_provider_taskhub.hub.waiting import Kept, Reason, Snapshot, Why, why
@@ -397,6 +397,10 @@ def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watc
             await client.start("delays", "x", instance_id="i", tags={"taskhub.watch": "1"})
             await client.start("delays", "x", instance_id="by-hand")
             found = await settled(client, "i", Reason.EVENTS)
+            assert [one.reason for one in found] == [Reason.EVENTS], "one comes seconds after a task is deferred"
+            await clock.sleep(UNWATCHED)
+            await serve(store, client)  # its worker is alive still
+            found = await client.waiting("i")
             assert [one.reason for one in found] == [Reason.EVENTS, Reason.NO_TRIGGERER]
             assert [one.reason for one in await settled(client, "by-hand", Reason.EVENTS)] == [Reason.EVENTS]
             scanned = await client.waiting_instances()
@@ -406,6 +410,8 @@ def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watc
                 await clock.sleep(30)
                 assert [one.reason for one in await client.waiting("i")][-1] is not Reason.NO_TRIGGERER
                 assert [member.worker for member in await client.members()] == [], "no worker: the house is silent"
+            assert [one.reason for one in await client.waiting("i")][-1] is not Reason.NO_TRIGGERER, "it has just left"
+            await clock.sleep(UNWATCHED)
             assert [one.reason for one in await client.waiting("i")][-1] is Reason.NO_TRIGGERER
 
     run(play(), limit=timedelta(minutes=5))

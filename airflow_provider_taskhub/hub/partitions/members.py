@@ -57,6 +57,11 @@ class Roster:
     paces: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
+UNWATCHED = 20.0
+"""Seconds for which a reader sees no watcher before it says that there is none: a triggerer without waits leaves, and
+one comes seconds after a task is deferred."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listing:
     member: Member
@@ -85,8 +90,10 @@ class Members:
         self._sightings = Sightings()
         self._known: dict[str, float] = {}
         self.watching: tuple[Member, ...] | None = None
-        """Live watchers, as of the last :meth:`watch` or :meth:`prove`; None before the first. They run nothing, so no
-        other method of this class returns them."""
+        """Live watchers, as of the last :meth:`watch` or :meth:`prove`. None: not known, before the first, and while
+        :meth:`watch` has seen none for less than :data:`UNWATCHED`. They run nothing, so no other method of this class
+        returns them."""
+        self._unwatched: float | None = None
 
     # a worker's own row
 
@@ -142,9 +149,10 @@ class Members:
             if silence[item.key] > FORGET * item.take:
                 await self._delete(item.key, item.etag)
         self._known = {item.key: self._known.get(item.key, now) for item in listings}
-        self.watching = tuple(
-            item.member for item in listings if _watches(item.member) and silence[item.key] < item.take
-        )
+        watching = [item.member for item in listings if _watches(item.member) and silence[item.key] < item.take]
+        self._unwatched = None if watching else now if self._unwatched is None else self._unwatched
+        known = self._unwatched is None or now - self._unwatched >= UNWATCHED
+        self.watching = tuple(watching) if known else None
         listings = [item for item in listings if not _watches(item.member)]
         fresh = [item for item in listings if silence[item.key] < item.take]
         return Roster(
