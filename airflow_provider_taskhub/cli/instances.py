@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -18,10 +18,26 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
 from airflow_provider_taskhub.client import Client, InstancePage, PurgeResult
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import HistoryEvent, Status
+from airflow_provider_taskhub.engine.events import (
+    HistoryEvent,
+    Status,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.failures import chain, place_of
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Ownership, RecordState, StartPolicy
-from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    InstanceState,
+    Member,
+    Ownership,
+    RecordState,
+    StartPolicy,
+)
+from airflow_provider_taskhub.hub.partitions.needs import listed
+from airflow_provider_taskhub.hub.waiting import Why, is_foreign
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 
@@ -39,7 +55,12 @@ MAX_SORTED = 5000
 """Instances that are read at most to sort them by age: the store returns them by id."""
 LOOK = 2.0
 """Seconds between two looks of `wait` at what an instance waits for."""
-
+PROGRESS_LOOKS = 5
+"""So many times longer `wait` pauses while a recorded activity runs: else it prints a line at each look."""
+MAX_MESSAGE = 200
+"""Characters of a progress message that a line shows."""
+MAX_CHILDREN = 20
+"""Children that `show` lists."""
 
 NEWEST = "newest:"
 """Begins the continuation of a page that shows the newest first."""
@@ -164,8 +185,10 @@ def show(
         served = None if state.status.is_final else await client.routes.refresh(instance_id)
         activities, history = await client.activities(instance_id), await client.readable_history(instance_id)
         if not json:
-            _show(state, served, activities, *history)
+            _show(state, activities, *history)
         waits = await client.waiting(instance_id, prove=not once)
+        if not json and served is not None:
+            _print_served(served, None if once else await client.members())
         if not json and waits:
             console.print(f"waits: {_why(waits)}", soft_wrap=True)
         return state, served, activities, history, waits
@@ -180,23 +203,26 @@ def show(
 
 def _show(
     state: InstanceState,
-    served: Ownership | None,
     activities: tuple[ActivityRecord, ...],
     history: tuple[HistoryEvent, ...],
     unreadable: tuple[str, ...],
 ) -> None:
     _print_state(state)
-    if served is not None:
-        _print_served(served)
     if activities:
         _print_activities(activities)
     table(
         f"history ({len(history)} events)",
         ("event", "id", "time", "what"),
-        [(event.event_type.name, event.event_id, event.timestamp, _what(event)) for event in history],
+        [(event.event_type.name, event.event_id, _second(_time_of(event)), _what(event)) for event in history],
     )
     for line in unreadable:
         warn(f"unreadable: {line}")
+    if not state.status.is_final:
+        _print_children(history)
+    for failure in chain(state.failure):
+        if failure.stack_trace:
+            console.print(f"stack trace of {failure.error_type}", style="table.title", soft_wrap=True)
+            typer.echo(masked(failure.stack_trace).rstrip())
 
 
 @app.command()
@@ -591,10 +617,12 @@ async def _told(client: Client, instance_id: str, waiting: asyncio.Task[Instance
     said = ""
     await asyncio.wait((waiting,), timeout=LOOK)
     while not waiting.done():
-        if (text := _why(await _reasons(client, instance_id))) != said:
+        running, why = await _running(client, instance_id), _why(await _reasons(client, instance_id))
+        if (text := _standing(running, why)) != said:
             said = text
-            errors.print(f"waits: {text}" if text else "goes on", soft_wrap=True)
-        await asyncio.wait((waiting,), timeout=LOOK)
+            errors.print(text or "goes on", soft_wrap=True)
+        # progress changes at each look
+        await asyncio.wait((waiting,), timeout=LOOK * (PROGRESS_LOOKS if running else 1))
     return await waiting
 
 
@@ -603,21 +631,29 @@ async def _spun(client: Client, instance_id: str, waiting: asyncio.Task[Instance
     with Progress(*columns, console=errors, transient=True) as progress:
         line = progress.add_task("waiting")
         while not waiting.done():
-            progress.update(line, description=await _standing(client, instance_id))
+            state = await client.get(instance_id, payloads=False)
+            status = "not there" if state is None else str(state.status)
+            running, why = await _running(client, instance_id), _why(await _reasons(client, instance_id))
+            told = ", ".join(part for part in (status, _standing(running, why)) if part)
+            progress.update(line, description=told)
             await asyncio.wait((waiting,), timeout=1.0)
     return await waiting
 
 
-async def _standing(client: Client, instance_id: str) -> str:
-    state = await client.get(instance_id, payloads=False)
-    if state is None:
-        return "not there"
-    running = [r for r in await client.activities(instance_id) if r.state is RecordState.RUNNING]
-    names = ", ".join(sorted({record.name for record in running}))
-    if running:
-        return f"{state.status}, running {len(running)}: {names}"
-    waits = _why(await _reasons(client, instance_id))
-    return f"{state.status}, waits: {waits}" if waits else f"{state.status}"
+def _standing(running: Sequence[ActivityRecord], why: str) -> str:
+    """What an instance does, and what it waits for."""
+    shown = listed(f"{record.name} {_progress(record)}".rstrip() for record in running)
+    parts = (f"running {len(running)}: {shown}" if running else "", f"waits: {why}" if why else "")
+    return "; ".join(part for part in parts if part)
+
+
+async def _running(client: Client, instance_id: str) -> tuple[ActivityRecord, ...]:
+    """Attempts with a record that run now; none while that cannot be read, which the wait itself reports."""
+    try:
+        found = await client.activities(instance_id)
+    except StorageError:
+        return ()
+    return tuple(record for record in found if record.state is RecordState.RUNNING)
 
 
 async def _reasons(client: Client, instance_id: str) -> tuple[Why, ...]:
@@ -649,34 +685,68 @@ def _print_state(state: InstanceState) -> None:
     rows: list[tuple[str, object]] = [
         ("orchestrator", state.name + (f" version {state.version}" if state.version else "")),
         ("status", state.status),
-        ("created", state.created),
-        ("ended", state.completed),
+        ("created", _second(state.created)),
+        ("ended", _second(state.completed)),
         ("custom status", state.custom_status),
         ("tags", ", ".join(f"{name}={value}" for name, value in (state.tags or {}).items())),
         ("input", _short(state.input)),
-        ("output", _short(state.output)),
+        # until it is resumed, the column holds why it was suspended
+        ("output", None if state.status is Status.SUSPENDED else _short(state.output)),
+        ("failed at", place_of(state.failure)),
     ]
     table(f"instance {state.instance_id}", ("", ""), [row for row in rows if row[1] not in (None, "")])
 
 
-def _print_served(served: Ownership) -> None:
-    """One look tells whose the partition is, and not whether that worker lives."""
+def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
+    """:param members: workers, proven to live or not; None: nothing is proven."""
     if served.owner is None:
-        told = f"partition {served.partition}: {served.state}, served by nobody"
+        told = f"{served.state}, served by nobody"
+    elif members is None or is_foreign(served):  # workers of .NET are no members
+        told = f"owned by {served.owner}; whether it lives: taskhub partitions show {served.partition}"
     else:
-        told = (
-            f"partition {served.partition}: owned by {served.owner}; whether it lives: taskhub partitions show "
-            f"{served.partition}"
-        )
-    console.print(told, soft_wrap=True, highlight=False)
+        lives = any(member.alive and member.worker == served.owner for member in members)
+        told = f"owned by {served.owner}, which is {'alive' if lives else 'not alive'}"
+    console.print(f"partition {served.partition}: {told}", soft_wrap=True, highlight=False)
+
+
+def _print_children(history: Sequence[HistoryEvent]) -> None:
+    """Children that the instance awaits, with their ids."""
+    ended = {
+        event.task_scheduled_id
+        for event in history
+        if isinstance(event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
+    }
+    created = [event for event in history if isinstance(event, SubOrchestrationInstanceCreated)]
+    running = [(event.name, event.instance_id) for event in created if event.event_id not in ended]
+    if running:
+        more = f", the first {MAX_CHILDREN}" if len(running) > MAX_CHILDREN else ""
+        table(f"awaited children ({len(running)}{more})", ("orchestrator", "id"), running[:MAX_CHILDREN])
 
 
 def _print_activities(records: tuple[ActivityRecord, ...]) -> None:
     table(
         "recorded activities",
-        ("activity", "task", "attempt", "state", "worker", "claimed", "ended"),
-        [(r.name, r.task_id, r.attempt, r.state, r.worker, r.claimed, r.ended) for r in records],
+        ("activity", "task", "attempt", "state", "progress", "worker", "claimed", "ended"),
+        [
+            (r.name, r.task_id, r.attempt, r.state, _progress(r), r.worker, _second(r.claimed), _second(r.ended))
+            for r in records
+        ],
     )
+
+
+def _progress(record: ActivityRecord) -> str:
+    """``50 %  loads May``: what the attempt reported last."""
+    share = None if record.progress is None else f"{record.progress * 100:.0f} %"
+    return "  ".join(part for part in (share, _line(record.message)) if part)
+
+
+def _line(text: str | None) -> str:
+    """A text of user code as a part of one line."""
+    return masked(" ".join((text or "").split())[:MAX_MESSAGE])
+
+
+def _time_of(event: HistoryEvent) -> Timestamp:
+    return event.fired_at if isinstance(event, TimerFired) else event.timestamp
 
 
 def _what(event: Any) -> str:

@@ -269,6 +269,11 @@ class TimerFired(HistoryEvent):
     fire_at: Timestamp
     taskhub_action_id: str | None = None
 
+    @property
+    def fired_at(self) -> Timestamp:
+        """When it fired. The event is made together with its timer, so its timestamp may be too early."""
+        return max(self.timestamp, self.fire_at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorStarted(HistoryEvent):

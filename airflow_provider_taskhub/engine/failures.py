@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 from airflow_provider_taskhub.engine.events import FailureDetails, SubOrchestrationInstanceFailed, TaskFailed
@@ -20,6 +22,7 @@ from airflow_provider_taskhub.masking import masked
 MAX_STACK = 16_384
 """Characters of a stack trace that are kept, the last ones: they name the culprit."""
 _MAX_CAUSES = 5
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
 """Error types of an instance that failed because an activity or a child failed."""
@@ -39,6 +42,29 @@ def headline(failure: FailureDetails, *, activity: str | None = None, child: str
     if activity is not None:
         return f"activity {activity!r} failed: {text}"
     return text if child is None else f"child orchestration {child!r} failed: {text}"
+
+
+def chain(failure: FailureDetails | None) -> Iterator[FailureDetails]:
+    """A failure and its causes, the outermost first."""
+    while failure is not None:
+        yield failure
+        failure = failure.inner_failure
+
+
+def place_of(failure: FailureDetails | None) -> str | None:
+    """Where the user's code failed, for example ``jobs/flights.py:24, in load``; None where no stack trace tells.
+
+    For an instance that failed because an activity or a child failed, the place is the activity's or the child's.
+    """
+    found = None
+    for one in chain(failure):
+        frames = _FRAME.findall(one.stack_trace or "")
+        if frames:
+            file, line, function = frames[-1]
+            found = f"{file}:{line}, in {function}"
+        if one.error_type not in TASK_FAILED:
+            break
+    return found
 
 
 def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:

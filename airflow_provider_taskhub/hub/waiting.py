@@ -176,7 +176,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     state = found.state
     if any(_held(found)) and state.status is not Status.SUSPENDED:
         return  # no worker needs its orchestrator before it starts
-    if _is_foreign(found.served):
+    if is_foreign(found.served):
         return  # workers of .NET do not list what they can run
     live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
     need = Need("orchestrator", state.name, state.version)
@@ -195,7 +195,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     yield from _without_activity(found)
 
 
-def _is_foreign(served: Ownership | None) -> bool:
+def is_foreign(served: Ownership | None) -> bool:
     """Whether the owner of a partition is not a TaskHub worker: these are called ``name@host/incarnation``."""
     return served is not None and served.owner is not None and "/" not in served.owner.rpartition("@")[2]
 

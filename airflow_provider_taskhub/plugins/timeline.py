@@ -64,11 +64,6 @@ def timeline(
     }
 
 
-def fired_at(event: events.TimerFired) -> Timestamp:
-    """When a timer fired. Its event is made together with the timer, so the event's timestamp may be too early."""
-    return max(event.timestamp, event.fire_at)
-
-
 def milliseconds(time: Timestamp | None) -> float | None:
     return None if time is None else time.ticks / 10_000
 
@@ -109,7 +104,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
                 ends[event.task_scheduled_id] = event.timestamp, "failed"
             case events.TimerFired() if event.timer_id not in ends:
-                ends[event.timer_id] = fired_at(event), "fired"
+                ends[event.timer_id] = event.fired_at, "fired"
             case events.OrchestratorCompleted():
                 for number in Waits.parse(event.taskhub_waits).timers:
                     ends.setdefault(number, (event.timestamp, "cancelled"))

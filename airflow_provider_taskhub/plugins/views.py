@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.waiting import Reason, Why, clock
-from airflow_provider_taskhub.plugins.timeline import fired_at, milliseconds, only
+from airflow_provider_taskhub.plugins.timeline import milliseconds, only
 from airflow_provider_taskhub.triggers.journal import execution
 from airflow_provider_taskhub.triggers.outcome import plain, reason
 
@@ -225,7 +225,7 @@ def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:
 
 
 def _time(event: HistoryEvent) -> Timestamp:
-    return fired_at(event) if isinstance(event, events.TimerFired) else event.timestamp
+    return event.fired_at if isinstance(event, events.TimerFired) else event.timestamp
 
 
 def _names(past: Sequence[HistoryEvent]) -> dict[int, str]:

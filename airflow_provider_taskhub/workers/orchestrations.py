@@ -26,7 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     Status,
 )
-from airflow_provider_taskhub.engine.failures import headline, message_of
+from airflow_provider_taskhub.engine.failures import headline, message_of, place_of
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
@@ -354,6 +354,7 @@ class Orchestrations:
             self._keep(session, live)
             return
         failure = episode.completed.failure
+        place = place_of(failure)
         log.log(
             logging.WARNING if episode.status is Status.FAILED else logging.INFO,
             "instance_ended",
@@ -361,6 +362,7 @@ class Orchestrations:
             orchestrator=live.name,
             status=str(episode.status),
             **({"error": headline(failure)[:SHOWN_ERROR]} if failure else {}),
+            **({"at": place} if place else {}),
         )
         self._sessions.keep(session, None)
         if cancels:

@@ -8,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,29 @@ from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import OrchestratorStarted
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    OrchestratorStarted,
+    Status,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceCreated,
+    TimerFired,
+)
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    HubNames,
+    InstanceState,
+    Member,
+    Ownership,
+    OwnerState,
+    RecordState,
+)
 from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, row_key
+from airflow_provider_taskhub.hub.partitions.routing import Routes
+from airflow_provider_taskhub.hub.waiting import Reason, Why
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -246,3 +267,148 @@ def test_logs_are_printed_without_the_values_of_secrets(path: Path, form: tuple[
     assert "loads 3 months" in result.stdout
     assert "password=***" in result.stdout
     assert "hunter2" not in result.output
+
+
+class Told:
+    """An instance as the store tells it: what `show` and `wait` read of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self.state = replace(
+            InstanceState(instance_id="i", execution_id="e", name="flights", status=Status.RUNNING), **changes
+        )
+        self.records: tuple[ActivityRecord, ...] = ()
+        self.history: tuple[HistoryEvent, ...] = ()
+        self.members: tuple[Member, ...] = ()
+        self.waits: tuple[Why, ...] = ()
+        answers = {
+            "get": lambda *_, **__: self.state,
+            "activities": lambda *_: self.records,
+            "readable_history": lambda *_: (self.history, ()),
+            "members": lambda *_, **__: self.members,
+            "waiting": lambda *_, **__: self.waits,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(Client, name, self._reader(answer))
+        served = Ownership(partition=1, owner="ann@a/1", state=OwnerState.LIVE)
+        monkeypatch.setattr(Routes, "refresh", self._reader(lambda *_: served))
+
+    @staticmethod
+    def _reader(answer: Any) -> Any:
+        async def read(*given: Any, **named: Any) -> Any:
+            return answer(*given, **named)
+
+        return read
+
+
+NOON = Timestamp.parse("2026-11-23T12:00:00.1234567Z")
+RECORD = ActivityRecord(
+    instance=OrchestrationInstance(instance_id="i", execution_id="e"),
+    task_id=0,
+    action_id="a",
+    attempt=1,
+    name="load",
+    state=RecordState.RUNNING,
+    worker="ann@a/1",
+    executor="plain-1",
+    claimed=NOON,
+    progress=0.5,
+    message="May, password=hunter2\nJune",
+)
+LOADING = "50 %  May, password=*** June"
+
+
+def test_show_tells_the_progress_of_a_recorded_activity_with_times_to_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, created=NOON)
+    told.records = (RECORD, replace(RECORD, task_id=1, progress=None, message=None))
+    lines = taskhub("show", "i").stdout.splitlines()
+    (begun, fresh) = [line for line in lines if line.startswith("load ")]
+    assert LOADING in begun
+    assert "2026-11-23T12:00:00Z" in begun
+    assert "%" not in fresh
+    assert "created       2026-11-23T12:00:00Z" in lines
+
+
+def test_wait_tells_the_progress_of_recorded_activities_and_what_else_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("airflow_provider_taskhub.cli.instances.LOOK", 0.1)
+    told = Told(monkeypatch)
+    told.records = (RECORD, replace(RECORD, task_id=1, state=RecordState.COMPLETED, name="begin"))
+    told.waits = (Why(reason=Reason.ACTIVITIES, text="activities 'load', 'plain'"),)
+    result = taskhub("wait", "i", "--timeout", "1")
+    assert result.exit_code == Exit.TIMEOUT, result.output
+    assert result.stderr.count(f"running 1: load {LOADING}; waits: activities 'load', 'plain'") == 1
+    told.records = tuple(replace(RECORD, task_id=number) for number in range(50))
+    assert " more; waits: " in taskhub("wait", "i", "--timeout", "1").stderr
+
+
+def test_the_reason_of_a_suspension_is_not_shown_as_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    Told(monkeypatch, status=Status.SUSPENDED, output="look at data")
+    assert "look at data" not in taskhub("show", "i").stdout
+    Told(monkeypatch, status=Status.COMPLETED, output="look at data")
+    assert "output        look at data" in taskhub("show", "i").stdout
+
+
+def test_show_says_whether_the_owner_of_the_partition_lives_where_it_was_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch)
+    owner = Member(
+        worker="ann@a/1", started=NOON, roles=("orchestrator",), apps={}, orchestrators=("flights",), activities=()
+    )
+    told.members = (owner,)
+    assert "partition 1: owned by ann@a/1, which is alive" in taskhub("show", "i").stdout
+    for members in ((), (replace(owner, alive=False),), (replace(owner, worker="ann@a/2"),)):
+        told.members = members
+        assert "partition 1: owned by ann@a/1, which is not alive" in taskhub("show", "i").stdout
+    shown = taskhub("show", "i", "--once").stdout
+    assert "partition 1: owned by ann@a/1; whether it lives: taskhub partitions show 1" in shown
+
+
+def test_show_lists_the_children_that_an_instance_awaits_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.history = (
+        *(
+            SubOrchestrationInstanceCreated(timestamp=NOON, event_id=number, name="month", instance_id=f"i:{number}")
+            for number in range(30)
+        ),
+        SubOrchestrationInstanceCompleted(timestamp=NOON, task_scheduled_id=0, result="1"),
+    )
+    printed = taskhub("show", "i").stdout
+    assert "awaited children (29, the first 20)" in printed
+    lines = printed.partition("awaited children")[2].splitlines()
+    assert [line.split() for line in lines[2:22]] == [["month", f"i:{number}"] for number in range(1, 21)]
+    assert "i:21" not in printed
+    told.state = replace(told.state, status=Status.TERMINATED)
+    assert "awaited children" not in taskhub("show", "i").stdout
+
+
+def test_the_history_shows_when_a_timer_fired(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.history = (TimerFired(timestamp=NOON, timer_id=3, fire_at=NOON + timedelta(hours=1)),)
+    (line,) = [line for line in taskhub("show", "i").stdout.splitlines() if line.startswith("TimerFired")]
+    assert line.split()[2:] == ["2026-11-23T13:00:00Z", "answers", "3"]
+
+
+def test_show_says_where_an_instance_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = FailureDetails(
+        error_type="KeyError",
+        error_message="'missing'",
+        stack_trace='Traceback (most recent call last):\n  File "jobs/load.py", line 24, in load\n    d["missing"]\n',
+    )
+    outer = FailureDetails(
+        error_type="TaskFailedError",
+        error_message="activity 'load' failed: KeyError: 'missing'",
+        stack_trace='  File "jobs/flights.py", line 7, in flights\n    await ctx.load()  # password=hunter2\n',
+        inner_failure=inner,
+    )
+    Told(monkeypatch, status=Status.FAILED, output=outer.error_message, failure=outer)
+    printed = taskhub("show", "i").stdout
+    assert "failed at     jobs/load.py:24, in load\n" in printed
+    shown = printed.partition("history")[2]
+    assert "stack trace of TaskFailedError\n" in shown
+    assert '  File "jobs/flights.py", line 7, in flights\n' in shown
+    assert 'stack trace of KeyError\nTraceback (most recent call last):\n  File "jobs/load.py", line 24' in shown
+    assert "hunter2" not in printed

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import FailureDetails, Status, SubOrchestrationInstanceFailed
-from airflow_provider_taskhub.engine.failures import headline
+from airflow_provider_taskhub.engine.failures import failure_of, headline, place_of
 from tests.engine.play import Play
 
 LOST = FailureDetails(error_type="OSError", error_message="no flights")
@@ -117,3 +117,28 @@ def test_the_secrets_of_a_failed_activity_of_another_language_are_masked_in_its_
     play.start("leaks")
     play.take(play.failed(play.outbound[0], "AccountKey=hunter2 is refused", error_type="OSError"))
     assert play.last.output == "activity 'load' failed: OSError: AccountKey=*** is refused"
+
+
+def test_the_place_of_a_failure_is_the_last_frame_of_the_users_code() -> None:
+    def load() -> None:
+        raise KeyError("missing")
+
+    try:
+        load()
+    except KeyError as error:
+        failure = failure_of(error)
+        line = error.__traceback__.tb_next.tb_lineno  # type: ignore[union-attr]
+    assert place_of(failure) == f"{__file__}:{line}, in load"
+    task = FailureDetails(
+        error_type="TaskFailedError",
+        error_message="activity 'load' failed: KeyError: 'missing'",
+        stack_trace='  File "flights.py", line 3, in flights\n    await load\n',
+        inner_failure=failure,
+    )
+    assert place_of(task) == place_of(failure)
+    own = FailureDetails(
+        error_type="RuntimeError", error_message="lost", stack_trace=task.stack_trace, inner_failure=failure
+    )
+    assert place_of(own) == "flights.py:3, in flights"
+    for unknown in (None, LOST, FailureDetails(error_type="E", error_message="m", stack_trace="   at Load() in a.cs")):
+        assert place_of(unknown) is None
