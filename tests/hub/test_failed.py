@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
@@ -102,3 +104,25 @@ def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: s
             assert (None if attempt is None else attempt.task_id) == task_id
 
     run(play(), limit=timedelta(minutes=5))
+
+
+def test_the_workers_line_of_a_failed_orchestration_says_where_its_code_failed() -> None:
+    clock = JumpingClock()
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if 'raise AttributeError("of the' in text
+    )
+
+    async def play() -> None:
+        async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
+            await living.client.start("own_error", "flights", instance_id="i")
+            await living.client.wait("i", timeout=timedelta(minutes=1))
+
+    with capture_logs() as logs:
+        run(play(), limit=timedelta(minutes=5))
+    (said,) = [entry for entry in logs if entry["event"] == "instance_ended"]
+    assert (said["error"], said["at"]) == (
+        "AttributeError: of the orchestrator's own",
+        f"{__file__}:{line}, in own_error",
+    )
