@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.hooks.deployment import deployment
+from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.launch import Counter, Found, Launched, Reaction, Request, Taken, found, launch
@@ -242,6 +242,12 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         text = deadline.text() if deadline else None
         self.log.info("a triggerer waits for instance %s from here on: one must run (airflow triggerer)", instance_id)
+        if self.taskhub_conn_id not in swept_connections():
+            self.log.info(
+                "if this task is killed while no triggerer waits in this hub, its instance runs on: "
+                "list connection %r in the option [taskhub] page_connections, and API servers end it",
+                self.taskhub_conn_id,
+            )
         self.defer(
             trigger=TaskHubTrigger(
                 instance_id=instance_id,

@@ -125,7 +125,7 @@ class SweepingMiddleware:
 
 @asynccontextmanager
 async def sweeping(server: Any = None) -> AsyncIterator[None]:
-    """Sweep the hubs of the page's connections for the length of the block.
+    """Sweep the hubs of the page's connections, and of those in the environment, for the length of the block.
 
     :param server: the root application of the API server.
     """
@@ -138,12 +138,12 @@ async def sweeping(server: Any = None) -> AsyncIterator[None]:
 
 
 async def _sweep_all(server: Any) -> None:
-    from airflow_provider_taskhub.plugins.web import page_connections
+    from airflow_provider_taskhub.hooks.deployment import swept_connections
 
     tasks = ServerTasks(server)
     try:
         async with owned() as start:
-            await asyncio.gather(*(start(_sweep(name, tasks)) for name in page_connections()))
+            await asyncio.gather(*(start(_sweep(name, tasks)) for name in swept_connections()))
     finally:
         await tasks.close()
 

@@ -14,13 +14,12 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Annotated, Any
 
-from airflow.sdk import conf
-
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, StorageError
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.deployment import page_connections
 from airflow_provider_taskhub.hooks.masking import masked
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at
 from airflow_provider_taskhub.hub.contract import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting import Why
@@ -232,12 +231,6 @@ def _data() -> Any:
         return state, damaged
 
     return router
-
-
-def page_connections() -> list[str]:
-    """Connections that the page offers."""
-    named = conf.get("taskhub", "page_connections", fallback=DEFAULT_CONNECTION) or DEFAULT_CONNECTION
-    return [name.strip() for name in named.split(",") if name.strip()] or [DEFAULT_CONNECTION]
 
 
 async def _hub(conn: str) -> dict[str, str]:

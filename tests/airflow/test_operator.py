@@ -20,10 +20,12 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, evaluated, short_wait
+from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, record
 
@@ -595,6 +597,18 @@ def test_the_results_of_mapped_tasks_are_an_input(monkeypatch) -> None:
     assert len(asked) == 1, "all items with one question"
     given = {"months": (lazy,), "doubled": UserList([3, lazy]), "text": "x"}
     assert evaluated(given) == {"months": [[1, {"a": [2]}]], "doubled": [3, [1, {"a": [2]}]], "text": "x"}
+
+
+def test_the_log_says_where_no_api_server_looks_after_the_instance(make_task, hub, monkeypatch, capsys) -> None:
+    """Their environment may have the connection; the metadata database, which they do not read, may have it, too."""
+    told = "list connection 'other' in the option [taskhub] page_connections"
+    monkeypatch.setattr(TaskHubHook, "settings", lambda self: load_settings())
+    make_task(taskhub_conn_id="other").start(Ti())
+    assert told in capsys.readouterr().out
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "taskhub://")
+    make_task(taskhub_conn_id="other").start(Ti(run_id="2"))
+    make_task().start(Ti(run_id="3"))
+    assert "page_connections" not in capsys.readouterr().out
 
 
 def test_an_input_is_evaluated_before_it_is_checked(make_task, hub) -> None:

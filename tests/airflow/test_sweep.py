@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hooks.deployment import deployment
+from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
@@ -362,3 +362,15 @@ def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch
             pass
 
     run(play(), limit=timedelta(days=1))
+
+
+def test_an_api_server_also_sweeps_the_hubs_of_connections_in_its_environment(monkeypatch) -> None:
+    """A task that was killed in a hub that no page shows left its instance behind until another task waited there."""
+    monkeypatch.setenv("AIRFLOW__TASKHUB__PAGE_CONNECTIONS", "taskhub_default, shown")
+    monkeypatch.setenv("AIRFLOW_CONN_SHOWN", "taskhub://")
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "taskhub:///")
+    monkeypatch.setenv("AIRFLOW_CONN_THIRD", '{"conn_type": "taskhub", "extra": {}}')
+    monkeypatch.setenv("AIRFLOW_CONN_DATABASE", "postgresql://host")
+    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", "{")
+    monkeypatch.setenv("AIRFLOW_CONN_LIST", "[]")
+    assert swept_connections() == ["taskhub_default", "shown", "other", "third"]
