@@ -182,7 +182,7 @@ def _unable(found: Snapshot) -> Iterable[Why]:
     need = Need("orchestrator", state.name, state.version)
     fit, known = able(live, need), able(live, Need("orchestrator", state.name))
     if not known:
-        yield _unknown(Reason.NO_ORCHESTRATOR, "orchestrator", state.name, live)
+        yield _unknown(Reason.NO_ORCHESTRATOR, ORCHESTRATOR, [state.name], live)
     elif not fit:
         there = listed(map(described, known), _MOST_NAMES)
         yield Why(
@@ -191,8 +191,17 @@ def _unable(found: Snapshot) -> Iterable[Why]:
             remedy="Start a worker whose app has that version, or declares it compatible",
         )
     elif (served := found.served) is not None and not served.offline:
-        yield from _misplaced(need, served, live, fit)
-    yield from _without_activity(found)
+        misplaced = tuple(_misplaced(need, served, live, fit))
+        lacking = tuple(_without_activity(found))
+        if lacking and any(one.reason is Reason.NOT_OWNER for one in misplaced):
+            # the right owner could not go on either, and the worker that owns the partition may change every minute
+            yield from lacking
+            yield from () if _only_unknown(found) else misplaced
+        else:
+            yield from (*misplaced, *lacking)
+        return
+    if live or any(member.alive and ACTIVITY in member.roles for member in found.members):
+        yield from _without_activity(found)
 
 
 def is_foreign(served: Ownership | None) -> bool:
@@ -220,10 +229,23 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
 
 
 def _without_activity(found: Snapshot) -> Iterable[Why]:
+    workers, unknown = _unknown_activities(found)
+    if unknown:
+        yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, unknown, workers)
+
+
+def _unknown_activities(found: Snapshot) -> tuple[Sequence[Member], Sequence[str]]:
+    """Live workers that run activities, and the awaited activities that none of them knows."""
     workers = [member for member in found.members if member.alive and ACTIVITY in member.roles]
-    for name in (found.awaits or NOTHING).activities:
-        if not able(workers, Need("activity", name)):
-            yield _unknown(Reason.NO_ACTIVITY, "activity", name, workers)
+    names = (found.awaits or NOTHING).activities
+    return workers, [name for name in names if not able(workers, Need(ACTIVITY, name))]
+
+
+def _only_unknown(found: Snapshot) -> bool:
+    """Whether the instance awaits nothing but activities that no live worker knows."""
+    awaits, (_, unknown) = found.awaits or NOTHING, _unknown_activities(found)
+    others = awaits.events or awaits.children or awaits.timer is not None or not awaits.complete
+    return not others and len(unknown) == len(awaits.activities)
 
 
 def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
@@ -261,12 +283,12 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
     )
 
 
-def _unknown(reason: Reason, kind: FunctionKind, name: str, workers: Sequence[Member]) -> Why:
-    """The reason that no live worker knows a name. Names the live workers and what they know.
+def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: Sequence[Member]) -> Why:
+    """The reason that no live worker knows some names. Names the live workers and what they know.
 
     :param workers: live workers of that role.
     """
-    head = f"no live worker knows {kind} {name!r}"
+    head = f"no live worker knows {_plural(kind, names)}"
     if not workers:
         return Why(
             reason=reason,
@@ -278,7 +300,9 @@ def _unknown(reason: Reason, kind: FunctionKind, name: str, workers: Sequence[Me
     return Why(
         reason=reason,
         text=f"{head}. Alive: {alive}; they know: {listed(sorted(known), _MOST_NAMES) or 'none'}",
-        remedy="Load the app that declares it, or correct the name",
+        remedy="Load the app that declares it, or correct the name"
+        if len(names) == 1
+        else "Load the apps that declare them, or correct the names",
     )
 
 

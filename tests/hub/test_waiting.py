@@ -130,6 +130,24 @@ def test_nobody_knows_the_activity() -> None:
     assert "no worker that runs activities is alive" in text
 
 
+def test_without_a_live_worker_that_is_said_once() -> None:
+    reason, text = the_one(members=(), awaits=Awaits(activities=("load", "stop")))
+    assert reason is Reason.NO_ORCHESTRATOR
+    assert text.count("is alive") == 1
+    reason, text = the_one(members=(replace(ANN, roles=("orchestrator",)),), awaits=Awaits(activities=("load", "stop")))
+    assert reason is Reason.NO_ACTIVITY
+    assert "no live worker knows activities 'load', 'stop': no worker that runs activities is alive" in text
+
+
+def test_an_activity_that_nobody_knows_is_the_reason_and_not_the_owner_that_lacks_the_orchestrator() -> None:
+    apart: dict[str, Any] = {"members": (ANN, OTHER), "served": replace(SERVED, owner="bob@b/2")}
+    reason, text = the_one(**apart, awaits=Awaits(activities=("stpo",)))
+    assert reason is Reason.NO_ACTIVITY
+    assert "no live worker knows activity 'stpo'" in text
+    found = [one.reason for one in reasons(**apart, awaits=Awaits(activities=("stpo", "load")))]
+    assert found == [Reason.NO_ACTIVITY, Reason.NOT_OWNER], "the other activity needs the right owner to go on"
+
+
 def test_it_is_suspended_by_whom_since_when_and_why() -> None:
     held = replace(STATE, status=Status.SUSPENDED, output="moving", suspended_by="cat@c", suspended_at=START)
     reason, text = the_one(held, awaits=None)
