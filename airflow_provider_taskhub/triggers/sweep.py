@@ -1,8 +1,9 @@
 """Terminates instances that Airflow started and no task waits for any more.
 
 Airflow reports a kill to a trigger only while the trigger runs. If a task is marked, cleared or deleted before the
-triggerer has taken its trigger, or while no triggerer runs, its instance would go on. So every triggerer that waits in
-the hub, and every API server, compares the hub's watch rows with the states of their tasks.
+triggerer has taken its trigger, or while no triggerer runs, its instance would go on. So every triggerer that has
+waited in the hub, until no row is left, and every API server that knows the hub's connection compare the hub's watch
+rows with the states of their tasks.
 
 :class:`Sightings` decides and does no I/O. :class:`Sweep` does the I/O. If Airflow does not answer, nothing is proven:
 an instance is terminated only when its task was found final or gone at least twice, :data:`SETTLE` seconds apart.
@@ -147,6 +148,12 @@ class Sweep:
         self._sightings = Sightings()
         self._asked: dict[tuple[Group, frozenset[str]], float] = {}
         self._trouble = ""
+        self._left = True
+
+    @property
+    def left(self) -> bool:
+        """Whether there are rows that a later turn may have to handle, as far as is known."""
+        return self._left
 
     async def run(self, client: Client) -> None:
         """One turn after another, for as long as it is not cancelled. Errors are logged and end only their turn."""
@@ -163,6 +170,7 @@ class Sweep:
         :returns: why Airflow could not be asked; empty when it could.
         """
         watches = await client.watches(self._deployment())
+        self._left = bool(watches)
         answers, trouble = await self._answers(watches) if watches else ({}, "")
         found = self._sightings.take(watches, answers, self._clock.monotonic())
         gate = asyncio.Semaphore(_PARALLEL)

@@ -39,7 +39,9 @@ AT_ONCE = 100
 _PARALLEL = 8
 MEMBERS_EVERY = timedelta(seconds=5)
 IDLE = timedelta(seconds=10)
-"""A watcher without waits closes its client after this."""
+"""A watcher without waits closes its client after this, unless its sweep has rows left."""
+MOST_FAILURES = 100
+"""A watcher without waits gives up after so many failures in a row, about 50 minutes: its hub may be gone for good."""
 _LONGEST_PAUSE = 30.0
 
 
@@ -127,7 +129,7 @@ class Watcher:
 
     async def _run(self) -> None:
         failures = 0
-        while self._waits:  # looked at with no await before the end, so a new wait finds either this task or none
+        while self._needed(failures):  # with no await before the end, so a new wait finds either this task or none
             try:
                 async with self._connect() as client, client.attending("triggerer"), self._sweeping(client):
                     self._client = client
@@ -138,6 +140,10 @@ class Watcher:
                 failures += 1
                 self._report(error, self._everyone())
                 await self._clock.sleep(_back_off(error, failures))
+
+    def _needed(self, failures: int) -> bool:
+        """Somebody waits, or the sweep has rows left: a task that has waited here may have been deleted since."""
+        return bool(self._waits) or (self._sweep is not None and self._sweep.left and failures < MOST_FAILURES)
 
     @asynccontextmanager
     async def _sweeping(self, client: Client) -> AsyncIterator[None]:
@@ -150,16 +156,18 @@ class Watcher:
             yield
 
     async def _poll(self, client: Client) -> bool:
-        """One interval; False when nobody has waited for a while."""
+        """One interval; False when nobody has waited for a while and the sweep has no rows left."""
         self._wake.clear()
         await self._read(client)
         await self._pause(self._interval)
-        if self._waits:
-            return True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE.total_seconds()):
-                await self._wake.wait()
-        return bool(self._waits)
+        while not self._waits:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE.total_seconds()):
+                    await self._wake.wait()
+            self._wake.clear()  # it may be of a wait that has ended since
+            if not self._needed(failures=0):
+                return False
+        return True
 
     async def _pause(self, seconds: float) -> None:
         """Until the next poll; a new wait cuts it short, so that a task already done is not kept waiting."""

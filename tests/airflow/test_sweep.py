@@ -19,6 +19,7 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
+from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
 from tests.airflow.fake import FakeClient, FakeHub
 
 WATCH = Watch(
@@ -374,3 +375,47 @@ def test_an_api_server_also_sweeps_the_hubs_of_connections_in_its_environment(mo
     monkeypatch.setenv("AIRFLOW_CONN_BROKEN", "{")
     monkeypatch.setenv("AIRFLOW_CONN_LIST", "[]")
     assert swept_connections() == ["taskhub_default", "shown", "other", "third"]
+
+
+# -- in a triggerer --
+
+
+def test_a_triggerer_sweeps_a_hub_after_its_last_wait_until_no_row_is_left(hub: FakeHub) -> None:
+    airflow = FakeAirflow(t="deferred")
+
+    async def play() -> None:
+        clock = JumpingClock(asyncio.get_running_loop())
+        sweep = Sweep(airflow, deployment=lambda: "here", clock=clock)
+        watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=1), clock=clock, sweep=sweep)  # type: ignore[arg-type,return-value]  # has what is used
+        watched(hub)
+        with watcher.waiting("another"):
+            await asyncio.sleep(10)
+        with watcher.waiting("a third"):
+            pass  # left before the watcher has seen it
+        await asyncio.sleep(600)
+        read = hub.requests["completions"]
+        await asyncio.sleep(60)
+        assert hub.requests["completions"] == read, "without a wait the sweep alone asks"
+        airflow.states_of.clear()  # the run is deleted
+        await asyncio.sleep(60)
+        assert hub.terminated == [("i", "from Airflow: its run was deleted")]
+        hub.end("i", status=Status.TERMINATED, tags=OWNER)
+        await asyncio.sleep(60)
+        assert hub.watched == {}
+        assert hub.open_now == 0, "no row is left: the client is closed"
+
+    run(play(), limit=timedelta(days=1))
+
+
+def test_a_triggerer_gives_up_a_hub_without_waits_that_is_gone(hub: FakeHub) -> None:
+    async def play() -> None:
+        clock = JumpingClock(asyncio.get_running_loop())
+        sweep = Sweep(FakeAirflow(), deployment=lambda: "here", clock=clock)
+        watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=1), clock=clock, sweep=sweep)  # type: ignore[arg-type,return-value]  # has what is used
+        hub.down = Unavailable("gone")
+        with watcher.waiting("i"):
+            await asyncio.sleep(10)
+        await asyncio.sleep(2 * 3600)
+        assert hub.opened == MOST_FAILURES
+
+    run(play(), limit=timedelta(days=1))
