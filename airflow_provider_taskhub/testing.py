@@ -23,6 +23,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import loads
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.failures import chain
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
@@ -74,7 +75,8 @@ def run(
     :param activities: name → function, called instead of the declared one: with the input alone, or with nothing.
     :param events: external events to raise. :param spark: session for Spark activities that are not replaced.
     :param limit: virtual time after which the run is given up.
-    :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated.
+    :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated. Its notes are
+        the stack traces of the user's code; the last one is of the first cause.
     :raises ConfigurationError: an orchestrator that is not declared; a call from a running event loop.
     """
     if asyncio._get_running_loop() is not None:
@@ -228,7 +230,12 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
             await backend.stop()
     if ended.status is not Status.COMPLETED:
         retryable = ended.failure is None or not ended.failure.is_non_retriable
-        raise OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
+        error = OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
+        for failure in chain(ended.failure):
+            if failure.stack_trace:  # the last note is the first cause: the user's file and line end the traceback
+                head = f"{failure.error_type}: {failure.error_message}"
+                error.add_note(f"{head}\nUser code (most recent call last):\n{failure.stack_trace.rstrip()}")
+        raise error
     return None if ended.output is None else loads(ended.output)
 
 

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.failures import chain, place_of
+from airflow_provider_taskhub.engine.identity import HALF, generation_of, same_start
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, StorageError, TaskHubError
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
@@ -37,7 +38,7 @@ from airflow_provider_taskhub.hub.contract import (
     StartPolicy,
 )
 from airflow_provider_taskhub.hub.partitions.needs import listed
-from airflow_provider_taskhub.hub.waiting import Why, is_foreign
+from airflow_provider_taskhub.hub.waiting import AWAITED, Why, is_foreign, unreadable_history
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 
@@ -187,6 +188,8 @@ def show(
         if not json:
             _show(state, activities, *history)
         waits = await client.waiting(instance_id, prove=not once)
+        if history[1] and not state.status.is_final:
+            waits = (unreadable_history(instance_id, history[1][0]), *(w for w in waits if w.reason not in AWAITED))
         if not json and served is not None:
             _print_served(served, None if once else await client.members())
         if not json and waits:
@@ -209,7 +212,7 @@ def _show(
 ) -> None:
     _print_state(state)
     if activities:
-        _print_activities(activities)
+        _print_activities(activities, state.execution_id)
     table(
         f"history ({len(history)} events)",
         ("event", "id", "time", "what"),
@@ -723,15 +726,39 @@ def _print_children(history: Sequence[HistoryEvent]) -> None:
         table(f"awaited children ({len(running)}{more})", ("orchestrator", "id"), running[:MAX_CHILDREN])
 
 
-def _print_activities(records: tuple[ActivityRecord, ...]) -> None:
+def _print_activities(records: Sequence[ActivityRecord], execution_id: str | None) -> None:
+    """Attempts in the order of their executions, tasks and attempts.
+
+    :param execution_id: of the instance now. Where records of other executions are there, a column names each one's.
+    """
+    generations = _generations(records, execution_id)
+    columns = ("generation",) if len(generations) > 1 else ()
+    order = {one: position for position, one in enumerate(generations)}
+    told = sorted(records, key=lambda r: (order[r.instance.execution_id or ""], r.task_id, r.attempt))
     table(
         "recorded activities",
-        ("activity", "task", "attempt", "state", "progress", "worker", "claimed", "ended"),
+        (*columns, "activity", "task", "attempt", "state", "progress", "worker", "claimed", "ended"),
         [
-            (r.name, r.task_id, r.attempt, r.state, _progress(r), r.worker, _second(r.claimed), _second(r.ended))
-            for r in records
+            (
+                *(generations[r.instance.execution_id or ""] for _ in columns),
+                *(r.name, r.task_id, r.attempt, r.state, _progress(r), r.worker, _second(r.claimed), _second(r.ended)),
+            )
+            for r in told
         ],
     )
+
+
+def _generations(records: Sequence[ActivityRecord], execution_id: str | None) -> dict[str, str]:
+    """How each execution is shown, in order: generations of earlier starts first, then those of the present start.
+
+    A generation has the number of times that its start has continued as new, from 1. One of another start, as after a
+    rewind or a start with the same id, has the beginning of its execution id as well.
+    """
+    found = {record.instance.execution_id or "" for record in records}
+    order = sorted(found, key=lambda one: (same_start(one, execution_id), one[:HALF], generation_of(one), one))
+    return {
+        one: f"{generation_of(one) + 1}" + ("" if same_start(one, execution_id) else f" of {one[:8]}") for one in order
+    }
 
 
 def _progress(record: ActivityRecord) -> str:

@@ -32,6 +32,7 @@ class Reason(StrEnum):
 
     OFFLINE = "partition_offline"
     QUARANTINE = "quarantine"
+    UNREADABLE = "history_unreadable"
     SUSPENDED = "suspended"
     STARTS_LATER = "starts_later"
     NO_ORCHESTRATOR = "no_worker_knows_orchestrator"
@@ -55,6 +56,7 @@ _FAULTS = frozenset(
     {
         Reason.OFFLINE,
         Reason.QUARANTINE,
+        Reason.UNREADABLE,
         Reason.NO_ORCHESTRATOR,
         Reason.VERSION,
         Reason.NOT_OWNER,
@@ -263,6 +265,18 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{more}")
     if awaits.timer is not None:
         yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
+
+
+def unreadable_history(instance_id: str, cause: str) -> Why:
+    """The reason that no worker can go on with an instance, because its stored history is damaged.
+
+    :param cause: what cannot be read.
+    """
+    return Why(
+        reason=Reason.UNREADABLE,
+        text=f"its history cannot be read: {_short(cause)}",
+        remedy=f"To end it: taskhub instances terminate {instance_id}",
+    )
 
 
 def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:

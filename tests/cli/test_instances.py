@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from airflow_provider_taskhub.cli.instances import _print_activities
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.client import Client
@@ -30,6 +31,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.contract import (
     ActivityRecord,
@@ -208,6 +210,10 @@ def test_what_can_be_read_of_an_instance_is_shown_and_what_cannot_is_said(path: 
     shown = as_json("show", "bad")
     assert shown["unreadable"] == [said]
     assert [event["type"] for event in shown["history"]] == ["OrchestratorStarted"]
+    text = f"its history cannot be read: {said}"
+    assert f"waits: {text}. To end it: taskhub instances terminate bad" in result.stdout
+    assert shown["waits"][0]["reason"] == "history_unreadable"
+    assert Reason.UNREADABLE.is_fault
     assert as_json("logs", "bad") == []
     as_json("start", "flights", "--id", "good")
     assert as_json("show", "good")["unreadable"] == []
@@ -412,3 +418,30 @@ def test_show_says_where_an_instance_failed(monkeypatch: pytest.MonkeyPatch) -> 
     assert '  File "jobs/flights.py", line 7, in flights\n' in shown
     assert 'stack trace of KeyError\nTraceback (most recent call last):\n  File "jobs/load.py", line 24' in shown
     assert "hunter2" not in printed
+
+
+def attempt(execution_id: str, task: int = 0, number: int = 1) -> ActivityRecord:
+    instance = OrchestrationInstance(instance_id="i", execution_id=execution_id)
+    return replace(RECORD, instance=instance, task_id=task, attempt=number, message=None, name=f"load{task}")
+
+
+def test_recorded_activities_of_several_generations_are_in_their_order_and_told_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = "f" * 32
+    second = next_execution_id(first)
+    third = next_execution_id(second)
+    records = [attempt(third), attempt(first), attempt(second, 1), attempt(second, 0, 2), attempt(second)]
+    _print_activities([*records, attempt("a" * 32)], third)
+    rows = [re.split(r"\s{2,}", line.strip(" │┃|"))[:4] for line in capsys.readouterr().out.splitlines()]
+    told = [[cell.strip(" │") for cell in row] for row in rows if "load" in "".join(row)]
+    assert [" ".join(" ".join(row).replace("│", " ").split()).split(" running")[0] for row in told] == [
+        "1 of aaaaaaaa load0 0 1",
+        "1 load0 0 1",
+        "2 load0 0 1",
+        "2 load0 0 2",
+        "2 load1 1 1",
+        "3 load0 0 1",
+    ]
+    _print_activities(records[:1], third)
+    assert "generation" not in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -141,3 +142,24 @@ def test_a_running_loop_is_named_with_the_way_out() -> None:
         return await asyncio.to_thread(run, doubles, 3, app=app)
 
     assert asyncio.run(inside()) == [0, 2, 4]
+
+
+@app.activity
+def broken(_: Any) -> None:
+    raise KeyError("missing in activity")
+
+
+async def misspelt(ctx: OrchestrationContext, _: Any) -> None:
+    raise KeyError("missing in orchestrator")
+
+
+@pytest.mark.parametrize(
+    ("started", "given"), [(misspelt, None), ("calls", "broken")], ids=["orchestrator", "activity"]
+)
+def test_the_traceback_of_a_failure_ends_with_the_file_and_line_of_the_user(started: Any, given: Any) -> None:
+    with pytest.raises(OrchestrationError) as caught:
+        run(started, given, app=app)
+    printed = "".join(traceback.format_exception(caught.value)).rstrip()
+    last = printed[printed.rindex('  File "') :].splitlines()
+    assert last[0].startswith(f'  File "{__file__}", line ')
+    assert last[1].strip().startswith('raise KeyError("missing in ')
