@@ -693,8 +693,8 @@ def _print_state(state: InstanceState) -> None:
         ("custom status", state.custom_status),
         ("tags", ", ".join(f"{name}={value}" for name, value in (state.tags or {}).items())),
         ("input", _short(state.input)),
-        # until it is resumed, the column holds why it was suspended
-        ("output", None if state.status is Status.SUSPENDED else _short(state.output)),
+        # before the end, the column holds why the instance was suspended or resumed
+        ("output", _short(state.output) if state.status.is_final else None),
         ("failed at", place_of(state.failure)),
     ]
     table(f"instance {state.instance_id}", ("", ""), [row for row in rows if row[1] not in (None, "")])

@@ -117,7 +117,8 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "fault": any(why.reason.is_fault for why in waits),
         "remedies": [why.remedy for why in waits if why.remedy and why.reason not in _WORKS],
         "input": show(state.input)[:_LONGEST],
-        "output": show(state.output)[:_LONGEST],
+        # before the end, the column holds why the instance was suspended or resumed
+        "output": show(state.output)[:_LONGEST] if state.status.is_final else "",
         "custom": show(state.custom_status)[:_LONGEST],
         "failure": failure(state.failure, show),
         "tags": _tags(state.tags or {}, show),

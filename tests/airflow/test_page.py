@@ -106,6 +106,12 @@ def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -
     assert views.now_line(one, why(Snapshot(state=one, members=(member(),), now=NOW)), shown) == line
 
 
+@pytest.mark.parametrize("status", [Status.SUSPENDED, Status.RUNNING])
+def test_the_reason_of_a_suspension_or_its_end_is_no_output(status: Status) -> None:
+    assert views.instance(state(status, output="back"), (), shown)["output"] == ""
+    assert views.instance(state(Status.COMPLETED, output='"back"'), (), shown)["output"] == '"back"'
+
+
 def test_an_instance_says_how_to_mend_what_it_waits_for() -> None:
     lost = state(Status.PENDING, name="unknown")
     found = why(Snapshot(state=lost, members=(member(),), now=NOW))
