@@ -72,11 +72,13 @@ def kills(real: RealAirflow, *, kinds: Sequence[str], delays: Sequence[float], t
         time.sleep(0.1)
     for case in cases:
         if case.kind == "cleared":
+            newer = case.instance[:-1] + "2"
             until(
                 "the newer generation runs",
-                lambda case=case: _status(real, case.instance[:-1] + "2") == "Running",  # type: ignore[misc]  # bound now
+                lambda newer=newer: _status(real, newer) == "Running",  # type: ignore[misc]  # bound now
                 seconds=LIMIT,
             )
+            real.taskhub("instances", "raise-event", newer, "go", "--data", "1")  # nothing is left for other tests
     return cases
 
 

@@ -192,15 +192,19 @@ def test_a_sensor_waits_for_an_instance_that_is_started_later(real: RealAirflow)
     assert real.xcom("sensor", run)["sum"] == 9
 
 
-def test_a_connection_of_the_database_is_used_and_its_secret_never_shown(real: RealAirflow) -> None:
+def test_a_connection_that_the_page_does_not_offer_is_tested_without_showing_its_secret(real: RealAirflow) -> None:
     place = "BlobEndpoint=http://127.0.0.1:9/x;QueueEndpoint=http://127.0.0.1:9/x;TableEndpoint=http://127.0.0.1:9/x"
     secret = f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=c2VjcmV0;{place}"
     extra = '{"hub": "Elsewhere", "storage": "azure"}'
     body = {"connection_id": "elsewhere", "conn_type": "taskhub", "password": secret, "extra": extra}
     assert real.request("POST", "/api/v2/connections", json=body).status_code == 201
-    answer = real.request("GET", "/taskhub/api/instances", params={"conn": "elsewhere"})
-    assert answer.status_code in (409, 503)
-    assert "c2VjcmV0" not in answer.text
+    page = real.request("GET", "/taskhub/api/instances", params={"conn": "elsewhere"})
+    assert page.status_code == 404
+    tested = real.request("POST", "/api/v2/connections/test", json=body)
+    assert tested.status_code == 200
+    assert tested.json()["status"] is False
+    assert "the hub's storage does not answer" in tested.json()["message"]
+    assert "c2VjcmV0" not in page.text + tested.text
 
 
 def test_airflow_lists_the_provider_and_the_plugin(real: RealAirflow) -> None:

@@ -179,7 +179,8 @@ def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, rea
     run = real.trigger("named")
     real.reaches("named", run, "success")
     page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/plugin/taskhub-instance")
-    expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
+    # the page asks Airflow for the task's XCom first
+    expect(frame(page).locator("h1")).to_have_text(f"named-{run}", timeout=30_000)
     page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/details")
     page.get_by_role("link", name="TaskHub instance").click()
     expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
