@@ -33,4 +33,5 @@ def test_a_refusal_at_the_start_ends_worker_and_commands_with_a_status_of_its_ow
         assert "Traceback" not in worker.text()
         done = house.command("instances", "list")
         assert done.returncode == 5
-        assert "refused the credentials" in done.stderr
+        assert done.stderr.count("refused the credentials") == 1, "one message"
+        assert "goes on" not in done.stderr

@@ -2,6 +2,9 @@
 
 A refusal (401, 403, no token) is an outage like any other: each caller tries again by its own rules. Together they
 would log it a hundred times a second, so it is logged here, once for all stores of a process on one account.
+
+A refusal at the start ends workers and commands, and they print it as their error. So a process that was never accepted
+logs it only if it is still refused :data:`START` seconds later.
 """
 
 from __future__ import annotations
@@ -19,36 +22,46 @@ log = structlog.get_logger("taskhub.storage")
 EVERY = 60.0
 """Seconds between two lines. A kind of request that was not refused for so long counts as accepted."""
 
+START = 10.0
+"""Seconds of refusals at the start of a process that are not logged: the caller gets the error and usually ends."""
+
 
 class Refusals:
     """Counts refused requests by kind: a wrong key refuses all kinds, a missing role only some.
 
-    :param account: its name in the log. :param monotonic: seconds that only grow.
+    :param monotonic: seconds that only grow.
     """
 
-    def __init__(self, account: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._account, self._monotonic = account, monotonic
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._refused: dict[str, float] = {}
+        self._account = ""
+        self._known = False  # whether a request was ever accepted
         self._began = 0.0
-        self._told = 0.0
+        self._told: float | None = None  # None: not in this outage
         self._count = 0
 
-    def refused(self, kind: str, error: AccessDenied) -> None:
-        """A request was refused."""
+    def refused(self, kind: str, error: AccessDenied, *, account: str) -> None:
+        """A request was refused.
+
+        :param account: the address of the service that refused it.
+        """
         with self._lock:
             now = self._monotonic()
             first = not self._refused
             if first:
-                self._began, self._count = now, 0
+                self._began, self._count, self._told = now, 0, None
             self._refused[kind] = now
             self._count += 1
-            if not first and now - self._told < EVERY:
+            if self._told is None and not self._known and now - self._began < START:
                 return
-            self._told = now
+            if self._told is not None and now - self._told < EVERY:
+                return
+            self._told, self._account = now, account
             log.error(
                 "store_refused",
-                account=self._account,
+                account=account,
                 error=str(error),
                 requests=", ".join(sorted(self._refused)),
                 refused=self._count,
@@ -58,6 +71,7 @@ class Refusals:
 
     def accepted(self, kind: str) -> None:
         """A request was answered, with a success or with an error of another sort."""
+        self._known = True
         if not self._refused:
             return
         with self._lock:
@@ -65,7 +79,7 @@ class Refusals:
             left = {name: at for name, at in self._refused.items() if name != kind and now - at < EVERY}
             over = bool(self._refused) and not left
             self._refused = left
-            if over:
+            if over and self._told is not None:
                 log.info(
                     "store_accepts_again",
                     account=self._account,
@@ -81,4 +95,4 @@ _ALL_LOCK = threading.Lock()
 def refusals_of(account: str) -> Refusals:
     """The shared instance of an account: a worker opens several stores, which are refused together."""
     with _ALL_LOCK:
-        return _ALL.setdefault(account, Refusals(account))
+        return _ALL.setdefault(account, Refusals())

@@ -174,7 +174,8 @@ class Wire:
         try:
             done = await persistently(attempt, what=what, timeout=self.timeout, safe=safe)
         except AccessDenied as error:
-            self.refusals.refused(kind, error)
+            service = self.account.endpoints.get(kind.partition(".")[0])
+            self.refusals.refused(kind, error, account=str(service or self.account.describe()))
             raise
         except (Unavailable, Throttled):
             raise  # says nothing of the credentials
