@@ -31,6 +31,7 @@ class Awaits:
     :param activities, children: names of tasks that were scheduled and have not completed, each once, the oldest first.
     :param events: in the order of the waits, each name once. :param timer: when the first of its timers fires.
     :param complete: False if there is more than is listed here.
+    :param unreadable: what of its history its worker could not read, so that it does not go on; "" if nothing.
     """
 
     activities: tuple[str, ...] = ()
@@ -38,9 +39,10 @@ class Awaits:
     events: tuple[AwaitedEvent, ...] = ()
     timer: Timestamp | None = None
     complete: bool = True
+    unreadable: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.activities or self.children or self.events or self.timer)
+        return bool(self.activities or self.children or self.events or self.timer or self.unreadable)
 
 
 NOTHING = Awaits()

@@ -217,8 +217,8 @@ class Snapshots:
             return None
         try:
             sentinel = await sentinel_of(self._hub.store, self._hub.names, state.instance_id)
-        except HistoryUnreadable:
-            return None
+        except HistoryUnreadable as error:
+            return Awaits(unreadable=str(error))
         if sentinel is None or sentinel.awaits is None:
             return None
         return decode_awaits(sentinel.awaits)

@@ -66,7 +66,9 @@ _FAULTS = frozenset(
 )
 
 
-AWAITED = frozenset({Reason.NO_ACTIVITY, Reason.EVENTS, Reason.TIMER, Reason.CHILDREN, Reason.ACTIVITIES})
+AWAITED = frozenset(
+    {Reason.UNREADABLE, Reason.NO_ACTIVITY, Reason.EVENTS, Reason.TIMER, Reason.CHILDREN, Reason.ACTIVITIES}
+)
 """Reasons that only what an instance awaits tells, and neither its row nor the hub around it."""
 LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY})
 """Reasons for which a no-worker timeout runs: workers lack something, or the one that has to run it does."""
@@ -128,7 +130,7 @@ def why(found: Snapshot) -> tuple[Why, ...]:
     state = found.state
     if state.status.is_final:
         return ()
-    reasons = [*_ordered(found), *_held(found), *_unable(found)]
+    reasons = [*_ordered(found), *_damaged(found), *_held(found), *_unable(found)]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
     return tuple(reasons)
@@ -153,6 +155,12 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
             text=f"{what}: {_short(kept[0].cause)}",
             remedy=f"Mend the cause, then: taskhub quarantine put-back {kept[0].message_id}",
         )
+
+
+def _damaged(found: Snapshot) -> Iterable[Why]:
+    cause = (found.awaits or NOTHING).unreadable
+    if cause:
+        yield unreadable_history(found.state.instance_id, cause)
 
 
 def _held(found: Snapshot) -> Iterable[Why]:

@@ -32,7 +32,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.contract import Need
-from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded, mark_unreadable
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
@@ -175,6 +175,7 @@ class Orchestrations:
         starts = isinstance(batch[0].message.event, ExecutionStarted)
         able = [held for held in batch if starts or isinstance(held.message.event, ExecutionTerminated)]
         if not able:
+            await self._mark_unreadable(session.instance_id, error)
             raise error
         live, facts, start, readable = await self._loader.salvage(session.instance_id)
         found = await self._sorter.sort(session, live, able, facts)
@@ -194,6 +195,13 @@ class Orchestrations:
         events = [start, *map(brought, found.process)]
         episode = live.execution.terminate(events, now=self._hub.clock.utc_now(), also=readable)
         await self._commit(session, live, episode, found.process)
+
+    async def _mark_unreadable(self, instance_id: str, error: HistoryUnreadable) -> None:
+        """Let every reader of the hub see why the instance does not go on."""
+        try:
+            await mark_unreadable(self._hub.store, self._hub.names, instance_id, str(error))
+        except StorageError as failed:  # the next delivery tries again
+            log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
     async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
         """What a batch is judged by, once a switch that was cut off is whole.

@@ -209,6 +209,7 @@ def test_the_column_of_what_is_awaited() -> None:
         events=(AwaitedEvent(name="go", since=START),),
         timer=LATER,
         complete=False,
+        unreadable="a row is damaged",
     )
     assert decode_awaits(encode_awaits(awaits)) == awaits
     assert encode_awaits(Awaits()) == ""

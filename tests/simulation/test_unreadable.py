@@ -18,6 +18,7 @@ from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 from airflow_provider_taskhub.hub.history.records import SENTINEL, row_key
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting import Reason
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     Entity,
@@ -187,7 +188,9 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
             if (row.entity.partition_key, row.entity.row_key) == ("child", SENTINEL)
         ]
         assert before is not None
-        assert locks == [before.etag], "under the lock that it was read with"
+        marked, ended_under = locks
+        assert "*" not in (marked, ended_under), "the worker marks the instance once, and never without the lock"
+        assert ended_under == before.etag, "under the lock that it was read with"
         history, unreadable = await world.client.readable_history("child")
         assert unreadable == ()
         assert [event.event_type.name for event in history] == [
@@ -338,3 +341,23 @@ def test_an_attempt_in_a_state_that_this_version_does_not_know_is_not_run_again(
         return record.state, record.attempt, "upgrade this worker" in kept.cause
 
     assert play(drive) == (RecordState.UNKNOWN, 1, True)
+
+
+@pytest.mark.parametrize("damage", [row_damaged, payload_gone, sentinel_damaged])
+def test_every_reader_is_told_that_the_history_cannot_be_read_once_its_worker_has_met_it(damage: Damage) -> None:
+    async def drive(world: World) -> None:
+        await world.client.start("job", LARGE, instance_id="child")
+        await damaged(world, damage, "child")
+        await world.client.raise_event("child", "go", None)
+        await world.clock.sleep(60.0)
+        (why,) = await world.client.waiting("child")
+        assert why.reason is Reason.UNREADABLE
+        assert str(why).endswith("To end it: taskhub instances terminate child")
+        scanned = await world.client.waiting_instances()
+        assert scanned.faults == (Reason.UNREADABLE,)
+        await world.client.terminate("child", "damaged")
+        state = await world.client.wait("child", timeout=timedelta(minutes=5))
+        assert state.status is Status.TERMINATED
+        assert await world.client.waiting("child") == ()
+
+    play(drive)

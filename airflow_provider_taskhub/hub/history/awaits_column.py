@@ -13,6 +13,9 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.awaits import LONGEST_NAME, NOTHING, AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import InputError
 
+LONGEST_CAUSE = 500
+"""Characters of the text that says what of a history cannot be read."""
+
 
 def encode_awaits(awaits: Awaits) -> str:
     """The column's text. "" for nothing, not None: a merge would keep the old value."""
@@ -29,6 +32,8 @@ def encode_awaits(awaits: Awaits) -> str:
         found["timer"] = awaits.timer.ticks
     if not awaits.complete:
         found["complete"] = False
+    if awaits.unreadable:
+        found["unreadable"] = awaits.unreadable[:LONGEST_CAUSE]
     return json.dumps(found, separators=(",", ":"))
 
 
@@ -45,6 +50,7 @@ def decode_awaits(text: str | None) -> Awaits:
             ),
             timer=None if timer is None else Timestamp(int(timer)),
             complete=found.get("complete") is not False,
+            unreadable=str(found.get("unreadable", "")),
         )
     except (ValueError, TypeError, AttributeError, RecursionError, InputError):
         return NOTHING

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
 from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
 from airflow_provider_taskhub.hub.history.records import (
     SENTINEL,
@@ -19,7 +21,7 @@ from airflow_provider_taskhub.hub.history.records import (
     row_key,
 )
 from airflow_provider_taskhub.hub.keys import escape
-from airflow_provider_taskhub.storage.primitives import Compare, Entity, Store
+from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Store, Transact
 from airflow_provider_taskhub.values import dataclass
 
 PARALLEL = 16
@@ -197,6 +199,22 @@ async def sentinel_of(store: Store, names: HubNames, instance_id: str) -> Sentin
     """
     lock = await lock_of(store, names, instance_id)
     return None if lock is None else _sentinel(lock)
+
+
+async def mark_unreadable(store: Store, names: HubNames, instance_id: str, cause: str) -> None:
+    """Write into the sentinel that the history cannot be read, once: readers that do not read histories show it.
+
+    The next checkpoint of the instance, as that of a terminate, overwrites it.
+
+    :param cause: what cannot be read. :raises Conflict: when another wrote the sentinel meanwhile.
+    """
+    lock = await lock_of(store, names, instance_id)
+    text = encode_awaits(Awaits(unreadable=cause))
+    if lock is None or lock.properties.get("TaskHubAwaits") == text:
+        return
+    row = Entity(partition_key=lock.partition_key, row_key=SENTINEL, properties={"TaskHubAwaits": text})
+    merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag=lock.etag)
+    await store.execute(Transact(table=names.history, rows=(merge,)))
 
 
 async def lock_of(store: Store, names: HubNames, instance_id: str) -> Entity | None:
