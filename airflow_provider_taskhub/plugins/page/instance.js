@@ -4,7 +4,7 @@ import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanc
 import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
-let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null;
+let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null, unasked = "";
 let chosen = null, last = null, log = null, open = new Set();
 const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div", { id: name })]));
 
@@ -15,9 +15,10 @@ async function find() {
   if (id) return true;
   const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
   if (!task.dag_id) throw Object.assign(new Error("No instance was named."), { code: 404 });
-  const found = await ask("task", { ...task, conn });
+  const found = await instancesOf(task);
   if (!found.instances.length) {
-    id = await chosenId(task);
+    id = await pushed(task, "instance_id");
+    conn ||= id ? await connectionOf(task) : "";
     return Boolean(id);
   }
   siblings = found.instances;
@@ -26,11 +27,30 @@ async function find() {
   return true;
 }
 
-/** An instance id of the DAG author's choice cannot be derived: the task has pushed it, and Airflow's own API has it. */
-async function chosenId({ dag_id, run_id, task_id, map_index }) {
+/** From the hubs that the page shows. One of them that cannot be asked may have nothing to do with the task. */
+async function instancesOf(task) {
+  unasked = "";
+  try { return await ask("task", { ...task, conn }); } catch (error) {
+    if (conn || ![409, 503].includes(error.code)) throw error;
+    unasked = `A hub of this page cannot be asked: ${error.message}`;
+    return { instances: [] };
+  }
+}
+
+/** The connection of the task, from its link. The page may not show its hub, and then says so. */
+async function connectionOf(task) {
+  const link = await pushed(task, "_link_TaskHubInstanceLink");
+  return new URLSearchParams(link?.split("?")[1]).get("conn") ?? "";
+}
+
+/**
+ * What the task has pushed, from Airflow's own API; null when there is nothing.
+ * An instance id of the DAG author's choice cannot be derived, and the address of a tab names no connection.
+ */
+async function pushed({ dag_id, run_id, task_id, map_index }, key) {
   const part = encodeURIComponent;
   const index = /^-?\d+$/.test(map_index) ? map_index : "-1";
-  const entry = `${base}/api/v2/dags/${part(dag_id)}/dagRuns/${part(run_id)}/taskInstances/${part(task_id)}/xcomEntries/instance_id?map_index=${index}`;
+  const entry = `${base}/api/v2/dags/${part(dag_id)}/dagRuns/${part(run_id)}/taskInstances/${part(task_id)}/xcomEntries/${part(key)}?map_index=${index}`;
   const answer = await fetch(entry, { headers: { Accept: "application/json" } });
   if (!answer.ok) return null;
   const { value } = await answer.json();
@@ -54,7 +74,8 @@ async function othersOf({ dag, run, task, index }) {
 
 function show(answer) {
   if (answer === null) {
-    main.replaceChildren(el("div", { class: "empty" }, el("b", {}, "No instance yet."), "This task has not started an orchestration in the hub."));
+    main.replaceChildren(el("div", { class: "empty" }, el("b", {}, "No instance yet."), "This task has not started an orchestration in the hub.",
+      unasked ? el("div", { class: "small mute" }, unasked) : ""));
     return;
   }
   last = answer;
