@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import Throttled, Unavailable
 from airflow_provider_taskhub.supervision import Supervisor, first
+from airflow_provider_taskhub.telemetry import Outage
 
 _log = structlog.get_logger()
 
@@ -18,6 +20,8 @@ _MAX_TAIL_LINE = 2000
 _BATCH_AFTER = 0.5
 """Seconds in which output is collected before it is appended: on Azure each append is a transaction."""
 _MAX_BATCH = 1024 * 1024
+_LONGEST_PAUSE = 10.0
+"""Seconds between two tries to append while the store does not answer; the first are 0.5, 1, 2 …"""
 _MAX_CLOSING = 10.0
 """Seconds that an outcome waits for the last of its log."""
 
@@ -26,8 +30,11 @@ LogSink = Callable[[str, bytes], Awaitable[None]]
 
 
 class OutputLog:
-    """Bytes on their way to a log, in batches; remembers the last lines. Failing storage costs lines, never the
-    activity.
+    """Bytes on their way to a log, in batches; remembers the last lines.
+
+    Output is kept while the store does not answer, and appended afterwards; a batch whose answer was lost may be
+    appended twice. What a store still does not take ten seconds after the attempt's end is lost, and that is logged:
+    failing storage costs lines, never the activity.
 
     :param limit: bytes accepted at most; the executor keeps to its own limit, this one holds whatever it does.
     """
@@ -64,7 +71,10 @@ class OutputLog:
         done, _ = await asyncio.wait({self._pump}, timeout=_MAX_CLOSING)
         if not done:
             self._pump.cancel()
-            _log.warning("log_lost", log=self._name, bytes=len(self._waiting), reason="storage did not answer in time")
+            self._lost(len(self._waiting), "storage did not answer in time")
+
+    def _lost(self, size: int, reason: str) -> None:
+        _log.warning("log_lost", log=self._name, bytes=size, reason=reason)
 
     def _remember(self, data: bytes) -> None:
         *lines, self._partial = (self._partial + data).split(b"\n")
@@ -72,14 +82,24 @@ class OutputLog:
         self._partial = self._partial[-_MAX_TAIL_LINE:]
 
     async def _run(self) -> None:
+        outage, pause = Outage(_log, "log_delayed", self._clock.monotonic), _BATCH_AFTER
         while self._waiting:
             await self._collect()
             batch = bytes(self._waiting[:_MAX_BATCH])
-            del self._waiting[:_MAX_BATCH]
             try:
                 await self._sink(self._name, batch)
+            except (Unavailable, Throttled) as error:
+                outage.failed(error, log=self._name, bytes=len(self._waiting))
+                await first(self._clock.sleep(pause), self._closing.wait())
+                if self._closing.is_set():
+                    await self._clock.sleep(_BATCH_AFTER)  # close() ends this after ten seconds
+                pause = min(_LONGEST_PAUSE, pause * 2)
+                continue
             except Exception as error:
-                _log.warning("log_lost", log=self._name, bytes=len(batch), reason=f"{type(error).__name__}: {error}")
+                self._lost(len(batch), f"{type(error).__name__}: {error}")
+            del self._waiting[: len(batch)]
+            outage.over(log=self._name)
+            pause = _BATCH_AFTER
 
     async def _collect(self) -> None:
         """Give more output a moment to come, unless the attempt is over or enough is there."""
