@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.failures import user_frames
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.tasks import NAME, Task, when_all, when_any
@@ -298,9 +299,10 @@ def load_app(path: str) -> App:
     except ConfigurationError as error:
         raise ConfigurationError(f"app {path!r}: {error}") from error
     except (Exception, SystemExit) as error:  # a script that ends itself would end the worker, as if all were well
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        hint = "It must be installed, or lie in the working directory or on PYTHONPATH" if missing else _place(error)
         raise ConfigurationError(
-            f"app {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}. "
-            "It must be installed, or lie in the working directory or on PYTHONPATH."
+            f"app {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}. {hint}."
         ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
@@ -308,3 +310,12 @@ def load_app(path: str) -> App:
         hint = f"; it has {', '.join(apps)}" if apps else "; it declares no App"
         raise ConfigurationError(f"app {path!r}: {module_name!r} has no App named {attribute!r}{hint}")
     return found
+
+
+def _place(error: BaseException) -> str:
+    """Which line of the user's files failed: the last one that is neither Python's import system nor this package."""
+    frames = [frame for frame in user_frames(error) if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in frames if frame.filename != importlib.__file__]
+    if not own:  # the file could not be read as Python: the error names its line
+        return "Mend the module"
+    return f"It failed at {own[-1].filename}:{own[-1].lineno}"

@@ -257,6 +257,10 @@ class Test_loading:
             "from airflow_provider_taskhub.app import App\napp = App('good')\nother = App('other')\n"
         )
         (tmp_path / "bad_one.py").write_text("import no_such_library\n")
+        (tmp_path / "wrong_one.py").write_text(
+            "from airflow_provider_taskhub.app import RetryPolicy\nRetryPolicy(first_interval=1)\n"
+        )
+        (tmp_path / "unread_one.py").write_text("def :\n")
         (tmp_path / "ending_one.py").write_text("import sys\nsys.exit(0)\n")
         (tmp_path / "twice_one.py").write_text(
             "from airflow_provider_taskhub.app import App\napp = App('t')\n"
@@ -264,7 +268,7 @@ class Test_loading:
         )
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", list(sys.path))
-        for name in ("good_one", "bad_one", "ending_one", "twice_one"):
+        for name in ("good_one", "bad_one", "ending_one", "twice_one", "wrong_one", "unread_one"):
             monkeypatch.delitem(sys.modules, name, raising=False)
 
     def test_by_module_and_attribute(self) -> None:
@@ -276,7 +280,9 @@ class Test_loading:
         ("path", "text"),
         [
             ("bad_one:app", "module 'bad_one' does not import: ModuleNotFoundError: No module named 'no_such_library'"),
-            ("missing_one:app", "module 'missing_one' does not import"),
+            ("missing_one:app", "module 'missing_one' does not import.*lie in the working directory"),
+            ("wrong_one:app", r"TypeError: .*'first_interval'\. It failed at .*wrong_one\.py:2\.$"),
+            ("unread_one:app", "SyntaxError: .*Mend the module"),
             ("ending_one:app", "module 'ending_one' does not import: SystemExit: 0"),
             ("twice_one:app", "app 'twice_one:app': activity 'x' is declared twice"),
             ("good_one:nothing", "'good_one' has no App named 'nothing'; it has app, other"),
