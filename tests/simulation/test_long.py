@@ -61,10 +61,14 @@ def test_an_activity_outlives_a_time_without_renewals(kind: str, others: int) ->
     async def play() -> Any:
         async with World(app_of(ran)) as world:
             deaf: list[bool] = [False]
+            failed = 0
 
             def plan(call: Call) -> Fault | None:
-                bad = deaf[0] and call.kind == "queue.update"
-                return Fault(before=Unavailable("deaf", maybe_done=False)) if bad else None
+                nonlocal failed
+                if not deaf[0] or call.kind != "queue.update":
+                    return None
+                failed += 1
+                return Fault(before=Unavailable("deaf", maybe_done=False))
 
             await world.join("one", plan=plan)
             await world.client.start("long", kind, instance_id="one")
@@ -77,12 +81,13 @@ def test_an_activity_outlives_a_time_without_renewals(kind: str, others: int) ->
             state = await world.wait("one")
             await world.settle()
             await world.ended()
-            adopted = [entry for entry in world.said("renewal_failed") if entry["queue"].endswith("workitems")]
-            return state.output, len(adopted)
+            said = [entry for entry in world.said("renewal_failed") if entry["queue"].endswith("workitems")]
+            return state.output, failed, len(said)
 
-    output, failed = simulate(play)
+    output, failed, said = simulate(play)
     assert output == '"a"'
     assert failed > 5
+    assert said == 1, "an outage is one line a minute"
     assert ran["a"] == 1 or (kind == "plain" and others)
 
 
