@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
     """An instance that has waited so long for an orchestrator or an activity which no live worker has had for so long
     fails; its Airflow task may be retried (K43)."""
+    executor_timeout: timedelta = Field(default=timedelta(minutes=5), gt=_ZERO)
+    """How long an activity waits for an executor of this worker whose starts fail, such as a Spark without Java; then
+    the activity fails. Starts are repeated meanwhile."""
     withheld: str = ""
     """Variables of the worker's environment that activities do not get, beside TaskHub's own and those that open the
     hub: names separated by commas; ``*`` stands for any characters (``DB_PASSWORD,AWS_*``)."""

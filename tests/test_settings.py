@@ -67,7 +67,7 @@ def test_a_wrong_variable_is_named_with_its_value(
     "name",
     [
         *("lease.renew", "lease.give_up", "lease.take", "lease.scan", "lease.visibility"),
-        *("max_polling", "request_timeout", "no_worker_timeout", "drain_timeout", "session_idle"),
+        *("max_polling", "request_timeout", "no_worker_timeout", "drain_timeout", "session_idle", "executor_timeout"),
     ],
 )
 def test_a_time_that_cannot_be_is_refused_by_its_name(

@@ -265,7 +265,12 @@ class Stage:
     def _start_worker(self, name: str) -> None:
         program = str(Path(sys.executable).with_name("taskhub"))
         command = [program, "worker", "--app", "flights_app:app", "--name", name, "--drain-timeout", "5"]
-        env = {"PYTHONPATH": str(self._examples), "FLIGHTS_HOME": str(self._folder / "report"), "PYTHONUNBUFFERED": "1"}
+        env = {
+            "PYTHONPATH": str(self._examples),
+            "FLIGHTS_HOME": str(self._folder / "report"),
+            "PYTHONUNBUFFERED": "1",
+            "TASKHUB_EXECUTOR_TIMEOUT": "PT15S",  # nobody mends a Spark that does not start while the demo runs
+        }
         self._workers[name] = self._processes.start(f"worker-{name}", command, env=env, cwd=self._folder)
 
     async def _workers_ready(self) -> None:

@@ -35,7 +35,7 @@ from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.environment import child_environment
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
-from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.waiting import WaitingFigures
@@ -155,6 +155,7 @@ class Host:
             name=me.name,
             warm=options.warm,
             max_result=settings.max_result,
+            times=ExecutorTimes(patience=settings.executor_timeout),
             environment=child_environment(
                 os.environ,
                 connection=settings.connection.get_secret_value() if settings.connection else None,
