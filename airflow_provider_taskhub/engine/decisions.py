@@ -32,7 +32,7 @@ HISTORY_INPUT = 1024
 FIRE_AND_FORGET = "FireAndForget"
 """Tag of a child whose parent does not wait (spec §7.2)."""
 WATCH_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions`` (DESIGN §10)."""
+"""Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions``."""
 _OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 """Tags that a child does not inherit."""
 

@@ -68,7 +68,7 @@ class TaskIdentity(TaskIds):
     """One try of one Airflow task instance.
 
     :param owner: the task instance's UUID, new for every try.
-    :param max_tries: as the scheduler stores it: it changes when a user clears the task (spec/airflow.md §0.5).
+    :param max_tries: as the scheduler stores it: it changes when a user clears the task.
     """
 
     try_number: int

@@ -34,7 +34,7 @@ class Hub:
     """A ready hub over an open store.
 
     :param info: the hub row as read when opened.
-    :param process, sequence: the sending process, and its count of messages (spec §2.2).
+    :param process, sequence: the sending process, and its count of messages.
     """
 
     store: Store

@@ -368,7 +368,7 @@ class Executor:
         code = -signal.SIGKILL
         try:
             code = await self._serve(process)
-        except Exception:
+        except Exception:  # whatever it is: the attempts of this executor must end
             _log.exception("executor_defect", executor=self.name)
             self._condemn("was killed because its worker met a defect")
         await self._finish(code)

@@ -230,7 +230,7 @@ def _sentinel(lock: Entity) -> Sentinel:
 
 
 def generation(rows: Sequence[Entity], execution_id: str) -> list[Entity]:
-    """Rows up to the first of another generation: a shorter generation leaves old tails behind (spec §2.4).
+    """Rows up to the first of another generation: rows of an earlier, longer generation may follow.
 
     :param rows: by their keys.
     """

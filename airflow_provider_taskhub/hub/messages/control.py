@@ -326,7 +326,7 @@ class Reader:
     async def _hand_on(self, held: Held) -> None:
         try:
             self._deliver(held)
-        except Exception:
+        except Exception:  # a defect that one message meets must not stop the reader of the others
             log.exception("message_defect", queue=self.queue, message_id=held.message_id)
             await self.give_back([held], delay=AGAIN, failed=True)
 

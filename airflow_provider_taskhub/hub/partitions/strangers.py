@@ -1,4 +1,4 @@
-"""Whether workers of DurableTask for .NET serve the hub. Pure (spec §2.6, §2.7).
+"""Whether workers of DurableTask for .NET serve the hub. Pure.
 
 A .NET worker judges a lease by its own clock, a TaskHub worker by how long its row does not change. Together they would
 serve a partition twice. The app lease keeps them apart, but a .NET app may run without it. A row that a .NET worker has
