@@ -304,6 +304,7 @@ class OrchestrationContext:
 
     def get_input(self, annotation: Any = None) -> Any:
         """The input once more, decoded by ``annotation``."""
+        self._generation.input_is_read = True
         text = self._generation.started.input
         return decode(None if text is None else loads(text), annotation, what=f"input of orchestrator {self.name!r}")
 

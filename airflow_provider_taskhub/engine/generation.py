@@ -110,6 +110,7 @@ class Generation:
         self.result: str | None = None
         self.failure: FailureDetails | None = None
         self.continue_input: str | None = None
+        self.input_is_read = definition.takes_input
         self.rewinds = 0
         self.numbers = 0
         self._keep_events = True
@@ -451,6 +452,12 @@ class Generation:
 
     def _return(self, value: Any) -> None:
         self._closed = True
+        if not self.input_is_read and self.started.input not in (None, "null"):
+            self._context.logger.warning(
+                "orchestrator %r was started with an input, but its function has no parameter for it and never called "
+                "ctx.get_input(): the input had no effect",
+                self.definition.name,
+            )
         if self._wants_generation:
             self._move(Happening.CONTINUED)
             return

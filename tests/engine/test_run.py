@@ -1034,6 +1034,28 @@ class Test_code:
         assert len(set(seen[0][0].split())) == 2
         assert [replaying for _, replaying in seen] == [False, True]
 
+    @pytest.mark.parametrize(
+        ("given", "reads", "warned"), [("[1]", False, True), ("[1]", True, False), ("null", False, False)]
+    )
+    def test_an_input_that_nothing_reads_is_told_at_the_end(self, given: str, reads: bool, warned: bool) -> None:
+        lines: list[LogLine] = []
+        own = App("own")
+
+        @own.orchestrator
+        async def plain(ctx: OrchestrationContext) -> None:
+            if reads:
+                ctx.get_input()
+            await ctx.call_activity("a")
+
+        registry = Registry.of([own])
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="plain", input=given)
+        first = Execution(registry, (), instance=INSTANCE, log=lines.append).advance([start], now=START)
+        assert not lines
+        again = Execution(registry, first.history, instance=INSTANCE, log=lines.append)
+        again.advance([TaskCompleted(timestamp=START, task_scheduled_id=0)], now=START)
+        told = ["orchestrator 'plain' was started with an input" in line.message for line in lines]
+        assert told == ([True] if warned else [])
+
 
 def test_custom_status_of_an_earlier_generation_is_kept() -> None:
     own = App("own")
