@@ -347,6 +347,7 @@ class Client:
         wait: bool = False,
         recurse: bool = True,
         timeout: timedelta | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
         """End an instance and its children; one that has ended stays as it is.
 
@@ -358,6 +359,7 @@ class Client:
         :param recurse: every child that has not answered its parent ends as well, with its own children; else they go
             on. Children with the tag for fire and forget always go on.
         :param timeout: of ``wait``; None: as long as it takes.
+        :param progress: called with the id of each child that ``wait`` waits for, when its turn comes.
         :raises InstanceNotFound: when there is no such instance. :raises InputError: for a reason that no store takes.
         :raises TimeoutError: when not all has ended within ``timeout``; the termination goes on.
         """
@@ -377,10 +379,10 @@ class Client:
         ended = await self.wait(instance_id, timeout=deadline.left())
         await self._quiet(instance_id, deadline)
         if recurse and ended.status is Status.TERMINATED:
-            await self._families_end(instance_id, deadline)
+            await self._families_end(instance_id, deadline, progress or (lambda child: None))
         return ended
 
-    async def _families_end(self, instance_id: str, deadline: Deadline) -> None:
+    async def _families_end(self, instance_id: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
         """Wait until the children of a terminated instance have ended, and theirs.
 
         :raises TimeoutError: when they have not by ``deadline``.
@@ -390,13 +392,14 @@ class Client:
         if not any(event.taskhub_recurse for event in terminated):
             return
         for child in family.unfinished(history):
+            progress(child.instance_id)
             row = await self._child_row(child.instance_id, deadline)
             if row is None or not (child.execution_id is None or same_start(row.execution_id, child.execution_id)):
                 continue
             row = await self.wait(child.instance_id, timeout=deadline.left())
             await self._quiet(child.instance_id, deadline)
             if row.status is Status.TERMINATED:
-                await self._families_end(child.instance_id, deadline)
+                await self._families_end(child.instance_id, deadline, progress)
 
     async def _child_row(self, instance_id: str, deadline: Deadline) -> InstanceState | None:
         """The row of a child that may be about to start; None: purged, no row came in :data:`CHILD_APPEARS`."""

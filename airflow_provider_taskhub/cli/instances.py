@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
+from airflow_provider_taskhub.cli.watching import progress_of, terminated, told, waited
 from airflow_provider_taskhub.client import Client, InstancePage, PurgeResult
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
@@ -34,13 +34,10 @@ from airflow_provider_taskhub.hub.contract import (
     InstanceState,
     Member,
     Ownership,
-    RecordState,
     StartPolicy,
 )
-from airflow_provider_taskhub.hub.partitions.needs import listed
-from airflow_provider_taskhub.hub.waiting import AWAITED, Why, is_foreign, unreadable_history
+from airflow_provider_taskhub.hub.waiting import AWAITED, is_foreign, unreadable_history
 from airflow_provider_taskhub.masking import masked
-from airflow_provider_taskhub.supervision import owned
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
@@ -54,12 +51,6 @@ Reason = Annotated[str, typer.Option(help="Becomes the instance's output until i
 MAX_LISTED = 1000
 MAX_SORTED = 5000
 """Instances that are read at most to sort them by age: the store returns them by id."""
-LOOK = 2.0
-"""Seconds between two looks of `wait` at what an instance waits for."""
-PROGRESS_LOOKS = 5
-"""So many times longer `wait` pauses while a recorded activity runs: else it prints a line at each look."""
-MAX_MESSAGE = 200
-"""Characters of a progress message that a line shows."""
 MAX_CHILDREN = 20
 """Children that `show` lists."""
 
@@ -193,7 +184,7 @@ def show(
         if not json and served is not None:
             _print_served(served, None if once else await client.members())
         if not json and waits:
-            console.print(f"waits: {_why(waits)}", soft_wrap=True)
+            console.print(f"waits: {told(waits)}", soft_wrap=True)
         return state, served, activities, history, waits
 
     state, served, activities, (history, unreadable), waits = _with_client(hub, work)
@@ -344,8 +335,10 @@ def terminate(
     """
 
     async def work(client: Client) -> InstanceState:
+        if not wait:
+            return await client.terminate(instance_id, reason, recurse=recurse)
         limit = None if timeout is None else timedelta(seconds=timeout)
-        return await client.terminate(instance_id, reason, wait=wait, recurse=recurse, timeout=limit)
+        return await terminated(client, instance_id, reason, recurse=recurse, timeout=limit, quiet=json)
 
     state = _with_client(hub, work)
     if json:
@@ -608,67 +601,8 @@ def _tags(pairs: list[str] | None) -> dict[str, str]:
 
 
 async def _watch(client: Client, instance_id: str, timeout: float | None, *, quiet: bool) -> InstanceState:
-    """Wait with a line that says where the instance stands now."""
     limit = timedelta(seconds=timeout) if timeout is not None else None
-    async with owned() as start:
-        waiting = start(client.wait(instance_id, timeout=limit))
-        return await (_spun if errors.is_terminal and not quiet else _told)(client, instance_id, waiting)
-
-
-async def _told(client: Client, instance_id: str, waiting: asyncio.Task[InstanceState]) -> InstanceState:
-    """Say on standard error what an instance waits for, whenever that changes."""
-    said = ""
-    await asyncio.wait((waiting,), timeout=LOOK)
-    while not waiting.done():
-        running, why = await _running(client, instance_id), _why(await _reasons(client, instance_id))
-        if (text := _standing(running, why)) != said:
-            said = text
-            errors.print(text or "goes on", soft_wrap=True)
-        # progress changes at each look
-        await asyncio.wait((waiting,), timeout=LOOK * (PROGRESS_LOOKS if running else 1))
-    return await waiting
-
-
-async def _spun(client: Client, instance_id: str, waiting: asyncio.Task[InstanceState]) -> InstanceState:
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
-        line = progress.add_task("waiting")
-        while not waiting.done():
-            state = await client.get(instance_id, payloads=False)
-            status = "not there" if state is None else str(state.status)
-            running, why = await _running(client, instance_id), _why(await _reasons(client, instance_id))
-            told = ", ".join(part for part in (status, _standing(running, why)) if part)
-            progress.update(line, description=told)
-            await asyncio.wait((waiting,), timeout=1.0)
-    return await waiting
-
-
-def _standing(running: Sequence[ActivityRecord], why: str) -> str:
-    """What an instance does, and what it waits for."""
-    shown = listed(f"{record.name} {_progress(record)}".rstrip() for record in running)
-    parts = (f"running {len(running)}: {shown}" if running else "", f"waits: {why}" if why else "")
-    return "; ".join(part for part in parts if part)
-
-
-async def _running(client: Client, instance_id: str) -> tuple[ActivityRecord, ...]:
-    """Attempts with a record that run now; none while that cannot be read, which the wait itself reports."""
-    try:
-        found = await client.activities(instance_id)
-    except StorageError:
-        return ()
-    return tuple(record for record in found if record.state is RecordState.RUNNING)
-
-
-async def _reasons(client: Client, instance_id: str) -> tuple[Why, ...]:
-    """Why the instance waits; empty while that cannot be read. The wait itself then reports the error."""
-    try:
-        return await client.waiting(instance_id)
-    except (StorageError, InstanceNotFound):
-        return ()
-
-
-def _why(reasons: tuple[Why, ...]) -> str:
-    return "; ".join(map(str, reasons))
+    return await waited(client, instance_id, timeout=limit, quiet=quiet)
 
 
 def _finish(state: InstanceState, *, json: bool, ended: bool) -> None:
@@ -741,7 +675,16 @@ def _print_activities(records: Sequence[ActivityRecord], execution_id: str | Non
         [
             (
                 *(generations[r.instance.execution_id or ""] for _ in columns),
-                *(r.name, r.task_id, r.attempt, r.state, _progress(r), r.worker, _second(r.claimed), _second(r.ended)),
+                *(
+                    r.name,
+                    r.task_id,
+                    r.attempt,
+                    r.state,
+                    progress_of(r),
+                    r.worker,
+                    _second(r.claimed),
+                    _second(r.ended),
+                ),
             )
             for r in told
         ],
@@ -759,17 +702,6 @@ def _generations(records: Sequence[ActivityRecord], execution_id: str | None) ->
     return {
         one: f"{generation_of(one) + 1}" + ("" if same_start(one, execution_id) else f" of {one[:8]}") for one in order
     }
-
-
-def _progress(record: ActivityRecord) -> str:
-    """``50 %  loads May``: what the attempt reported last."""
-    share = None if record.progress is None else f"{record.progress * 100:.0f} %"
-    return "  ".join(part for part in (share, _line(record.message)) if part)
-
-
-def _line(text: str | None) -> str:
-    """A text of user code as a part of one line."""
-    return masked(" ".join((text or "").split())[:MAX_MESSAGE])
 
 
 def _time_of(event: HistoryEvent) -> Timestamp:

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.partitions.needs import Need, able, listed
 from airflow_provider_taskhub.values import dataclass
 
 _MOST_NAMES = 5
+START_WORKER = "Start one: taskhub worker --app MODULE:APP"
 
 
 class Reason(StrEnum):
@@ -305,6 +306,17 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
     )
 
 
+def unstopped(members: Iterable[Member]) -> tuple[Why, ...]:
+    """The reason that recorded activities of an ended instance are not stopped: no worker for activities is alive."""
+    if any(member.alive and ACTIVITY in member.roles for member in members):
+        return ()
+    return (Why(reason=Reason.NO_ACTIVITY, text=_nobody(ACTIVITY), remedy=START_WORKER),)
+
+
+def _nobody(kind: FunctionKind) -> str:
+    return f"no worker that runs {_PLURAL[kind]} is alive"
+
+
 def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: Sequence[Member]) -> Why:
     """The reason that no live worker knows some names. Names the live workers and what they know.
 
@@ -314,8 +326,8 @@ def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: 
     if not workers:
         return Why(
             reason=reason,
-            text=f"{head}: no worker that runs {_PLURAL[kind]} is alive",
-            remedy="Start one: taskhub worker --app MODULE:APP",
+            text=f"{head}: {_nobody(kind)}",
+            remedy=START_WORKER,
         )
     known = {one for member in workers for one in member.functions(kind)}
     alive = listed(map(described, workers), _MOST_NAMES)

@@ -9,7 +9,7 @@ from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, WATCHER, Need, RecordState
 from airflow_provider_taskhub.hub.partitions.needs import able, listed
-from airflow_provider_taskhub.hub.waiting import LACKING, Reason, described
+from airflow_provider_taskhub.hub.waiting import LACKING, START_WORKER, Reason, described
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
@@ -53,7 +53,7 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
     live = workers(members)
     head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
     if not live:
-        return f"{head}: no worker is alive. Start one: taskhub worker --app MODULE:APP"
+        return f"{head}: no worker is alive. {START_WORKER}"
     names = sorted({name for member in live for name in member.orchestrators})
     known = listed(names, _MOST_NAMES) or "no orchestrator"
     return (

@@ -250,13 +250,50 @@ def test_show_says_what_an_instance_waits_for() -> None:
 
 
 def test_wait_says_on_standard_error_what_an_instance_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_taskhub.cli.instances.LOOK", 0.1)
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
     as_json("start", "flights", "--id", "lost")
     for form in ((), ("--json",)):
         result = taskhub("wait", "lost", "--timeout", "1", *form)
         assert result.exit_code == Exit.TIMEOUT
         assert result.stdout == ""
         assert result.stderr.count("waits: no live worker knows orchestrator 'flights'") == 1, "only what changes"
+
+
+@pytest.mark.rows("K46")
+def test_terminate_says_on_standard_error_what_it_waits_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
+    as_json("start", "flights", "--id", "lost")
+    as_json("start", "flights", "--id", "held")
+    taskhub("suspend", "held", "--reason", "hold on")
+    for instance_id, form in (("lost", ()), ("lost", ("--json",)), ("held", ())):
+        result = taskhub("terminate", instance_id, "--wait", "--timeout", "1", *form)
+        assert result.exit_code == Exit.TIMEOUT
+        assert result.stdout == ""
+        assert result.stderr.count("waits: no live worker knows orchestrator 'flights'") == 1, "only what changes"
+        assert "Start one: taskhub worker" in result.stderr
+        assert "resume" not in result.stderr, "a suspended instance ends without a resume"
+    assert taskhub("terminate", "lost").output == "lost: asked to end\n"
+
+
+def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
+    told = Told(monkeypatch, status=Status.TERMINATED)
+    told.records = (replace(RECORD, state=RecordState.CANCELLING, message=None),)
+
+    async def terminate(client: Client, instance_id: str, reason: str, **given: Any) -> InstanceState:
+        given["progress"]("i:3")
+        await asyncio.sleep(1.0)
+        raise TimeoutError("too long")
+
+    monkeypatch.setattr(Client, "terminate", terminate)
+    result = taskhub("terminate", "i", "--wait")
+    assert result.exit_code == Exit.TIMEOUT
+    nobody = "waits: no worker that runs activities is alive. Start one: taskhub worker --app MODULE:APP"
+    assert result.stderr.splitlines()[0] == f"child 'i:3': running 1: load (cancelling) 50 %; {nobody}"
+    told.members = (
+        Member(worker="ann@a/1", started=NOON, roles=("activity",), apps={}, orchestrators=(), activities=("load",)),
+    )
+    assert "waits" not in taskhub("terminate", "i", "--wait").stderr
 
 
 async def with_log(path: Path, name: str, text: str) -> None:
@@ -339,7 +376,7 @@ def test_show_tells_the_progress_of_a_recorded_activity_with_times_to_the_second
 def test_wait_tells_the_progress_of_recorded_activities_and_what_else_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_taskhub.cli.instances.LOOK", 0.1)
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
     told = Told(monkeypatch)
     told.records = (RECORD, replace(RECORD, task_id=1, state=RecordState.COMPLETED, name="begin"))
     told.waits = (Why(reason=Reason.ACTIVITIES, text="activities 'load', 'plain'"),)

@@ -105,8 +105,12 @@ def test_children_end_with_their_parent_and_so_does_what_they_run(suspended: boo
             await world.client.suspend("parent")
             await world.clock.sleep(5.0)
         family = ("top", "parent", "child-0", "child-1", "child-2")
-        ended = await world.client.terminate("top", "enough", wait=True, timeout=timedelta(minutes=5))
+        waited: list[str] = []
+        ended = await world.client.terminate(
+            "top", "enough", wait=True, timeout=timedelta(minutes=5), progress=waited.append
+        )
         assert (ended.status, ended.output) == (TERMINATED, "enough")
+        assert sorted(waited) == sorted(family[1:])
         assert await statuses(world, *family) == [TERMINATED] * 5
         assert await cancelled(world, "child-0", "child-1", "child-2"), "the wait is for what they run, too"
         child = await world.client.get("child-1")

@@ -1,0 +1,158 @@
+"""What a command that waits for an instance tells meanwhile: what runs, and what the instance waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from airflow_provider_taskhub.cli.output import errors
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InstanceNotFound, StorageError
+from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
+from airflow_provider_taskhub.hub.partitions.needs import listed
+from airflow_provider_taskhub.hub.waiting import Why, unstopped
+from airflow_provider_taskhub.masking import masked
+from airflow_provider_taskhub.supervision import owned
+
+LOOK = 2.0
+"""Seconds between two looks at what an instance waits for."""
+PROGRESS_LOOKS = 5
+"""So many times longer is the pause while a recorded activity runs: else each look prints a line."""
+MAX_MESSAGE = 200
+"""Characters of a progress message that a line shows."""
+
+
+async def waited(client: Client, instance_id: str, *, timeout: timedelta | None, quiet: bool) -> InstanceState:
+    """Wait until an instance has ended, and tell what it waits for.
+
+    :param quiet: lines even on a terminal, where else one line changes.
+    :raises TimeoutError: when it has not within ``timeout``.
+    """
+    return await _shown(_Wait(client, instance_id), client.wait(instance_id, timeout=timeout), quiet=quiet)
+
+
+async def terminated(
+    client: Client, instance_id: str, reason: str, *, recurse: bool, timeout: timedelta | None, quiet: bool
+) -> InstanceState:
+    """Terminate an instance, wait until nothing of it runs any more, and tell what the termination waits for.
+
+    Parameters and errors are those of :meth:`Client.terminate` and :func:`waited`.
+    """
+    wait = _Termination(client, instance_id)
+    ending = client.terminate(
+        instance_id, reason, wait=True, recurse=recurse, timeout=timeout, progress=wait.turn_to_child
+    )
+    return await _shown(wait, ending, quiet=quiet)
+
+
+async def _shown(wait: _Wait, work: Coroutine[Any, Any, InstanceState], *, quiet: bool) -> InstanceState:
+    async with owned() as start:
+        return await (_spun if errors.is_terminal and not quiet else _lines)(wait, start(work))
+
+
+async def _lines(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState:
+    """Print on standard error what an instance waits for, whenever that changes."""
+    said = ""
+    await asyncio.wait((work,), timeout=LOOK)
+    while not work.done():
+        text, running = await wait.standing()
+        if text != said:
+            said = text
+            errors.print(text or "goes on", soft_wrap=True)
+        # progress changes at each look
+        await asyncio.wait((work,), timeout=LOOK * (PROGRESS_LOOKS if running else 1))
+    return await work
+
+
+async def _spun(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("waiting")
+        while not work.done():
+            state = await wait.client.get(wait.instance_id, payloads=False)
+            status = "not there" if state is None else str(state.status)
+            text, _ = await wait.standing()
+            progress.update(line, description=", ".join(part for part in (status, text) if part))
+            await asyncio.wait((work,), timeout=1.0)
+    return await work
+
+
+class _Wait:
+    """A wait until an instance has ended."""
+
+    def __init__(self, client: Client, instance_id: str) -> None:
+        self.client, self.instance_id = client, instance_id
+
+    async def standing(self) -> tuple[str, bool]:
+        """What the instance does and what it waits for, and whether an attempt with a record runs.
+
+        Nothing while that cannot be read: the wait itself then reports the error.
+        """
+        try:
+            running = await self._running()
+            reasons = await self._reasons(running)
+        except (StorageError, InstanceNotFound):
+            return "", False
+        shown = listed(map(_attempt, running))
+        why = told(reasons)
+        parts = (f"running {len(running)}: {shown}" if running else "", f"waits: {why}" if why else "")
+        return "; ".join(part for part in parts if part), bool(running)
+
+    async def _running(self) -> tuple[ActivityRecord, ...]:
+        found = await self.client.activities(self.instance_id)
+        return tuple(record for record in found if record.state in (RecordState.RUNNING, RecordState.CANCELLING))
+
+    async def _reasons(self, running: Sequence[ActivityRecord]) -> tuple[Why, ...]:
+        return await self.client.waiting(self.instance_id)
+
+
+class _Termination(_Wait):
+    """A wait until nothing of a terminated instance runs: the instance, and then one child after the other."""
+
+    def __init__(self, client: Client, instance_id: str) -> None:
+        super().__init__(client, instance_id)
+        self._child = False
+
+    def turn_to_child(self, instance_id: str) -> None:
+        self.instance_id, self._child = instance_id, True
+
+    async def standing(self) -> tuple[str, bool]:
+        text, running = await super().standing()
+        return f"child {self.instance_id!r}: {text}" if self._child and text else text, running
+
+    async def _reasons(self, running: Sequence[ActivityRecord]) -> tuple[Why, ...]:
+        """A termination does not wait for what the instance awaits, nor for the end of a suspension."""
+        state = await self.client.get(self.instance_id, payloads=False)
+        if state is None:
+            return ()
+        if state.status.is_final:
+            return unstopped(await self.client.members()) if running else ()
+        bare = replace(state, status=Status.RUNNING, steered=None, tags=None)
+        return (await self.client.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
+
+
+def told(reasons: Sequence[Why]) -> str:
+    """All reasons in one line."""
+    return "; ".join(map(str, reasons))
+
+
+def _attempt(record: ActivityRecord) -> str:
+    stopping = "(cancelling)" if record.state is RecordState.CANCELLING else ""
+    return " ".join(part for part in (record.name, stopping, progress_of(record)) if part)
+
+
+def progress_of(record: ActivityRecord) -> str:
+    """``50 %  loads May``: what the attempt reported last."""
+    share = None if record.progress is None else f"{record.progress * 100:.0f} %"
+    return "  ".join(part for part in (share, _line(record.message)) if part)
+
+
+def _line(text: str | None) -> str:
+    """A text of user code as a part of one line."""
+    return masked(" ".join((text or "").split())[:MAX_MESSAGE])
