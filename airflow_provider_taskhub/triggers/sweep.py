@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.triggers.tasks import States, Tasks, key, why_nobody_waits
@@ -66,12 +67,14 @@ class Sighting:
     """A watch row whose task is final or gone, and since when.
 
     :param told: when its instance was last terminated; None: not yet.
+    :param over: an earlier turn has seen its instance Terminated.
     """
 
     watch: Watch
     why: str
     since: float
     told: float | None = None
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -187,6 +190,11 @@ class Sweep:
         watch, now = sighting.watch, self._clock.monotonic()
         state = await client.get(watch.instance_id, payloads=False)
         if state is not None and state.status.is_final:
+            if state.status is Status.TERMINATED:  # after another end, the task that waited has removed the hint
+                if not sighting.over:  # a sensor may wait for this instance: its watcher reads the hint before our turn
+                    sighting.over = True
+                    return
+                await client.forget_completions([watch.instance_id])
             await client.unwatch(watch)
             return
         if now - sighting.since < SETTLE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -248,6 +248,41 @@ def test_a_turn_is_bounded_and_all_have_their_turn(hub: FakeHub) -> None:
         assert len(hub.terminated) == 3 * QUESTIONS
 
     sweep(hub, airflow, scenario)
+
+
+def test_no_hint_of_a_terminated_instance_stays_and_a_sensor_of_it_is_told_by_the_hint(hub: FakeHub) -> None:
+    """Triggerer and API server sweep at the same time. A sweep must not delete the hint as soon as it sees the end,
+    which the other one caused: a watcher reads hints every 3 s, and needs 150 s for 200 instances in turn."""
+    airflow = FakeAirflow(t="failed")
+    for name in ("i", "without a sensor"):
+        watched(hub, replace(WATCH, instance_id=name))
+    others = [f"i{number}" for number in range(200)]
+    for name in others:
+        hub.put(name, Status.RUNNING)
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        clock = JumpingClock(loop)
+        watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=3), clock=clock)  # type: ignore[arg-type,return-value]  # has what is used
+        with ExitStack() as stack:
+            *_, wait = [stack.enter_context(watcher.waiting(name)) for name in (*others, "i")]
+            sweeps = []
+            for begins in (1.5, 2.0):
+                await asyncio.sleep(begins - loop.time())
+                one = Sweep(airflow, deployment=lambda: "here", clock=clock)
+                sweeps.append(asyncio.ensure_future(one.run(FakeClient(hub))))  # type: ignore[arg-type]  # has what is used
+            await asyncio.sleep(SETTLE - 0.25)
+            assert len(hub.terminated) == 2, "by the first of the two sweeps"
+            await asyncio.sleep(3.5)
+            assert wait.state is not None
+            assert wait.state.status is Status.TERMINATED
+            await asyncio.sleep(60)
+            for sweeping in sweeps:
+                sweeping.cancel()
+            await asyncio.wait(sweeps)
+
+    run(play(), limit=timedelta(days=1))
+    assert (hub.hints, hub.watched) == (set(), {})
 
 
 def test_trouble_with_the_hub_is_survived(hub: FakeHub) -> None:
