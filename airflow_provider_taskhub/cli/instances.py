@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -14,7 +14,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, run, table, warn
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail, plain, plural, run, table, warn
 from airflow_provider_taskhub.cli.watching import progress_of, terminated, told, waited
 from airflow_provider_taskhub.client import Client, InstancePage, PurgeResult
 from airflow_provider_taskhub.codec import Timestamp
@@ -290,29 +290,26 @@ def logs(
     Example: taskhub instances logs flights-2013 --activity monthly_delays --last 50
     """
 
-    async def work(client: Client) -> list[dict[str, Any]]:
-        if await client.get(instance_id, payloads=False) is None:
+    async def work(client: Client) -> tuple[str | None, list[dict[str, Any]]]:
+        state = await client.get(instance_id, payloads=False)
+        if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
-        records = {record.log: record for record in await client.activities(instance_id)}
-        events, _ = await client.readable_history(instance_id)
-        names = {event.event_id: getattr(event, "name", "") for event in events}
-        found = []
-        for name in await client.logs(instance_id):
-            record = records.get(name)
-            task_id, attempt = (int(part) for part in name.rsplit("/", 1)[1].removesuffix(".log").split("-"))
-            called = record.name if record else names.get(task_id, "")
-            if activity in (None, called):
-                text = masked(await client.log(name, last=last))
-                found.append({"activity": called, "task_id": task_id, "attempt": attempt, "log": text})
-        return found
+        found = await _logged(client, state)
+        if activity and (nameless := sum(not one["activity"] for one in found)):
+            warn(f"{plural(nameless, 'log')} of earlier generations left out: their activities' names are not known")
+        wanted = [one for one in found if activity in (None, one["activity"])]
+        return state.execution_id, [one | {"log": masked(await client.log(one["log"], last=last))} for one in wanted]
 
-    found = _with_client(hub, work)
+    present, found = _with_client(hub, work)
     if json:
         as_json(found)
         return
-    for item in found:
-        console.print(f"── {item['activity']} #{item['task_id']}, attempt {item['attempt']} ──", soft_wrap=True)
-        typer.echo(item["log"])
+    several = any(one["execution_id"] != present for one in found)
+    for one in found:
+        generation = f", generation {one['generation']}" if several else ""
+        heading = f"{one['activity'] or 'activity'} #{one['task_id']}, attempt {one['attempt']}{generation}"
+        console.print(f"── {heading} ──", soft_wrap=True)
+        typer.echo(one["log"])
 
 
 @app.command()
@@ -660,12 +657,41 @@ def _print_children(history: Sequence[HistoryEvent]) -> None:
         table(f"awaited children ({len(running)}{more})", ("orchestrator", "id"), running[:MAX_CHILDREN])
 
 
+async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
+    """Attempts that have a log, with its name as ``log``, in the order of their generations, tasks and attempts.
+
+    The history has only the present generation. In earlier ones the number of an activity without a record may mean
+    another activity, so its name is "".
+    """
+    records = {record.log: record.name for record in await client.activities(state.instance_id)}
+    events, _ = await client.readable_history(state.instance_id)
+    names = {event.event_id: getattr(event, "name", "") for event in events}
+    paths = [(*log.split("/")[-2:], log) for log in await client.logs(state.instance_id)]
+    generations = _generations((execution for execution, _, _ in paths), state.execution_id)
+    order = [*generations]
+    found = []
+    for execution, file, log in sorted(paths, key=lambda path: (order.index(path[0]), *path[1:])):
+        task_id, attempt = map(int, file.removesuffix(".log").split("-"))
+        called = names.get(task_id, "") if execution == state.execution_id else ""
+        found.append(
+            {
+                "activity": records.get(log, called),
+                "task_id": task_id,
+                "attempt": attempt,
+                "execution_id": execution,
+                "generation": generations[execution],
+                "log": log,
+            }
+        )
+    return found
+
+
 def _print_activities(records: Sequence[ActivityRecord], execution_id: str | None) -> None:
     """Attempts in the order of their executions, tasks and attempts.
 
     :param execution_id: of the instance now. Where records of other executions are there, a column names each one's.
     """
-    generations = _generations(records, execution_id)
+    generations = _generations((record.instance.execution_id or "" for record in records), execution_id)
     columns = ("generation",) if len(generations) > 1 else ()
     order = {one: position for position, one in enumerate(generations)}
     told = sorted(records, key=lambda r: (order[r.instance.execution_id or ""], r.task_id, r.attempt))
@@ -691,14 +717,13 @@ def _print_activities(records: Sequence[ActivityRecord], execution_id: str | Non
     )
 
 
-def _generations(records: Sequence[ActivityRecord], execution_id: str | None) -> dict[str, str]:
+def _generations(executions: Iterable[str], execution_id: str | None) -> dict[str, str]:
     """How each execution is shown, in order: generations of earlier starts first, then those of the present start.
 
     A generation has the number of times that its start has continued as new, from 1. One of another start, as after a
     rewind or a start with the same id, has the beginning of its execution id as well.
     """
-    found = {record.instance.execution_id or "" for record in records}
-    order = sorted(found, key=lambda one: (same_start(one, execution_id), one[:HALF], generation_of(one), one))
+    order = sorted({*executions}, key=lambda one: (same_start(one, execution_id), one[:HALF], generation_of(one), one))
     return {
         one: f"{generation_of(one) + 1}" + ("" if same_start(one, execution_id) else f" of {one[:8]}") for one in order
     }

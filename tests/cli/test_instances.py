@@ -29,6 +29,7 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceCreated,
+    TaskScheduled,
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id
@@ -323,12 +324,15 @@ class Told:
         self.history: tuple[HistoryEvent, ...] = ()
         self.members: tuple[Member, ...] = ()
         self.waits: tuple[Why, ...] = ()
+        self.logs: tuple[str, ...] = ()
         answers = {
             "get": lambda *_, **__: self.state,
             "activities": lambda *_: self.records,
             "readable_history": lambda *_: (self.history, ()),
             "members": lambda *_, **__: self.members,
             "waiting": lambda *_, **__: self.waits,
+            "logs": lambda *_: self.logs,
+            "log": lambda _, name, **__: f"text of {name}",
         }
         for name, answer in answers.items():
             monkeypatch.setattr(Client, name, self._reader(answer))
@@ -456,6 +460,29 @@ def test_show_says_where_an_instance_failed(monkeypatch: pytest.MonkeyPatch) -> 
     assert '  File "jobs/flights.py", line 7, in flights\n' in shown
     assert 'stack trace of KeyError\nTraceback (most recent call last):\n  File "jobs/load.py", line 24' in shown
     assert "hunter2" not in printed
+
+
+def test_logs_of_several_generations_are_in_their_order_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, first = "a" * 32, "f" * 32
+    second = next_execution_id(first)
+    told = Told(monkeypatch, execution_id=second)
+    told.history = (TaskScheduled(timestamp=NOON, event_id=0, name="report"),)
+    told.records = (replace(attempt(first), log=f"i/{first}/000000-001.log"),)
+    told.logs = tuple(f"i/{one}/000000-001.log" for one in (second, other, first))
+    assert taskhub("logs", "i").stdout.splitlines() == [
+        "── activity #0, attempt 1, generation 1 of aaaaaaaa ──",
+        f"text of {told.logs[1]}",
+        "── load0 #0, attempt 1, generation 1 ──",
+        f"text of {told.logs[2]}",
+        "── report #0, attempt 1, generation 2 ──",
+        f"text of {told.logs[0]}",
+    ]
+    found = as_json("logs", "i")
+    assert [one["execution_id"] for one in found] == [other, first, second]
+    assert [one["activity"] for one in found] == ["", "load0", "report"], "number 0 meant something else before"
+    only = taskhub("logs", "i", "--activity", "report")
+    assert only.stdout.splitlines() == ["── report #0, attempt 1 ──", f"text of {told.logs[0]}"]
+    assert "1 log of earlier generations left out" in only.stderr
 
 
 def attempt(execution_id: str, task: int = 0, number: int = 1) -> ActivityRecord:
