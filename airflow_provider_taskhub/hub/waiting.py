@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
@@ -145,7 +146,7 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.OFFLINE,
             text=f"partition {served.partition} was taken offline{by}{reason}",
-            remedy=f"To bring it back: taskhub partitions online {served.partition}",
+            remedy=f"To bring it back: {_command('partitions online', str(served.partition))}",
         )
     stuck = [kept for kept in found.quarantined if kept.stuck]
     kept = (stuck or [*found.quarantined])[:1]
@@ -154,7 +155,7 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.QUARANTINE,
             text=f"{what}: {_short(kept[0].cause)}",
-            remedy=f"Mend the cause, then: taskhub quarantine put-back {kept[0].message_id}",
+            remedy=f"Mend the cause, then: {_command('quarantine put-back', kept[0].message_id)}",
         )
 
 
@@ -176,7 +177,7 @@ def _held(found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.SUSPENDED,
             text=f"suspended{by}{since}{said}",
-            remedy=f"To let it go on: taskhub instances resume {state.instance_id}",
+            remedy=f"To let it go on: {_command('instances resume', state.instance_id)}",
         )
     elif state.status is Status.PENDING and state.scheduled_start is not None and state.scheduled_start > found.now:
         yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(state.scheduled_start)}")
@@ -266,7 +267,7 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.EVENTS,
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
-            remedy=f"To send it: taskhub instances raise-event {found.state.instance_id} {awaits.events[0].name}",
+            remedy=f"To send it: {_command('instances raise-event', found.state.instance_id, awaits.events[0].name)}",
         )
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
@@ -284,7 +285,7 @@ def unreadable_history(instance_id: str, cause: str) -> Why:
     return Why(
         reason=Reason.UNREADABLE,
         text=f"its history cannot be read: {_short(cause)}",
-        remedy=f"To end it: taskhub instances terminate {instance_id}",
+        remedy=f"To end it: {_command('instances terminate', instance_id)}",
     )
 
 
@@ -338,6 +339,12 @@ def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: 
         if len(names) == 1
         else "Load the apps that declare them, or correct the names",
     )
+
+
+def _command(name: str, *arguments: str) -> str:
+    """A command that a shell takes as it is, whatever the ids in it are."""
+    options_end = ("--",) if any(argument.startswith("-") for argument in arguments) else ()
+    return f"taskhub {name} {shlex.join((*options_end, *arguments))}"
 
 
 def clock(moment: Timestamp) -> str:

@@ -45,7 +45,7 @@ from airflow_provider_taskhub.hub.contract import (
 )
 from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, row_key
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.waiting import Reason, Why
+from airflow_provider_taskhub.hub.waiting import Reason, Why, unreadable_history
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -248,6 +248,13 @@ def test_show_says_what_an_instance_waits_for() -> None:
     (why,) = as_json("show", "lost", "--once")["waits"]
     assert why["reason"] == "no_worker_knows_orchestrator"
     assert "no worker that runs orchestrators is alive" in why["text"]
+
+
+@pytest.mark.parametrize("odd", ["-x $HOME it's", "--help"])
+def test_a_command_that_is_the_way_out_can_be_run_as_it_is(odd: str) -> None:
+    as_json("start", "flights", f"--id={odd}")
+    command = unreadable_history(odd, "a row").remedy.partition("taskhub instances ")[2]
+    assert taskhub(*shlex.split(command)).output == f"{odd}: asked to end\n"
 
 
 def test_wait_says_on_standard_error_what_an_instance_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
@@ -200,6 +203,25 @@ def test_awaited_events_are_named_with_the_time_since_when() -> None:
     assert "raise-event i approve" in found[0].remedy
     assert "child 'gate'" in found[1].text
     assert "2026-01-01 03:00:00 UTC" in found[2].text
+
+
+@pytest.mark.parametrize("odd", ["plain:1", "two words", "it's", 'say "x"', "$HOME", "a;b", "-x", "--help me"])
+def test_a_command_that_is_the_way_out_can_be_pasted_into_a_shell(odd: str) -> None:
+    state = replace(STATE, instance_id=odd)
+    events = Awaits(events=(AwaitedEvent(name="it's there", since=START),))
+    end = ["--"] if odd.startswith("-") else []
+    for found, words in (
+        (reasons(replace(state, status=Status.SUSPENDED)), ["instances", "resume", *end, odd]),
+        (reasons(state, awaits=events), ["instances", "raise-event", *end, odd, "it's there"]),
+        (reasons(state, awaits=Awaits(unreadable="a row")), ["instances", "terminate", *end, odd]),
+        (
+            reasons(quarantined=(Kept(message_id=odd, cause="bad", stuck=False),)),
+            ["quarantine", "put-back", *end, odd],
+        ),
+    ):
+        head, _, command = found[0].remedy.partition("taskhub ")
+        assert head
+        assert shlex.split(command) == words
 
 
 def test_the_column_of_what_is_awaited() -> None:
