@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.engine.failures import headline
+from airflow_provider_taskhub.engine.identity import generation_of, same_start
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, WATCHER, Need, RecordState
 from airflow_provider_taskhub.hub.partitions.needs import able, listed
@@ -15,8 +17,11 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
     from airflow_provider_taskhub.hub.waiting import Why
 
+PROGRESS_EVERY = 60.0
+"""Seconds between two lines about progress, at least."""
 _MOST_NAMES = 10
 _LONGEST_STATUS = 500
+_LONGEST_MESSAGE = 100
 
 
 def execution(record: ActivityRecord) -> str:
@@ -71,7 +76,7 @@ def lacking(whys: Sequence[Why], seconds: float) -> str | None:
 class Waits:
     """Remembers what was logged about why an instance waits, so that each change is logged once.
 
-    Ordinary work is not logged: activities have lines of their own, and timers and children end by themselves. Nor is a
+    Ordinary work is no such reason: timers end by themselves, and work has its own line (:class:`Progress`). Nor is a
     missing triggerer: the process that waits here is one, whether the hub lists it yet or not.
     """
 
@@ -86,7 +91,55 @@ class Waits:
             self._said = told
 
 
-_NOT_LOGGED = frozenset({Reason.ACTIVITIES, Reason.CHILDREN, Reason.TIMER, Reason.NO_TRIGGERER})
+_WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
+_NOT_LOGGED = _WORK | {Reason.TIMER, Reason.NO_TRIGGERER}
+
+
+class Progress:
+    """Remembers which progress was logged, so that a change is logged once, and at most every :data:`PROGRESS_EVERY`.
+
+    The first line comes that long after the first call: a short instance has enough in its other lines.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._due: float | None = None
+
+    def lines(
+        self, state: InstanceState, records: Sequence[ActivityRecord], whys: Sequence[Why], now: float
+    ) -> Iterator[str]:
+        """What is new since the last line. :param now: a monotonic second."""
+        if self._due is None:
+            self._due = now + PROGRESS_EVERY
+        if now < self._due:
+            return
+        told = _progress(of_execution(state, records), whys)
+        if told not in ("", self._said):
+            yield f"progress of {state.name}: {told}"
+            self._said, self._due = told, now + PROGRESS_EVERY
+
+
+def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
+    """How many recorded activities came how far, and what those that run report; else what the instance awaits.
+
+    An activity without a record cannot be counted without reading the whole history: it is only named.
+    """
+    last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
+    counts = Counter(record.state for record in last.values())
+    parts = [f"{counts[state]} {state}" for state in RecordState if counts[state] and state is not RecordState.RUNNING]
+    running = [_reported(record) for _, record in sorted(last.items()) if record.state is RecordState.RUNNING]
+    if running:
+        parts.append(f"{len(running)} running ({listed(running, _MOST_NAMES)})")
+    awaited = [] if running else [why.text for why in whys if why.reason in _WORK]
+    recorded = f"recorded activities: {', '.join(parts)}" if parts else ""
+    return "; ".join(part for part in (recorded, f"awaits {' and '.join(awaited)}" if awaited else "") if part)
+
+
+def _reported(record: ActivityRecord) -> str:
+    """``clean #3 50 % loads May``"""
+    share = "" if record.progress is None else f"{record.progress * 100:.0f} %"
+    message = masked(" ".join((record.message or "").split()))[:_LONGEST_MESSAGE]
+    return " ".join(part for part in (record.name, f"#{record.task_id}", share, message) if part)
 
 
 class Presence:
@@ -109,8 +162,8 @@ class Presence:
 class Journal:
     """Remembers what was logged, so that every change is logged once.
 
-    Executions that were over before its first look are left out: an earlier try of the task has logged them. A line
-    separates executions that begin later, by continue-as-new.
+    Activities of executions that were over before its first look are left out: an earlier try of the task has logged
+    them. A line separates executions that begin later, by continue-as-new.
     """
 
     def __init__(self) -> None:
@@ -121,11 +174,18 @@ class Journal:
         self._said: dict[tuple[str, int, int], RecordState] = {}
 
     def lines(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
-        """What is new since the last call: of earlier executions first, then in the order of the activities."""
+        """What is new since the last call: of earlier executions first, then in the order of the activities.
+
+        The status comes first while the instance lives, and last when it has ended.
+        """
+        if not state.status.is_final:
+            yield from self._status_of(state)
         current = state.execution_id or ""
         if self._execution is None:
             self._execution = current
             self._earlier = {execution(record) for record in records}
+            if before := generation_of(current):
+                yield f"{state.name} continued as new before the first look: this is execution {before + 1}"
         self._earlier.discard(current)
         ours = sorted(
             (record for record in records if execution(record) not in self._earlier),
@@ -133,13 +193,19 @@ class Journal:
         )
         yield from self._changes(record for record in ours if execution(record) != current)
         if current != self._execution:
+            begun = generation_of(current) - generation_of(self._execution)
+            known = f" ({begun} since the last look)" if begun > 1 and same_start(current, self._execution) else ""
             self._execution = current
-            yield f"{state.name} has begun a new execution: numbers of activities and attempts begin again"
+            yield f"{state.name} has begun a new execution{known}: numbers of activities and attempts begin again"
         yield from self._changes(record for record in ours if execution(record) == current)
         self._said = {_key(record): record.state for record in ours}
         if state.custom_status not in (None, "", "null", self._custom):
             self._custom = state.custom_status
             yield f"{state.name} says: {masked(state.custom_status)[:_LONGEST_STATUS]}"
+        if state.status.is_final:
+            yield from self._status_of(state)
+
+    def _status_of(self, state: InstanceState) -> Iterator[str]:
         if state.status != self._status:
             self._status = state.status
             yield f"{state.name} is {state.status}"

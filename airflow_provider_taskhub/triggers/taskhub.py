@@ -26,7 +26,7 @@ from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, k
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.contract import InstanceState
     from airflow_provider_taskhub.settings import Settings
-    from airflow_provider_taskhub.triggers.journal import Journal, Presence, Waits
+    from airflow_provider_taskhub.triggers.journal import Journal, Presence, Progress, Waits
     from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.watcher import Wait
 
@@ -175,7 +175,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.journal import Journal, Presence, Waits
+        from airflow_provider_taskhub.triggers.journal import Journal, Presence, Progress, Waits
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -184,11 +184,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        journal, waits, presence, absence = Journal(), Waits(), Presence(), _Absence(self, settings)
+        journal, waits, progress = Journal(), Waits(), Progress()
+        presence, absence = Presence(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
                 await news(wait, patience=self._patience())
-                self._tell(journal, waits, presence, absence, wait)
+                self._tell(wait, journal, waits, progress, presence, absence)
                 if (event := self._verdict(wait, absence)) is not None:
                     if self.end_from_trigger and event.payload["status"] == "Completed":
                         self._completed = await watcher.ended(self.instance_id)
@@ -204,7 +205,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
-    def _tell(self, journal: Journal, waits: Waits, presence: Presence, absence: _Absence, seen: Wait) -> None:
+    def _tell(
+        self, seen: Wait, journal: Journal, waits: Waits, progress: Progress, presence: Presence, absence: _Absence
+    ) -> None:
         for line in absence.lines(seen):
             self.log.info(line)
         if self.may_be_missing and seen.looked:
@@ -216,6 +219,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             self.log.info(line)
         if not seen.state.status.is_final:
             for line in waits.lines(seen.state.name or seen.instance_id, seen.whys):
+                self.log.info(line)
+            for line in progress.lines(seen.state, seen.records, seen.whys, self.clock.monotonic()):
                 self.log.info(line)
 
     def _verdict(self, seen: Wait, absence: _Absence) -> TriggerEvent | None:

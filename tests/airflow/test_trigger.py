@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -397,13 +398,64 @@ def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pyte
     assert said(capsys)[1:] == [
         "hub served by 1 live worker: a@host/1 (flights 3); it knows 'flights_delays'",
         "flights_delays is Pending",
-        'flights_delays says: {"months":8}',
         "flights_delays is Running",
+        'flights_delays says: {"months":8}',
         "monthly_delays #3, attempt 1, running on a@host/1",
         "monthly_delays #3, attempt 1, lost on a@host/1: its worker fell silent, another attempt runs",
         "monthly_delays #3, attempt 2, running on b",
         "monthly_delays #3, attempt 2, completed on b",
         "flights_delays is Completed",
+    ]
+
+
+def test_the_log_tells_progress_when_it_changes_at_most_once_a_minute(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = record(RecordState.FAILED, task_id=7, execution="an earlier one")
+    done = (record(RecordState.COMPLETED, task_id=0), record(RecordState.FAILED, task_id=1))
+    lost = record(RecordState.LOST, task_id=2, progress=0.9)
+    other = record(RecordState.RUNNING, task_id=10)
+
+    def report(second: int) -> None:
+        message = f"second\n{second}, password=hunter2"
+        running = record(RecordState.RUNNING, task_id=2, attempt=2, progress=0.25, message=message)
+        hub.records["i"] = (earlier, *done, lost, running, other)
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        for second in range(401):
+            after(second, partial(report, second))
+        after(3600, lambda: hub.end("i", 1))
+        await fired(waiting())
+
+    play(scenario)
+    line = (
+        r"progress of flights_delays: recorded activities: 1 completed, 1 failed, "
+        r"2 running \(monthly_delays #2 25 % second (\d+), password=\*\*\*, monthly_delays #10\)"
+    )
+    told = [re.fullmatch(line, one) for one in said(capsys) if "progress" in one]
+    *seconds, last = [int(found[1]) for found in told if found]
+    assert len(told) == len(seconds) + 1
+    assert last == 400, "the last change, and nothing after it for an hour"
+    assert seconds == pytest.approx([60, 120, 180, 240, 300, 360], abs=6)
+
+
+def test_the_log_tells_which_activities_without_a_record_are_awaited(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        hub.workers = (replace(member(), activities=("load", "clean")),)
+        hub.awaits["i"] = Awaits(activities=("load", "clean"), children=("month",))
+        after(100, lambda: hub.records.update(i=(record(RecordState.COMPLETED),)))
+        after(200, lambda: hub.end("i", 1))
+        await fired(waiting())
+
+    play(scenario)
+    awaits = "awaits activities 'load', 'clean' and child 'month'"
+    assert [line for line in said(capsys) if "progress" in line] == [
+        f"progress of flights_delays: {awaits}",
+        f"progress of flights_delays: recorded activities: 1 completed; {awaits}",
     ]
 
 
