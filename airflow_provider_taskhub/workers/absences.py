@@ -32,8 +32,11 @@ CHECK = 5.0
 FORGET = 120.0
 """Seconds after which a need is forgotten unless it is asked for again. A waiting message comes again sooner."""
 ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
-"""Seconds for which an activity that another worker has is given back: at first, and at most. The first worker to
-receive it takes it. The more often this worker receives it, the longer the other worker has been busy."""
+"""Seconds for which an activity that another worker has is given back: at first, and at most. All workers read one
+queue, and chance decides who receives it."""
+CHANCES = 3.0
+"""The pause grows only when chance would have brought the activity to a worker that has it so many times: those workers
+are busy then. With a pause that grows with each delivery, one of many workers waits for minutes for its activity."""
 LONGEST_TEXT = 4000
 """Characters of the failure of a task that no worker could run."""
 
@@ -42,12 +45,13 @@ LONGEST_TEXT = 4000
 class _Absence:
     """A function that is not here.
 
-    :param asked: when a message last needed it. :param elsewhere: at the last reading, another live worker had it.
+    :param asked: when a message last needed it. :param elsewhere: the share of the live workers of its kind that had it
+        at the last reading.
     :param since: since when every reading found no live worker that has it; None: one has it, or there was no reading.
     """
 
     asked: float
-    elsewhere: bool = False
+    elsewhere: float = 0.0
     since: float | None = None
 
 
@@ -121,7 +125,8 @@ class Absences:
         if found is None or not found.elsewhere:
             return longest
         if need.kind == ACTIVITY:
-            return min(longest, timedelta(seconds=min(ACTIVITY_LONGEST, ACTIVITY_PAUSE * max(1, dequeue_count))))
+            pause = ACTIVITY_PAUSE * max(1.0, dequeue_count * found.elsewhere / CHANCES)
+            return min(longest, timedelta(seconds=min(ACTIVITY_LONGEST, pause)))
         return min(longest, self._pause)
 
     async def run(self) -> None:
@@ -146,7 +151,8 @@ class Absences:
             if now - found.asked > FORGET:
                 del self._absent[need]
                 continue
-            found.elsewhere = bool(able(members, need))
+            having = len(able(members, need))
+            found.elsewhere = having / max(1, sum(member.alive and need.kind in member.roles for member in members))
             if found.elsewhere:
                 found.since = None
             elif found.since is None:

@@ -92,6 +92,8 @@ def test_two_workers_each_of_which_has_a_part_take_turns(partitions: int) -> Non
 @pytest.mark.rows("K43")
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_three_workers_each_of_which_has_a_part_take_turns(partitions: int) -> None:
+    """Within three rounds of three turns (5 s and a handover): a response may miss the turn of its instance."""
+
     async def drive(world: World) -> float:
         for name in ("a", "b", "c"):
             await world.join(f"has-{name}", app=app_with(name))

@@ -178,17 +178,30 @@ def test_what_another_worker_could_run_comes_back_soon() -> None:
     assert play(Table(), drive) == (timedelta(seconds=2), timedelta(seconds=15))
 
 
-@pytest.mark.rows("K43")
-def test_an_activity_of_another_worker_comes_back_at_once_and_later_where_that_one_is_busy() -> None:
+def activity_pauses(counts: Sequence[int], *, having: int, lacking: int) -> list[float]:
+    """For how long a worker gives an activity back that it has received so many times, in seconds."""
     need = Need("activity", "clean")
 
     async def drive(absences: Absences, clock: JumpingClock) -> Any:
         absences.gave_up(need, HOUR)
         await clock.sleep(1.0)
-        return [absences.delay(need, count).total_seconds() for count in (0, 1, 2, 3, 10, 99)]
+        return [absences.delay(need, count).total_seconds() for count in counts]
 
-    able = replace(worker(), roles=("activity",), activities=("clean",))
-    assert play(Table(able), drive) == [0.5, 0.5, 1.0, 1.5, 5.0, 5.0]
+    able, other = (replace(worker(), roles=("activity",), activities=names) for names in (("clean",), ("other",)))
+    return list(play(Table(*[able] * having, *[other] * lacking, worker()), drive))
+
+
+@pytest.mark.rows("K43")
+def test_an_activity_of_another_worker_comes_back_at_once_and_later_where_that_one_is_busy() -> None:
+    assert activity_pauses([0, 1, 2, 6, 12, 999], having=1, lacking=1) == [0.5, 0.5, 0.5, 0.5, 1.0, 5.0]
+
+
+@pytest.mark.rows("K43")
+@pytest.mark.parametrize("lacking", [1, 2, 9])
+def test_an_activity_that_chance_brings_to_wrong_workers_does_not_wait_ever_longer(lacking: int) -> None:
+    """Three times as often in a row as is likely: it has waited for less than a second each time."""
+    counts = range(1, 3 * (lacking + 1) + 1)
+    assert sum(activity_pauses(counts, having=1, lacking=lacking)) < len(counts)
 
 
 def test_nobody_is_looked_for_once_nothing_asks_any_more() -> None:
