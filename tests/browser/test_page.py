@@ -289,6 +289,24 @@ def test_every_tick_of_the_timelines_axis_is_inside_the_picture(login: Login, ru
     assert overhang <= 0
 
 
+@pytest.mark.parametrize("width", [1440, 1280, 1110, 1000])
+def test_names_of_events_stay_on_one_line_and_the_history_fits(login: Login, runs: Runs, width: int) -> None:
+    page = login("admin", f"/taskhub/page/instance?id={quote(sums_id(runs.sums), safe='')}", width=width)
+    expect(page.locator(".events tbody tr").first).to_be_visible()
+    lines, overhang = page.evaluate(
+        """() => {
+            const table = document.querySelector(".events"), [, , name, what] = table.querySelector("tbody tr").cells;
+            name.textContent = "SubOrchestrationInstanceCompleted";
+            what.textContent = "flights:hub:scheduled__2026-01-01T00:00:00+00:00:g1:00000012".repeat(3);
+            const range = document.createRange();
+            range.selectNodeContents(name);
+            const lines = new Set([...range.getClientRects()].map((one) => one.top));
+            return [lines.size, table.scrollWidth - table.clientWidth];
+        }"""
+    )
+    assert (lines, overhang) == (1, 0)
+
+
 def test_a_killed_worker_and_who_took_over(login: Login, runs: Runs) -> None:
     page = login("admin", f"/taskhub/page/instance?id={quote(runs.survivor, safe='')}", dark=True)
     expect(page.locator("svg")).to_contain_text("lost")

@@ -224,7 +224,7 @@ function paintHistory() {
   const lines = events.flatMap((event) => {
     const shown = open.has(event.n);
     const toggle = () => { if (shown) open.delete(event.n); else open.add(event.n); paintHistory(); };
-    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", { class: "kind" }, event.event), el("td", { class: "small now" }, event.what),
+    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", {}, event.event), el("td", { class: "small now" }, event.what),
       el("td", { class: "n" }, event.payload ? el("button", { class: "small", style: "padding:0 7px", "aria-expanded": String(shown), title: "payload", onclick: toggle }, shown ? "–" : "+") : ""));
     return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", {}, pretty(event.payload))))] : [row];
   });
