@@ -673,11 +673,11 @@ class Client:
         members: Sequence[Member] | None = None,
         sentinels: int = SENTINELS,
     ) -> dict[str, tuple[Why, ...]]:
-        """As :meth:`waiting`, for many at once: some five requests every 5 s, and one for each instance that runs.
+        """As :meth:`waiting`, for many at once: some five requests every 5 s, and one for each that has begun.
 
         :param states: rows as just read. :param members: as just read; None: read now.
-        :param sentinels: how many instances that run are asked what they await; the others tell only what their rows
-            and the workers tell.
+        :param sentinels: how many instances that have begun are asked what they await, those first that are not
+            suspended; the others tell only what their rows and the workers tell.
         :returns: by instance id; without those that work or have ended.
         """
         live = await self.members() if members is None else members
@@ -688,8 +688,8 @@ class Client:
     ) -> Waiting:
         """Instances that stand still, counted by their strongest reason, with examples.
 
-        At most 500 rows of each open status are read, and 100 running instances are looked at: :attr:`Waiting.complete`
-        says whether these are all.
+        At most 500 rows of each open status are read, and 100 running or suspended instances are looked at:
+        :attr:`Waiting.complete` says whether these are all.
 
         :param members: workers as just read; None: read now. :param watching: members that watch the hub for Airflow,
             read with them; None: as this client has seen them.

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.values import dataclass
 PARALLEL = 16
 """Sentinels read at the same time."""
 SENTINELS = 100
-"""Running instances of one answer whose sentinel is read. What the others await stays unknown."""
+"""Running and suspended instances of one answer whose sentinel is read. What the others await stays unknown."""
 ROWS = 500
 """Rows of one status that a scan reads."""
 PAGES = 10
@@ -113,22 +113,23 @@ class Snapshots:
     ) -> dict[str, tuple[Why, ...]]:
         """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
 
-        :param sentinels: how many of the instances that run are asked what they await, a request each; those first
-            that changed the longest ago.
+        :param sentinels: how many of the instances that run or are suspended are asked what they await, a request each;
+            those first that run, of these those that changed the longest ago.
         """
         found = [state for state in states if not state.status.is_final]
         if not found:
             return {}
         around = await self._read_around()
-        running = sorted((state for state in found if state.status is Status.RUNNING), key=_changed)[:sentinels]
+        begun = [state for state in found if state.status is not Status.PENDING]
+        asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         gate = asyncio.Semaphore(PARALLEL)
 
         async def awaits(state: InstanceState) -> Awaits | None:
             async with gate:
                 return await self._awaits(state)
 
-        read = await asyncio.gather(*map(awaits, running))
-        known = {state.instance_id: one for state, one in zip(running, read, strict=True)}
+        read = await asyncio.gather(*map(awaits, asked))
+        known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
         whys = {
             state.instance_id: self._whys(state, members, watching, around, known.get(state.instance_id))
             for state in found
@@ -155,7 +156,8 @@ class Snapshots:
                 if len(examples[one.reason]) < EXAMPLES:
                     examples[one.reason].append(Example(instance_id=instance_id, text=str(one)))
         order = [reason for reason in Reason if reason in counts]
-        whole = all(end for _, end in read) and sum(state.status is Status.RUNNING for state in states) <= SENTINELS
+        begun = sum(state.status is not Status.PENDING for state in states)
+        whole = all(end for _, end in read) and begun <= SENTINELS
         return Waiting(
             counts={reason: counts[reason] for reason in order},
             examples={reason: tuple(examples[reason]) for reason in order},
@@ -212,16 +214,19 @@ class Snapshots:
         return [_kept(item) for item in items]
 
     async def _awaits(self, state: InstanceState) -> Awaits | None:
-        """What it waits for since its last checkpoint; None: not known."""
-        if state.status is not Status.RUNNING:
-            return None
+        """What it waits for since its last checkpoint; None: not known.
+
+        Of one that is suspended or has not begun, only that its history cannot be read: it waits for nothing else.
+        """
+        pending = state.status is Status.PENDING
         try:
             sentinel = await sentinel_of(self._hub.store, self._hub.names, state.instance_id)
         except HistoryUnreadable as error:
-            return Awaits(unreadable=str(error))
-        if sentinel is None or sentinel.awaits is None:
+            return None if pending else Awaits(unreadable=str(error))  # a pending one may replace a damaged one
+        if sentinel is None or sentinel.awaits is None or (pending and sentinel.execution_id != state.execution_id):
             return None
-        return decode_awaits(sentinel.awaits)
+        awaits = decode_awaits(sentinel.awaits)
+        return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
 
     async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
         """Rows of a status, and whether these are all."""

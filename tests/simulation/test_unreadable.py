@@ -15,7 +15,7 @@ from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import ExecutionStarted, ExecutionTerminated, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import SubOrchestrationFailedError
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
-from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable
 from airflow_provider_taskhub.hub.history.records import SENTINEL, row_key
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting import Reason
@@ -341,6 +341,57 @@ def test_an_attempt_in_a_state_that_this_version_does_not_know_is_not_run_again(
         return record.state, record.attempt, "upgrade this worker" in kept.cause
 
     assert play(drive) == (RecordState.UNKNOWN, 1, True)
+
+
+async def is_suspended(world: World) -> None:
+    await world.client.suspend("child", "hold on")
+    await world.clock.sleep(5.0)
+
+
+async def is_pending(world: World) -> None:
+    """As if its worker died between the history of its first checkpoint and the instance's row."""
+    row = Entity(partition_key="child", row_key="", properties={"RuntimeStatus": "Pending"})
+    operation = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
+    await world.store.execute(Transact(table=world.client.hub.names.instances, rows=(operation,)))
+
+
+@pytest.mark.parametrize("status", [Status.SUSPENDED, Status.PENDING])
+def test_a_history_that_cannot_be_read_is_told_before_a_suspension(status: Status) -> None:
+    async def drive(world: World) -> None:
+        await world.client.start("job", LARGE, instance_id="child")
+        await world.clock.sleep(5.0)
+        await (is_suspended if status is Status.SUSPENDED else is_pending)(world)
+        await damaged(world, row_damaged, "child")
+        await world.client.resume("child")
+        await world.clock.sleep(60.0)
+        state = await world.client.get("child")
+        assert state is not None
+        assert state.status is status
+        first, *_ = await world.client.waiting("child")
+        assert first.reason is Reason.UNREADABLE
+        if status is Status.SUSPENDED:
+            assert (await world.client.waiting_of([state]))["child"][0].reason is Reason.UNREADABLE
+            assert (await world.client.waiting_instances()).faults == (Reason.UNREADABLE,)
+
+    play(drive)
+
+
+async def marked(world: World, instance_id: str) -> None:
+    await mark_unreadable(world.store, world.client.hub.names, instance_id, "a row is damaged")
+
+
+@pytest.mark.parametrize("damage", [marked, sentinel_damaged])
+def test_a_start_over_an_ended_instance_is_not_told_as_unreadable(damage: Damage) -> None:
+    async def drive(world: World) -> None:
+        await world.client.start("job", LARGE, instance_id="child")
+        await world.client.raise_event("child", "go", None)
+        await world.client.wait("child")
+        machine = await damaged(world, damage, "child")
+        await machine.stop()
+        await world.client.start("job", LARGE, instance_id="child", policy=StartPolicy.REPLACE_FINISHED)
+        assert Reason.UNREADABLE not in [one.reason for one in await world.client.waiting("child")]
+
+    play(drive)
 
 
 @pytest.mark.parametrize("damage", [row_damaged, payload_gone, sentinel_damaged])
