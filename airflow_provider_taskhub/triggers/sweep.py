@@ -191,7 +191,7 @@ class Sweep:
         state = await client.get(watch.instance_id, payloads=False)
         if state is not None and state.status.is_final:
             if state.status is Status.TERMINATED:  # after another end, the task that waited has removed the hint
-                if not sighting.over:  # a sensor may wait for this instance: its watcher reads the hint before our turn
+                if not sighting.over:  # the watcher of a sensor that waits for it reads the hint before the next turn
                     sighting.over = True
                     return
                 await client.forget_completions([watch.instance_id])
