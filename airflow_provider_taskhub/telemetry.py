@@ -23,25 +23,27 @@ class Outage:
 
     :param log: a bound logger, with the fields of every line. :param event: name of a line about a failure.
     :param monotonic: seconds that only grow.
+    :ivar failures: in a row; 0: it works. :ivar said: the text of the last one.
     """
 
     def __init__(self, log: Any, event: str, monotonic: Callable[[], float]) -> None:
         self._log, self._event, self._monotonic = log, event, monotonic
         self._began = self._told = 0.0
         self.failures = 0
+        self.said = ""
 
     def failed(self, error: BaseException, **fields: Any) -> None:
         """Something did not work. :param fields: of the line, if there is one."""
         now = self._monotonic()
         self.failures += 1
+        self.said = str(error) or type(error).__name__
         if self.failures == 1:
             self._began = now
         elif now - self._told < OUTAGE_EVERY:
             return
         self._told = now
-        said = str(error) or type(error).__name__
         more = {"failures": self.failures, "seconds": round(now - self._began)} if self.failures > 1 else {}
-        self._log.warning(self._event, error=said, **more, **fields)
+        self._log.warning(self._event, error=self.said, **more, **fields)
 
     def over(self, **fields: Any) -> None:
         """It works. Says so if it did not before, more than once. :param fields: of the line, if there is one."""

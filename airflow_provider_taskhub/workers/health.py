@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import structlog
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.executor import ExecutorPool
@@ -46,13 +48,14 @@ class Health:
         """Loops of the worker that fail again and again."""
         return tuple(name for supervisor in self._supervisors for name in supervisor.failing)
 
-    def live(self) -> bool:
-        """Whether every loop of the worker runs."""
-        return not self.failing()
-
-    def ready(self) -> bool:
-        """Whether the worker takes work."""
-        return self.live() and not self.backend.draining
+    def unready(self) -> str:
+        """Why the worker takes no work; "" when it does."""
+        if failing := self.failing():
+            return _failing(failing)
+        if self.backend.draining:
+            return "draining"
+        outage = self.owner.outage
+        return f"the store refuses this worker or does not answer: {masked(outage)}" if outage else ""
 
     def _restarts(self) -> list[str]:
         counts = sorted(item for supervisor in self._supervisors for item in tuple(supervisor.restarts.items()))
@@ -94,6 +97,10 @@ class Health:
                 for kind, count in sorted(requests.items())
             )
         return "\n".join(lines) + "\n"
+
+
+def _failing(loops: Iterable[str]) -> str:
+    return f"loops that fail again and again: {', '.join(loops)}"
 
 
 def _leases(figures: Figures) -> list[str]:
@@ -208,12 +215,10 @@ async def respond(health: Health | None, request_line: str) -> tuple[str, str]:
     match path:
         case "/live":
             failing = health.failing()
-            text = f"loops that fail again and again: {', '.join(failing)}\n"
-            return ("200 OK", "live\n") if not failing else ("503 Service Unavailable", text)
+            return ("503 Service Unavailable", f"{_failing(failing)}\n") if failing else ("200 OK", "live\n")
         case "/ready":
-            failing = health.failing()
-            text = f"loops that fail again and again: {', '.join(failing)}\n" if failing else "draining\n"
-            return ("200 OK", "ready\n") if health.ready() else ("503 Service Unavailable", text)
+            why = health.unready()
+            return ("503 Service Unavailable", f"{why}\n") if why else ("200 OK", "ready\n")
         case _:
             found = health.metrics()
             if health.waiting is not None and query != "waiting=no":

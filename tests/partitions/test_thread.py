@@ -13,13 +13,14 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_taskhub.errors import HubError, LeaseLost
+from airflow_provider_taskhub.errors import AccessDenied, HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
@@ -104,6 +105,23 @@ async def test_a_blocked_worker_loop_costs_no_lease(path: Path, store: Store) ->
     await thread.wait()
     assert sorted(partition for partition, *_ in host.lost_ones) == [0, 1, 2, 3]
     assert [state.owner for state in await partition_states(store, NAMES)] == [None] * 4
+
+
+async def test_the_outage_of_its_store_is_known_to_other_threads_while_it_lasts(path: Path, store: Store) -> None:
+    refused = threading.Event()
+
+    def plan(call: Call) -> Fault | None:
+        return Fault(before=AccessDenied("403 (fault)")) if refused.is_set() else None
+
+    thread = owner(path, Host(), opens=lambda: FaultyStore(SqliteStore(path), plan))
+    await thread.start()
+    assert thread.outage == ""
+    refused.set()
+    await until(lambda: thread.outage == "403 (fault)")
+    refused.clear()
+    await until(lambda: thread.outage == "")
+    await thread.stop(timedelta(seconds=5))
+    await thread.wait()
 
 
 @pytest.mark.rows("T20", "T21", "T40")

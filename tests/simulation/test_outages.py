@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.errors import AccessDenied
+from airflow_provider_taskhub.errors import AccessDenied, StorageError, Unavailable
 from airflow_provider_taskhub.storage.faults import Call, Fault
+from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.supervision import FAILING
+from airflow_provider_taskhub.workers.health import Health, respond
 from tests.breaking import Breaker
 from tests.simulation.world import World, running, simulate
 
@@ -110,6 +112,54 @@ def test_what_activities_came_to_is_kept_through_an_outage_and_written_after_it(
     lines = Counter(entry["event"] for entry in logs if entry["log_level"] in ("warning", "error"))
     assert lines["receive_failed"] <= 3 * 21, "a line a minute for each of the readers of three queues"
     assert lines["outcome_unsettled"] <= 2 * 21
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            AccessDenied("the storage account refused the credentials (403)"),
+            "the storage account refused the credentials (403)",
+        ),
+        (Unavailable("no connection to AccountKey=hush", maybe_done=False), "no connection to AccountKey=***"),
+    ],
+)
+def test_a_worker_whose_store_fails_is_not_ready_and_lives(error: StorageError, said: str) -> None:
+    async def play() -> Any:
+        async with World(Book().app()) as hub:
+            only = await hub.join("only")
+            await hub.clock.sleep(5.0)
+            health = Health(backend=only.backend, owner=cast(Any, only.owner), started=0.0)
+            faults: list[Fault] = []
+
+            def plan(call: Call) -> Fault | None:
+                row = isinstance(call.what, Transact) and call.what.table == hub.client.hub.names.members
+                return faults.pop() if row and faults else None
+
+            async def answers(seconds: float) -> list[tuple[str, str]]:
+                """What /ready and /live answer meanwhile."""
+                found = []
+                for _ in range(round(seconds / 0.1)):
+                    await hub.clock.sleep(0.1)
+                    ready, live = [await respond(health, f"GET /{path} HTTP/1.1") for path in ("ready", "live")]
+                    found.append((" ".join(ready), " ".join(live)))
+                return found
+
+            only.leases = plan
+            faults = [Fault(before=error)]
+            once = await answers(5.0)
+            assert not faults
+            faults = [Fault(before=error)] * 1000
+            await hub.clock.sleep(2.0)
+            failing = await answers(5.0)
+            faults = []
+            await hub.clock.sleep(2.0)
+            return set(once), set(failing), set(await answers(5.0))
+
+    once, failing, after = simulate(play)
+    assert once == after == {("200 OK ready\n", "200 OK live\n")}
+    why = f"the store refuses this worker or does not answer: {said}"
+    assert failing == {(f"503 Service Unavailable {why}\n", "200 OK live\n")}, "a restart would not help"
 
 
 @pytest.fixture

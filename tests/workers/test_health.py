@@ -34,7 +34,7 @@ def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None
     async def main() -> None:
         mine, partitions = Supervisor(clock), Supervisor(clock)
         backend = SimpleNamespace(supervisor=mine, draining=False)
-        owner = SimpleNamespace(supervisor=partitions)
+        owner = SimpleNamespace(supervisor=partitions, outage="")
         health = Health(backend=cast(Any, backend), owner=cast(Any, owner), started=0.0)
         assert await respond(health, "GET /live HTTP/1.1") == ("200 OK", "live\n")
         mine.keep("orchestrations", broken)
@@ -99,7 +99,7 @@ async def test_a_worker_that_starts_lives_and_is_not_ready() -> None:
             assert "503 Service Unavailable" in answer
             assert answer.endswith("starting\n")
         backend = SimpleNamespace(supervisor=Supervisor(), draining=False)
-        owner = SimpleNamespace(supervisor=Supervisor())
+        owner = SimpleNamespace(supervisor=Supervisor(), outage="")
         port.serve(Health(backend=cast(Any, backend), owner=cast(Any, owner), started=0.0))
         assert "200 OK" in await _get(port.port, "/ready")
         port.close()

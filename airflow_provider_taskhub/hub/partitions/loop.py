@@ -38,6 +38,7 @@ from airflow_provider_taskhub.telemetry import Outages
 
 log = structlog.get_logger("taskhub.partitions")
 
+_NOT_RENEWED = "member_not_renewed"
 _STARTS = 5
 """Tries of a start against a store that is throttling or does not answer."""
 _SLOWEST = 8.0
@@ -119,6 +120,12 @@ class PartitionOwner:
     def tenures(self) -> tuple[LeaseTenure, ...]:
         """What is held now; from any thread."""
         return () if self._holding is None else self._holding.tenures
+
+    @property
+    def outage(self) -> str:
+        """Why the store did not take this worker's row, twice in a row or more; "" while it does. From any thread."""
+        outage = self._outages.of(_NOT_RENEWED)
+        return outage.said if outage.failures > 1 else ""
 
     def expire(self) -> float:
         """End every tenure past its give-up age (T20). From any thread; does no I/O.
@@ -296,7 +303,7 @@ class PartitionOwner:
             await self._clock.sleep(began + (pause if all(done) else retry) - self._clock.monotonic())
 
     async def _attempt_to_publish(self) -> bool:
-        return await self._attempt("member_not_renewed", self._write_member)
+        return await self._attempt(_NOT_RENEWED, self._write_member)
 
     async def _telling(self) -> None:
         """What was taken or let go is said at once, not with the next renewals."""

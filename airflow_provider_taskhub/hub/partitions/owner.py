@@ -98,6 +98,11 @@ class OwnerThread:
         return None if self._owner is None else self._owner.supervisor
 
     @property
+    def outage(self) -> str:
+        """Why the store does not take this worker's row; "" while it does."""
+        return "" if self._owner is None else self._owner.outage
+
+    @property
     def requests(self) -> Counter[str]:
         """Requests of this thread's store so far, by kind: a copy, since it goes on counting."""
         return Counter() if self._store is None else self._store.requests.copy()
