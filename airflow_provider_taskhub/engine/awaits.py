@@ -14,6 +14,8 @@ NAMED = 20
 """Names of one kind that are kept, at most."""
 LONGEST_NAME = 200
 """Characters of a name that are stored: 60 names at most, so a column stays within Azure's 64 KiB."""
+CHILD_IDS = 3
+"""Ids of children that are kept, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Awaits:
     """What an instance waits for.
 
     :param activities, children: names of tasks that were scheduled and have not completed, each once, the oldest first.
+    :param child_ids: of the oldest open children, :data:`CHILD_IDS` at most. :param child_count: of all open children.
     :param events: in the order of the waits, each name once. :param timer: when the first of its timers fires.
     :param complete: False if there is more than is listed here.
     :param unreadable: what of its history its worker could not read, so that it does not go on; "" if nothing.
@@ -36,6 +39,8 @@ class Awaits:
 
     activities: tuple[str, ...] = ()
     children: tuple[str, ...] = ()
+    child_ids: tuple[str, ...] = ()
+    child_count: int = 0
     events: tuple[AwaitedEvent, ...] = ()
     timer: Timestamp | None = None
     complete: bool = True

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, verdict_of
-from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.awaits import CHILD_IDS, LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.driver import Driver, Returned
@@ -66,12 +66,19 @@ _QUESTION = {
 class _Open:
     """An action that waits for its answer."""
 
-    __slots__ = ("action", "identity", "waiter")
+    __slots__ = ("action", "child_id", "identity", "waiter")
 
     def __init__(self, action: Action, waiter: Answerable) -> None:
         self.action = action
         self.waiter = waiter
         self.identity: str | None = None
+        self.child_id: str | None = None
+
+    def recorded(self, event: HistoryEvent, identity: str | None) -> None:
+        """The action has become this event."""
+        self.identity = identity
+        if isinstance(event, SubOrchestrationInstanceCreated):
+            self.child_id = event.instance_id
 
 
 class Generation:
@@ -183,7 +190,7 @@ class Generation:
             )
         entry = self._open.get(event.event_id)
         if entry is not None:
-            entry.identity = event.taskhub_action_id
+            entry.recorded(event, event.taskhub_action_id)
             if isinstance(event, TimerCreated) and isinstance(entry.waiter, Timer):
                 entry.waiter.recorded(event.fire_at)
 
@@ -246,7 +253,7 @@ class Generation:
             decided.append(pair)
             entry = self._open.get(number)
             if entry is not None:
-                entry.identity = pair[1].action_id
+                entry.recorded(pair[0], pair[1].action_id)
         self._undecided.clear()
         return decided
 
@@ -254,12 +261,14 @@ class Generation:
         """What it waits for now."""
         named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
         timer: Timestamp | None = None
+        child_ids: list[str] = []
         for entry in islice(self._open.values(), LOOKED_AT):
             if isinstance(entry.waiter, Timer):
                 if not entry.waiter.is_complete:
                     timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
             else:
                 named[entry.action.kind][entry.action.name] = None
+                child_ids += [entry.child_id] if entry.child_id else []
         events = [
             AwaitedEvent(name=task.name, since=task.since)
             for waits in islice(self._waits.values(), LOOKED_AT)
@@ -269,6 +278,8 @@ class Generation:
         return Awaits(
             activities=tuple(islice(activities, NAMED)),
             children=tuple(islice(children, NAMED)),
+            child_ids=tuple(child_ids[:CHILD_IDS]),
+            child_count=len(child_ids),
             events=tuple(events[:NAMED]),
             timer=timer,
             complete=max(len(activities), len(children), len(events)) <= NAMED

@@ -272,9 +272,16 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
     if awaits.children:
-        yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{more}")
+        yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{_ids(awaits)}{more}")
     if awaits.timer is not None:
         yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
+
+
+def _ids(awaits: Awaits) -> str:
+    """Ids of the children, in brackets; "" where they are not known."""
+    others = awaits.child_count - len(awaits.child_ids)
+    shown = ", ".join(awaits.child_ids) + (f" and {others} more" if others > 0 else "")
+    return f" ({shown})" if awaits.child_ids else ""
 
 
 def unreadable_history(instance_id: str, cause: str) -> Why:

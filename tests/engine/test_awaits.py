@@ -7,8 +7,13 @@ from typing import Any
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
-from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, TaskCompleted
-from tests.engine.play import START, Play
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionTerminated,
+    SubOrchestrationInstanceCompleted,
+    TaskCompleted,
+)
+from tests.engine.play import INSTANCE, START, Play
 
 app = App("awaits")
 
@@ -26,6 +31,8 @@ def test_every_kind_is_named_once() -> None:
     assert play.start("all_kinds").awaits == Awaits(
         activities=("load", "save"),
         children=("gate",),
+        child_ids=(f"{INSTANCE.execution_id}:4",),
+        child_count=1,
         events=(AwaitedEvent(name="approve", since=START),),
         timer=START + timedelta(hours=1),
     )
@@ -61,6 +68,20 @@ def test_a_wait_begins_when_it_is_asked_for_and_a_cancelled_timer_is_none() -> N
 @app.orchestrator
 async def wide(ctx: OrchestrationContext, kinds: int) -> None:
     await ctx.when_all([ctx.call_activity(f"load{number}") for number in range(kinds)])
+
+
+@app.orchestrator
+async def children(ctx: OrchestrationContext) -> None:
+    await ctx.when_all([ctx.call_sub_orchestrator("month", None, instance_id=f"m{n}") for n in range(6)])
+
+
+def test_of_open_children_the_first_ids_and_the_number_are_kept() -> None:
+    play = Play(app)
+    awaits = play.start("children").awaits
+    assert (awaits.children, awaits.child_ids, awaits.child_count) == (("month",), ("m0", "m1", "m2"), 6)
+    answer = SubOrchestrationInstanceCompleted(timestamp=play.now, task_scheduled_id=1, result="1")
+    awaits = play.take(answer).awaits
+    assert (awaits.child_ids, awaits.child_count) == (("m0", "m2", "m3"), 5)
 
 
 def test_a_wide_fan_out_is_cut_and_says_so() -> None:

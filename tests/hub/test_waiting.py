@@ -201,7 +201,11 @@ def test_awaited_events_are_named_with_the_time_since_when() -> None:
     assert not any(one.reason.is_fault for one in found)
     assert "events 'approve' since 2026-01-01 00:00:00 UTC, 'reject' since 2026-01-01 03:00:00 UTC" in found[0].text
     assert "raise-event i approve" in found[0].remedy
-    assert "child 'gate'" in found[1].text
+    assert found[1].text == "child 'gate'"
+    ids = Awaits(children=("gate", "month"), child_ids=("a", "b", "c"), child_count=3)
+    assert reasons(awaits=ids)[0].text == "children 'gate', 'month' (a, b, c)"
+    ids = replace(ids, child_count=200, complete=False)
+    assert reasons(awaits=ids)[0].text == "children 'gate', 'month' (a, b, c and 197 more) and more"
     assert "2026-01-01 03:00:00 UTC" in found[2].text
 
 
@@ -228,6 +232,8 @@ def test_the_column_of_what_is_awaited() -> None:
     awaits = Awaits(
         activities=("a", "b"),
         children=("c",),
+        child_ids=("c:1", "c:2", "c:3"),
+        child_count=30,
         events=(AwaitedEvent(name="go", since=START),),
         timer=LATER,
         complete=False,

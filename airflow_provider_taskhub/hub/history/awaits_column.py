@@ -26,6 +26,8 @@ def encode_awaits(awaits: Awaits) -> str:
         found["activities"] = [name[:LONGEST_NAME] for name in awaits.activities]
     if awaits.children:
         found["children"] = [name[:LONGEST_NAME] for name in awaits.children]
+    if awaits.child_ids:
+        found |= {"child_ids": [*awaits.child_ids], "child_count": awaits.child_count}
     if awaits.events:
         found["events"] = {event.name[:LONGEST_NAME]: event.since.ticks for event in awaits.events}
     if awaits.timer is not None:
@@ -45,6 +47,8 @@ def decode_awaits(text: str | None) -> Awaits:
         return Awaits(
             activities=tuple(map(str, found.get("activities", ()))),
             children=tuple(map(str, found.get("children", ()))),
+            child_ids=tuple(map(str, found.get("child_ids", ()))),
+            child_count=int(found.get("child_count", 0)),
             events=tuple(
                 AwaitedEvent(name=name, since=Timestamp(int(since))) for name, since in found.get("events", {}).items()
             ),
