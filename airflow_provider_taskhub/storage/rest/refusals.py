@@ -22,6 +22,10 @@ log = structlog.get_logger("taskhub.storage")
 EVERY = 60.0
 """Seconds between two lines. A kind of request that was not refused for so long counts as accepted."""
 
+AGAIN = 5.0
+"""The same, once another kind that was refused is accepted again: then the credentials are good, and a kind that is
+seldom asked for need not be waited for. Not zero: refusals of requests that were under way may still come."""
+
 START = 10.0
 """Seconds of refusals at the start of a process that are not logged: the caller gets the error and usually ends."""
 
@@ -36,6 +40,7 @@ class Refusals:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._refused: dict[str, float] = {}
+        self._again = False  # whether a kind that was refused was accepted since the last refusal
         self._account = ""
         self._known = False  # whether a request was ever accepted
         self._began = 0.0
@@ -53,6 +58,7 @@ class Refusals:
             if first:
                 self._began, self._count, self._told = now, 0, None
             self._refused[kind] = now
+            self._again = False
             self._count += 1
             if self._told is None and not self._known and now - self._began < START:
                 return
@@ -76,7 +82,9 @@ class Refusals:
             return
         with self._lock:
             now = self._monotonic()
-            left = {name: at for name, at in self._refused.items() if name != kind and now - at < EVERY}
+            self._again = self._again or kind in self._refused
+            believed = AGAIN if self._again else EVERY
+            left = {name: at for name, at in self._refused.items() if name != kind and now - at < believed}
             over = bool(self._refused) and not left
             self._refused = left
             if over and self._told is not None:
