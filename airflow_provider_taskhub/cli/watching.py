@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from airflow_provider_taskhub.cli.output import errors
 from airflow_provider_taskhub.client import Client
@@ -71,7 +72,12 @@ async def _lines(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceStat
 
 
 async def _spun(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState:
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    folded = Column(overflow="fold")  # by default a line is cut, and with it the way out
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False, table_column=folded),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=errors, transient=True) as progress:
         line = progress.add_task("waiting")
         while not work.done():

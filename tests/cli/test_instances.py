@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from airflow_provider_taskhub.cli.instances import _print_activities
@@ -265,6 +267,20 @@ def test_wait_says_on_standard_error_what_an_instance_waits_for(monkeypatch: pyt
         assert result.exit_code == Exit.TIMEOUT
         assert result.stdout == ""
         assert result.stderr.count("waits: no live worker knows orchestrator 'flights'") == 1, "only what changes"
+
+
+def test_on_a_narrow_terminal_the_way_out_is_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=60, markup=False)
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.errors", terminal)
+    as_json("start", "flights", "--id", "lost")
+    for command in ("wait", "terminate"):
+        screen.truncate(0)
+        form = ("--wait",) if command == "terminate" else ()
+        assert taskhub(command, "lost", *form, "--timeout", "1").exit_code == Exit.TIMEOUT
+        shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[⠀-⣿]|0:00:0\d|\0", "", screen.getvalue()).split())
+        assert "Pending, waits: no live worker knows orchestrator 'flights'" in shown
+        assert "Start one: taskhub worker --app MODULE:APP" in shown
 
 
 @pytest.mark.rows("K46")
