@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.awaits import NOTHING, Awaits
+from airflow_provider_taskhub.engine.awaits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import (
@@ -264,10 +264,12 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     more = "" if awaits.complete else " and more"
     if awaits.events:
         named = listed([f"{event.name!r} since {clock(event.since)}" for event in awaits.events], _MOST_NAMES)
+        first = awaits.events[0].name
+        send = f"To send it: {_command('instances raise-event', found.state.instance_id, first)}"
         yield Why(
             reason=Reason.EVENTS,
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
-            remedy=f"To send it: {_command('instances raise-event', found.state.instance_id, awaits.events[0].name)}",
+            remedy=send if len(first) < LONGEST_NAME else "",  # the end of a longer name is not stored
         )
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")

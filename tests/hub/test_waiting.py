@@ -201,6 +201,8 @@ def test_awaited_events_are_named_with_the_time_since_when() -> None:
     assert not any(one.reason.is_fault for one in found)
     assert "events 'approve' since 2026-01-01 00:00:00 UTC, 'reject' since 2026-01-01 03:00:00 UTC" in found[0].text
     assert "raise-event i approve" in found[0].remedy
+    cut = decode_awaits(encode_awaits(Awaits(events=(AwaitedEvent(name="x" * 201, since=START),))))
+    assert reasons(awaits=cut)[0].remedy == "", "an event of another name would be sent"
     assert found[1].text == "child 'gate'"
     ids = Awaits(children=("gate", "month"), child_ids=("a", "b", "c"), child_count=3)
     assert reasons(awaits=ids)[0].text == "children 'gate', 'month' (a, b, c)"
