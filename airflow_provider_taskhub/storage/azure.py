@@ -146,7 +146,7 @@ class AzureStore(Paged):
 
     async def _update(self, operation: UpdateMessage) -> Receipt:
         receipt = await self._messages.update(operation)
-        if operation.visibility <= GIVEN_BACK:
+        if operation.signal and operation.visibility <= GIVEN_BACK:
             self._ring(operation.queue, operation.visibility)
         return receipt
 

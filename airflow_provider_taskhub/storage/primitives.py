@@ -202,6 +202,7 @@ class UpdateMessage:
     """Set a claimed message's visibility from now, and its text if given. Result: the new :class:`Receipt`.
 
     :param claimed: its sender goes on holding the message (:meth:`Store.release_claims`); else it is given back.
+    :param signal: whether :meth:`Store.arrival` may tell its sender when the message becomes visible.
     :raises Conflict: when the receipt is stale. :raises NotFound: when the message is gone.
     """
 
@@ -210,6 +211,7 @@ class UpdateMessage:
     visibility: timedelta
     text: str | None = None
     claimed: bool = False
+    signal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

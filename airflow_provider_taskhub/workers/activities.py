@@ -206,7 +206,7 @@ class Activities:
         if gave_up is None:
             log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
             delay = self._absences.delay(need, held.dequeue_count)
-            await self.reader.give_back([held], delay=delay, begun=False, waiting_since=since)
+            await self.reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))

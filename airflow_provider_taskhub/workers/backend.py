@@ -82,6 +82,7 @@ class Backend:
         self._predecessors, self._died = predecessors, died
         self.hub, self.roles = hub, tuple(roles)
         self._closes = closes
+        self._registry = registry
         self._settings = settings
         self._visibility = settings.lease_times.visibility
         self._readers: dict[str, ControlReader] = {}
@@ -272,6 +273,7 @@ class Backend:
             names=self.hub.names,
             queue=self.hub.names.work_items,
             carries=WORK_EVENTS,
+            runs=lambda held: getattr(held.message.event, "name", None) in self._registry.activities,
             clock=self.hub.clock,
             visibility=self._visibility,
             max_polling=self._settings.max_polling,

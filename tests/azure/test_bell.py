@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import timedelta
 
+import pytest
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.bell import MAX_PENDING, Bell, Listener, bell_of
+from airflow_provider_taskhub.storage.primitives import Receipt, UpdateMessage
 
 
 def now() -> float:
@@ -97,3 +103,16 @@ async def test_memory_is_bounded_and_waiters_are_forgotten() -> None:
 def test_an_account_has_one_bell() -> None:
     assert bell_of("http://x") is bell_of("http://x")
     assert bell_of("http://x") is not bell_of("http://y")
+
+
+@pytest.mark.parametrize("signal", [True, False])
+async def test_who_gives_a_message_to_others_is_not_woken_for_it(signal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = AzureStore(f"AccountName=bell{int(signal)};AccountKey=c2VjcmV0", timeout=timedelta(seconds=1))
+    receipt = Receipt(message_id="1", pop_receipt="1", next_visible=Timestamp(0))
+
+    async def update(operation: UpdateMessage) -> Receipt:
+        return receipt
+
+    monkeypatch.setattr(store._messages, "update", update)
+    await store.execute(UpdateMessage(queue="work", message=receipt, visibility=timedelta(seconds=1), signal=signal))
+    assert (store._bell.due(["work"]) is not None) == signal

@@ -157,6 +157,34 @@ def test_a_message_done_with_is_no_reason_to_look_into_an_empty_queue() -> None:
     assert woken == 1
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_another_worker_must_run_is_no_reason_to_look_again_soon(runs: bool) -> None:
+    """Who looks most often would receive it again and again."""
+
+    async def scenario() -> int:
+        clock = JumpingClock()
+        store = Remote(clock)
+        async with store:
+            await store.create_queue("polled-queue")
+            client = await Client.over(store, Settings(hub="Polled", partitions=1), create=True, clock=clock)
+            reader, delivered = reader_of(store, clock), asyncio.Event()
+            reader._runs = lambda held: runs
+            reader._deliver = lambda held: delivered.set()
+            running = asyncio.create_task(reader.run())
+            await clock.sleep(120)
+            event = EventRaised(timestamp=clock.utc_now(), name="go", input="1")
+            letter = client.hub.mail(event, OrchestrationInstance(instance_id="i", execution_id=None))
+            await store.execute(replace(letter.put(), queue="polled-queue"))
+            await delivered.wait()
+            before = store.requests["queue.receive"]
+            await clock.sleep(20)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return store.requests["queue.receive"] - before
+
+    assert (run(scenario()) > 5) == runs
+
+
 def test_room_that_comes_back_ends_the_wait_for_it() -> None:
     async def scenario() -> tuple[int, int]:
         clock = JumpingClock()
@@ -346,6 +374,14 @@ def test_work_items_are_asked_for_by_the_many_unless_a_slot_is_idle(
         return slots.room
 
     assert run(scenario()) == room
+
+
+def test_a_quiet_queue_is_not_looked_at_by_the_beat_of_a_clock() -> None:
+    """Else of two workers the same one would look first each time, and only that one would find anything."""
+    draw, backoff = random.Random(1), Backoff(ceiling=30.0)
+    waits = [backoff.next(draw) for _ in range(60)][20:]
+    assert 24.0 <= min(waits) < 25.0
+    assert 29.0 < max(waits) <= 30.0
 
 
 @pytest.mark.parametrize("pace", [0.01, 0.05, 0.1, 0.5, 3.0])

@@ -14,7 +14,12 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
-from tests.simulation.world import Death, Machine, World, simulate
+from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.storage.bell import Bell, Listener
+from airflow_provider_taskhub.storage.primitives import Message, Operation, PutMessage, Result, UpdateMessage
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from tests.simulation.world import Death, Machine, Place, World, simulate
 
 SOON = timedelta(minutes=2)
 
@@ -336,6 +341,57 @@ def test_an_activity_that_one_worker_lacks_is_run_by_the_other(record: bool) -> 
         return world.clock.monotonic() - began
 
     assert play(drive) < 40.0
+
+
+class Distant(SqliteStore):
+    """As Azure Storage is to workers on machines of their own: each is told of its own messages only."""
+
+    local = False
+
+    def __init__(self, clock: JumpingClock) -> None:
+        super().__init__(None, clock=clock)
+        self._bell = Bell()
+        self._listener = Listener(self._bell)
+
+    def held_by(self, holder: str) -> SqliteStore:
+        other = super().held_by(holder)
+        assert isinstance(other, Distant)
+        other._bell = Bell()
+        other._listener = Listener(other._bell)
+        return other
+
+    async def execute(self, operation: Operation) -> Result:
+        result = await super().execute(operation)
+        if isinstance(operation, PutMessage) or (isinstance(operation, UpdateMessage) and operation.signal):
+            now, delay = asyncio.get_running_loop().time(), operation.visibility.total_seconds()
+            self._bell.ring(operation.queue, now=now, delay=delay)
+        return result
+
+    async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
+        self._listener.receiving(queue)
+        return await super().receive(queue, limit=limit, visibility=visibility)
+
+    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+        return await self._listener.arrival(queues, timeout)
+
+
+@pytest.mark.rows("K43")
+def test_an_activity_reaches_the_worker_that_has_it_although_another_one_is_told_first() -> None:
+    """Who cannot run it looks no more often than who can; else it would receive the activity for ever."""
+
+    async def drive(world: World) -> None:
+        await world.join("orchestrates", app=app_with("a"), roles=("orchestrator",))
+        await world.join("has", app=app_with("a"), roles=("activity",))
+        for number in range(3):
+            await world.join(f"lacks-{number}", app=app_with("b"), roles=("activity",))
+        for number in range(10):
+            await world.clock.sleep(100.0 + 7.0 * number)
+            await world.client.start("a", 0, instance_id=f"a-{number}")
+            state = await world.wait(f"a-{number}", timedelta(minutes=10))
+            assert state.output == "2"
+
+    place = Place(name="distant", open=Distant, lease=AZURE_LEASE)
+    play(drive, partitions=1, place=place)
 
 
 # --- whatever happens -----------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ class Reader:
     :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
     :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
+    :param runs: whether this worker can run a message. What it cannot run does not quicken its looks: it would be first
+        again and again, and a worker that can run it would never receive it.
     :param quarantined: called for each of its messages that was brought into quarantine.
     :param supervisor: runs the loop that renews held messages; None: one of its own.
     """
@@ -104,6 +106,7 @@ class Reader:
         room: Callable[[], int],
         deliver: Callable[[Held], None],
         check: Callable[[], None] = lambda: None,
+        runs: Callable[[Held], bool] = lambda held: True,
         quarantined: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -113,7 +116,7 @@ class Reader:
         self.stopping = False
         self._store, self._names, self._clock = store, names, clock
         self.visibility = visibility
-        self._room, self._deliver, self._check = room, deliver, check
+        self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
         self._count = quarantined
         self._renewer = Renewer(store, clock, visibility)
         self._backoff = Backoff(ceiling=max_polling.total_seconds())
@@ -187,6 +190,7 @@ class Reader:
         failed: bool = False,
         begun: bool = True,
         waiting_since: Timestamp | None = None,
+        signal: bool = True,
     ) -> None:
         """Make messages receivable again, by whoever reads the queue next; who offered a response puts it then."""
         messages = tuple(messages)
@@ -195,7 +199,9 @@ class Reader:
                 held.settle(False)
         self.release(messages)
         own = [held for held in messages if not isinstance(held, Offered)]
-        await give_back(self._store, own, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since)
+        await give_back(
+            self._store, own, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
+        )
 
     async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:
         """Nothing more is expected of a message: it is kept, with the cause (K35). Else it comes again soon."""
@@ -262,12 +268,13 @@ class Reader:
         if not messages:
             await self._wait()
             return
-        self._backoff.received()
         took = self._clock.monotonic() - sent
         if any(_WRAPPED in message.text for message in messages):  # payloads are fetched side by side
             outcomes = await asyncio.gather(*(self._taken(message, sent) for message in messages))
         else:  # a task for each would cost as much as it does
             outcomes = [await self._taken(message, sent) for message in messages]
+        if any(outcome is None or self._runs(outcome) for outcome in outcomes):
+            self._backoff.received()
         for outcome in outcomes:
             if outcome is not None:
                 await self._hand_on(outcome)

@@ -182,12 +182,14 @@ async def give_back(
     failed: bool = False,
     begun: bool = True,
     waiting_since: Timestamp | None = None,
+    signal: bool = True,
 ) -> None:
     """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
 
     :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
     :param begun: False: this delivery shall not count.
     :param waiting_since: see :class:`Envelope`; None: as it was.
+    :param signal: False: this worker need not look at the queue when they become visible: they are for another one.
     """
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
@@ -203,7 +205,7 @@ async def give_back(
         async with held.changing, gate:  # which a slow renewal of one must not take from the others
             if held.gone:
                 return
-            update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text)
+            update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text, signal=signal)
             try:
                 await store.execute(update)
                 held.gone = True  # not ours any more

@@ -85,4 +85,6 @@ class Backoff:
         if self.empty == 1:
             return min(FIRST_POLL, self.ceiling)
         doubled = FIRST_POLL * 2.0 ** min(self.empty - 2, 20)
+        if doubled >= self.ceiling:  # not always the same: of two workers the same one would always look first
+            return self.ceiling * draw.uniform(0.8, 1.0)
         return min(self.ceiling, FIRST_POLL + draw.uniform(0.8, 1.2) * doubled)
