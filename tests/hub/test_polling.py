@@ -376,12 +376,16 @@ def test_work_items_are_asked_for_by_the_many_unless_a_slot_is_idle(
     assert run(scenario()) == room
 
 
-def test_a_quiet_queue_is_not_looked_at_by_the_beat_of_a_clock() -> None:
+def test_who_received_what_another_worker_must_run_does_not_look_at_the_same_beat_again() -> None:
     """Else of two workers the same one would look first each time, and only that one would find anything."""
     draw, backoff = random.Random(1), Backoff(ceiling=30.0)
-    waits = [backoff.next(draw) for _ in range(60)][20:]
-    assert 24.0 <= min(waits) < 25.0
-    assert 29.0 < max(waits) <= 30.0
+    waits = []
+    for _ in range(60):
+        backoff.shift()
+        waits += [backoff.next(draw), backoff.next(draw)]
+    assert 24.0 <= min(waits[40::2]) < 25.0
+    assert 29.0 < max(waits[40::2]) <= 30.0
+    assert set(waits[41::2]) == {30.0}, "once: an idle queue costs two looks a minute"
 
 
 @pytest.mark.parametrize("pace", [0.01, 0.05, 0.1, 0.5, 3.0])

@@ -275,6 +275,8 @@ class Reader:
             outcomes = [await self._taken(message, sent) for message in messages]
         if any(outcome is None or self._runs(outcome) for outcome in outcomes):
             self._backoff.received()
+        else:
+            self._backoff.shift()
         for outcome in outcomes:
             if outcome is not None:
                 await self._hand_on(outcome)

@@ -69,6 +69,11 @@ class Backoff:
 
     ceiling: float
     empty: int = 0
+    shifted: bool = False
+
+    def shift(self) -> None:
+        """What came was for another worker: a shorter wait follows once, or this one would look first each time."""
+        self.shifted = True
 
     def received(self) -> None:
         """A message came, or a local send woke the reader."""
@@ -85,6 +90,7 @@ class Backoff:
         if self.empty == 1:
             return min(FIRST_POLL, self.ceiling)
         doubled = FIRST_POLL * 2.0 ** min(self.empty - 2, 20)
-        if doubled >= self.ceiling:  # not always the same: of two workers the same one would always look first
+        if self.shifted and doubled >= self.ceiling:
+            self.shifted = False
             return self.ceiling * draw.uniform(0.8, 1.0)
         return min(self.ceiling, FIRST_POLL + draw.uniform(0.8, 1.2) * doubled)
