@@ -31,6 +31,8 @@ CHECK = 5.0
 """Seconds between two readings of the members, at most."""
 FORGET = 120.0
 """Seconds after which a need is forgotten unless it is asked for again. A waiting message comes again sooner."""
+AGAIN = 60.0
+"""Seconds after which a function that is still missing is logged again."""
 ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
 """Seconds for which an activity that another worker has is given back: at first, and at most. All workers read one
 queue, and chance decides who receives it."""
@@ -48,9 +50,11 @@ class _Absence:
     :param asked: when a message last needed it. :param elsewhere: the share of the live workers of its kind that had it
         at the last reading.
     :param since: since when every reading found no live worker that has it; None: one has it, or there was no reading.
+    :param logged: when it was last logged.
     """
 
     asked: float
+    logged: float = float("-inf")
     elsewhere: float = 0.0
     since: float | None = None
 
@@ -100,10 +104,7 @@ class Absences:
 
         :param waited: how long the message that needs it has waited for it (:func:`wait_of`).
         """
-        now = self._hub.clock.monotonic()
-        found = self._absent.setdefault(need, _Absence(asked=now))
-        found.asked = now
-        self._missing.set()
+        found = self._asked(need)
         if found.since is None or min(self._looked - found.since, waited.total_seconds()) < self._limit:
             return None
         workers = "; ".join(
@@ -117,6 +118,21 @@ class Absences:
             f"for {waited.total_seconds():.0f} s. Alive: {workers or 'nobody'}"
         )
         return text[:LONGEST_TEXT]
+
+    def tell(self, need: Need) -> bool:
+        """Whether to log that this worker does not have a function: once a minute, however many messages need it."""
+        found = self._asked(need)
+        if found.asked - found.logged < AGAIN:
+            return False
+        found.logged = found.asked
+        return True
+
+    def _asked(self, need: Need) -> _Absence:
+        now = self._hub.clock.monotonic()
+        found = self._absent.setdefault(need, _Absence(asked=now))
+        found.asked = now
+        self._missing.set()
+        return found
 
     def delay(self, need: Need, dequeue_count: int) -> timedelta:
         """How long a message that needs it is given back."""

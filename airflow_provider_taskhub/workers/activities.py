@@ -7,6 +7,7 @@ own way (:mod:`recorded`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,7 +205,8 @@ class Activities:
         since, waited = wait_of([held], self._times.visibility)
         gave_up = self._absences.gave_up(need, waited)
         if gave_up is None:
-            log.warning("activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
+            level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
+            log.log(level, "activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
             delay = self._absences.delay(need, held.dequeue_count)
             await self.reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
             return

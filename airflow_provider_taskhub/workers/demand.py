@@ -12,8 +12,6 @@ from airflow_provider_taskhub.hub.contract import Need
 
 RECENT = 60.0
 """Seconds after which an observation does not count any more. Messages that wait come again sooner."""
-AGAIN = 60.0
-"""Seconds after which a function that is still missing is logged again."""
 MOST = 200
 """Needs of one partition that are remembered."""
 
@@ -25,7 +23,6 @@ class Demand:
         self._clock = clock
         self._ran: dict[int, dict[Need, float]] = {}
         self._lacks: dict[int, dict[Need, tuple[Timestamp, float]]] = {}
-        self._said: dict[Need, float] = {}
 
     def begin(self, partition: int) -> None:
         """This worker serves a partition from now on; observations from before do not count."""
@@ -42,10 +39,10 @@ class Demand:
         if need in found or len(found) < MOST:
             found[need] = self._clock.monotonic()
 
-    def lacks(self, partition: int, need: Need, since: Timestamp) -> bool:
+    def lacks(self, partition: int, need: Need, since: Timestamp) -> None:
         """A message waits for a function that this worker does not have.
 
-        :param since: when it was enqueued, by the storage service. :returns: whether to log it: once a minute.
+        :param since: when it was enqueued, by the storage service.
         """
         now = self._clock.monotonic()
         found = self._lacks.setdefault(partition, {})
@@ -54,12 +51,6 @@ class Demand:
             oldest = since
         if need in found or len(found) < MOST:
             found[need] = min(oldest, since, key=lambda time: time.ticks), now
-        if now - self._said.get(need, float("-inf")) < AGAIN:
-            return False
-        if len(self._said) >= MOST:
-            self._said.clear()
-        self._said[need] = now
-        return True
 
     def of(self, partition: int) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
         """What ran in a partition lately, and what messages wait for that is not here, the longest waiting first."""

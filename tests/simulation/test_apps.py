@@ -394,6 +394,22 @@ def test_an_activity_reaches_the_worker_that_has_it_although_another_one_is_told
     play(drive, partitions=1, place=place)
 
 
+def test_an_activity_that_a_worker_lacks_is_told_once_a_minute() -> None:
+    async def drive(world: World) -> list[dict[str, Any]]:
+        await world.join("orchestrates", app=app_with("a"), roles=("orchestrator",))
+        await world.join("lacks", app=app_with("b"), roles=("activity",))
+        for number in range(4):
+            await world.client.start("a", 0, instance_id=f"a-{number}")
+        await world.clock.sleep(150.0)
+        told = [line for line in world.said("activity_unknown") if line["log_level"] == "warning"]
+        await world.join("has", app=app_with("a"), roles=("activity",))
+        for number in range(4):
+            assert (await world.wait(f"a-{number}", SOON)).output == "2"
+        return told
+
+    assert len(play(drive, partitions=1)) == 3
+
+
 # --- whatever happens -----------------------------------------------------------------------------------------------
 
 

@@ -250,13 +250,13 @@ def test_needs_are_kept_by_partition_for_a_minute_the_longest_waiting_first() ->
 
 
 def test_people_are_told_once_a_minute_of_each_need() -> None:
-    async def main() -> None:
-        clock = JumpingClock()
-        demand, need = Demand(clock), Need("orchestrator", "a")
+    async def drive(absences: Absences, clock: JumpingClock) -> Any:
         told = []
         for _ in range(13):
-            told.append(demand.lacks(1, need, clock.utc_now()))
+            told.append((absences.tell(WORK), absences.tell(Need("activity", "other"))))
             await clock.sleep(10.0)
-        assert [index for index, tell in enumerate(told) if tell] == [0, 6, 12]
+        return told
 
-    run(main())
+    told = play(Table(), drive)
+    assert [index for index, (tell, _) in enumerate(told) if tell] == [0, 6, 12]
+    assert [index for index, (_, tell) in enumerate(told) if tell] == [0, 6, 12]
