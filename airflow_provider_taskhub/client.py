@@ -653,18 +653,18 @@ class Client:
                 await news(deadline.shorten(pause))
                 pause = min(longest, pause * 1.5)
 
-    async def waiting(self, instance_id: str, *, prove: bool = False) -> tuple[Why, ...]:
+    async def waiting(self, instance_id: str, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:
         """Why an instance does not go on, the strongest reason first; nothing for one that works or has ended.
 
         Some six requests, however long its history is.
 
-        :param prove: find out which workers live, at most 1.5 renewal intervals, instead of believing what this client
-            has seen so far: a worker that has died is listed until others have missed it.
+        :param members: workers as just read; None: read now. Pass ``await client.members(prove=True)`` to be certain
+            which of them live: a worker that has died is listed until others have missed it.
         :raises InstanceNotFound: when there is no such instance.
         """
         row = await self._existing(instance_id)
-        members = await self.members(prove=prove and not row.status.is_final)
-        return await self._snapshots.one(row, members, self._members.watching)
+        found = await self.members() if members is None else members
+        return await self._snapshots.one(row, found, self._members.watching)
 
     async def waiting_of(
         self,

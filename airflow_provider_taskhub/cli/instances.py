@@ -178,11 +178,12 @@ def show(
         activities, history = await client.activities(instance_id), await client.readable_history(instance_id)
         if not json:
             _show(state, activities, *history)
-        waits = await client.waiting(instance_id, prove=not once)
+        members = None if once or served is None else await client.members(prove=True)
+        waits = await client.waiting(instance_id, members=members)
         if history[1] and not state.status.is_final:
             waits = (unreadable_history(instance_id, history[1][0]), *(w for w in waits if w.reason not in AWAITED))
         if not json and served is not None:
-            _print_served(served, None if once else await client.members())
+            _print_served(served, members)
         if not json and waits:
             console.print(f"waits: {told(waits)}", soft_wrap=True)
         return state, served, activities, history, waits

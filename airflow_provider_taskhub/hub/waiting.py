@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -42,6 +43,7 @@ class Reason(StrEnum):
     NOT_OWNER = "owner_does_not_know_orchestrator"
     UNSERVED = "partition_unserved"
     NO_ACTIVITY = "no_worker_knows_activity"
+    NO_CHILD = "no_worker_knows_child"
     EVENTS = "event"
     TIMER = "timer"
     CHILDREN = "child"
@@ -64,15 +66,24 @@ _FAULTS = frozenset(
         Reason.NOT_OWNER,
         Reason.UNSERVED,
         Reason.NO_ACTIVITY,
+        Reason.NO_CHILD,
     }
 )
 
 
 AWAITED = frozenset(
-    {Reason.UNREADABLE, Reason.NO_ACTIVITY, Reason.EVENTS, Reason.TIMER, Reason.CHILDREN, Reason.ACTIVITIES}
+    {
+        Reason.UNREADABLE,
+        Reason.NO_ACTIVITY,
+        Reason.NO_CHILD,
+        Reason.EVENTS,
+        Reason.TIMER,
+        Reason.CHILDREN,
+        Reason.ACTIVITIES,
+    }
 )
 """Reasons that only what an instance awaits tells, and neither its row nor the hub around it."""
-LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY})
+LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
 """Reasons for which a no-worker timeout runs: workers lack something, or the one that has to run it does."""
 
 
@@ -179,14 +190,19 @@ def _held(found: Snapshot) -> Iterable[Why]:
             text=f"suspended{by}{since}{said}",
             remedy=f"To let it go on: {_command('instances resume', state.instance_id)}",
         )
-    elif state.status is Status.PENDING and state.scheduled_start is not None and state.scheduled_start > found.now:
+    elif state.status is Status.PENDING and _starts_later(found):
         yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(state.scheduled_start)}")
+
+
+def _starts_later(found: Snapshot) -> bool:
+    start = found.state.scheduled_start
+    return start is not None and start > found.now
 
 
 def _unable(found: Snapshot) -> Iterable[Why]:
     """Functions that live workers do not have."""
     state = found.state
-    if any(_held(found)) and state.status is not Status.SUSPENDED:
+    if state.status is Status.PENDING and _starts_later(found):
         return  # no worker needs its orchestrator before it starts
     if is_foreign(found.served):
         return  # workers of .NET do not list what they can run
@@ -204,16 +220,16 @@ def _unable(found: Snapshot) -> Iterable[Why]:
         )
     elif (served := found.served) is not None and not served.offline:
         misplaced = tuple(_misplaced(need, served, live, fit))
-        lacking = tuple(_without_activity(found))
+        lacking = tuple(_without_code(found, live))
         if lacking and any(one.reason is Reason.NOT_OWNER for one in misplaced):
             # the right owner could not go on either, and the worker that owns the partition may change every minute
             yield from lacking
-            yield from () if _only_unknown(found) else misplaced
+            yield from () if _only_unknown(found, live) else misplaced
         else:
             yield from (*misplaced, *lacking)
         return
     if live or any(member.alive and ACTIVITY in member.roles for member in found.members):
-        yield from _without_activity(found)
+        yield from _without_code(found, live)
 
 
 def is_foreign(served: Ownership | None) -> bool:
@@ -240,24 +256,35 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
         )
 
 
-def _without_activity(found: Snapshot) -> Iterable[Why]:
-    workers, unknown = _unknown_activities(found)
-    if unknown:
-        yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, unknown, workers)
+def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
+    """Awaited activities and children that no live worker can run. :param live: workers that run orchestrators."""
+    workers = _activity_workers(found)
+    if activities := _unknown_activities(found, workers):
+        yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
+    if live and (children := _unknown_children(found, live)):  # a child that has not begun has no row that says it
+        unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
+        yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
 
 
-def _unknown_activities(found: Snapshot) -> tuple[Sequence[Member], Sequence[str]]:
-    """Live workers that run activities, and the awaited activities that none of them knows."""
-    workers = [member for member in found.members if member.alive and ACTIVITY in member.roles]
-    names = (found.awaits or NOTHING).activities
-    return workers, [name for name in names if not able(workers, Need(ACTIVITY, name))]
+def _activity_workers(found: Snapshot) -> Sequence[Member]:
+    return [member for member in found.members if member.alive and ACTIVITY in member.roles]
 
 
-def _only_unknown(found: Snapshot) -> bool:
-    """Whether the instance awaits nothing but activities that no live worker knows."""
-    awaits, (_, unknown) = found.awaits or NOTHING, _unknown_activities(found)
-    others = awaits.events or awaits.children or awaits.timer is not None or not awaits.complete
-    return not others and len(unknown) == len(awaits.activities)
+def _unknown_activities(found: Snapshot, workers: Sequence[Member]) -> Sequence[str]:
+    return [name for name in (found.awaits or NOTHING).activities if not able(workers, Need(ACTIVITY, name))]
+
+
+def _unknown_children(found: Snapshot, live: Sequence[Member]) -> Sequence[str]:
+    return [name for name in (found.awaits or NOTHING).children if not able(live, Need(ORCHESTRATOR, name))]
+
+
+def _only_unknown(found: Snapshot, live: Sequence[Member]) -> bool:
+    """Whether the instance awaits nothing but activities and children that no live worker can run."""
+    awaits = found.awaits or NOTHING
+    if awaits.events or awaits.timer is not None or not awaits.complete:
+        return False
+    activities, children = _unknown_activities(found, _activity_workers(found)), _unknown_children(found, live)
+    return (len(activities), len(children)) == (len(awaits.activities), len(awaits.children))
 
 
 def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:

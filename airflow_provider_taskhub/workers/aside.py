@@ -214,8 +214,8 @@ class Aside:
         return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
 
     async def _steer(self, session: Session[Live], held: Held) -> bool:
-        """Suspend or resume an instance before its scheduled start: its row says it, for whichever comes first would be
-        a matter of luck when the time comes (K41, K46).
+        """Suspend or resume an instance before its start: its row says it, since chance would decide which of the two
+        messages is delivered first, when the time comes or when a worker has the code (K41, K46).
 
         :returns: False: it is not Pending any more, or its row has no room for the reason.
         """

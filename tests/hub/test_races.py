@@ -201,9 +201,9 @@ def test_a_terminate_that_says_which_start_it_saw_ends_no_other() -> None:
     ("ended", "expected", "terminated"),
     [
         (row(GEN0), Verdict.STALE, Verdict.STALE),
-        (row(OTHER, row_pending=True), Verdict.WAIT, Verdict.CANCEL_START),  # started again
+        (row(OTHER, row_pending=True), Verdict.EARLY, Verdict.CANCEL_START),  # started again
         (row(OTHER, row_pending=True, row_due=later(60)), Verdict.EARLY, Verdict.CANCEL_START),
-        (row(OTHER, row_pending=True, row_due=later(-60)), Verdict.WAIT, Verdict.CANCEL_START),
+        (row(OTHER, row_pending=True, row_due=later(-60)), Verdict.EARLY, Verdict.CANCEL_START),
         (row(GEN0, row_pending=True), Verdict.STALE, Verdict.STALE),  # the row lags
         (row(OTHER), Verdict.STALE, Verdict.STALE),
     ],
@@ -212,7 +212,7 @@ def test_what_comes_for_an_ended_instance_is_for_its_next_start_if_there_is_one(
     ended: Facts, expected: Verdict, terminated: Verdict
 ) -> None:
     ended = replace(ended, execution_id=GEN0, checkpointed=NOW, final=True)
-    held = expected if ended.row_due is None else Verdict.STEER
+    held = Verdict.STEER if expected is Verdict.EARLY else expected
     assert verdict(raised(), ended, inserted=later(-5)) is expected
     assert verdict(ExecutionSuspended(timestamp=NOW), ended, inserted=later(-5)) is held
     assert verdict(ExecutionTerminated(timestamp=NOW), ended, inserted=later(-5)) is terminated

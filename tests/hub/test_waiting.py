@@ -196,19 +196,36 @@ def test_an_offline_partition_comes_first_with_who_ordered_it_and_why() -> None:
 
 def test_awaited_events_are_named_with_the_time_since_when() -> None:
     events = (AwaitedEvent(name="approve", since=START), AwaitedEvent(name="reject", since=LATER))
-    found = reasons(awaits=Awaits(events=events, timer=LATER, children=("gate",)))
+    found = reasons(awaits=Awaits(events=events, timer=LATER, children=("delays",)))
     assert [one.reason for one in found] == [Reason.EVENTS, Reason.CHILDREN, Reason.TIMER]
     assert not any(one.reason.is_fault for one in found)
     assert "events 'approve' since 2026-01-01 00:00:00 UTC, 'reject' since 2026-01-01 03:00:00 UTC" in found[0].text
     assert "raise-event i approve" in found[0].remedy
     cut = decode_awaits(encode_awaits(Awaits(events=(AwaitedEvent(name="x" * 201, since=START),))))
     assert reasons(awaits=cut)[0].remedy == "", "an event of another name would be sent"
-    assert found[1].text == "child 'gate'"
-    ids = Awaits(children=("gate", "month"), child_ids=("a", "b", "c"), child_count=3)
-    assert reasons(awaits=ids)[0].text == "children 'gate', 'month' (a, b, c)"
+    assert found[1].text == "child 'delays'"
+    ids, two = Awaits(children=("gate", "month"), child_ids=("a", "b", "c"), child_count=3), ("gate", "month")
+    both = (replace(ANN, orchestrators=("delays", *two)),)
+    assert reasons(awaits=ids, members=both)[0].text == "children 'gate', 'month' (a, b, c)"
     ids = replace(ids, child_count=200, complete=False)
-    assert reasons(awaits=ids)[0].text == "children 'gate', 'month' (a, b, c and 197 more) and more"
+    assert reasons(awaits=ids, members=both)[0].text == "children 'gate', 'month' (a, b, c and 197 more) and more"
     assert "2026-01-01 03:00:00 UTC" in found[2].text
+
+
+def test_a_child_whose_orchestrator_no_live_worker_knows_is_told_by_its_parent() -> None:
+    """A child has no row before a worker has begun it, so nothing else tells of it."""
+    awaits = Awaits(children=("delays", "gate"), activities=("load",), timer=LATER)
+    reason, text = the_one(awaits=awaits)
+    assert reason is Reason.NO_CHILD
+    assert reason.is_fault
+    assert text.startswith("it awaits child 'gate', and no live worker knows orchestrator 'gate'. Alive: ")
+    both = reasons(awaits=replace(awaits, activities=("lost",)))
+    assert [one.reason for one in both] == [Reason.NO_ACTIVITY, Reason.NO_CHILD]
+    assert reasons(awaits=awaits, members=(member("ann@a/1", orchestrators=("delays", "gate")),))[0].reason is (
+        Reason.ACTIVITIES
+    )
+    dead = replace(OTHER, orchestrators=("gate",), alive=False)
+    assert the_one(awaits=awaits, members=(ANN, dead))[0] is Reason.NO_CHILD
 
 
 @pytest.mark.parametrize("odd", ["plain:1", "two words", "it's", 'say "x"', "$HOME", "a;b", "-x", "--help me"])
@@ -387,7 +404,9 @@ def test_quarantine_and_a_dead_worker_that_is_still_listed() -> None:
             await serve(store, client)
             await client.start("delays", "x", instance_id="i")
             assert [one.reason for one in await client.waiting("i")] == [], "a worker is listed and nobody has proven"
-            assert [one.reason for one in await client.waiting("i", prove=True)] == [Reason.NO_ORCHESTRATOR]
+            assert [one.reason for one in await client.waiting("i", members=await client.members(prove=True))] == [
+                Reason.NO_ORCHESTRATOR
+            ]
             item = Quarantined(
                 queue=client.hub.queue_of("i"),
                 message_id="m1",
@@ -478,7 +497,7 @@ def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
             await dead.announce(member("triggerer@t/1", roles=("watcher",), apps={}, orchestrators=(), activities=()))
             found = await client.waiting("i")
             assert [one.reason for one in found] == [Reason.EVENTS], "listed, and nothing proven"
-            found = await client.waiting("i", prove=True)
+            found = await client.waiting("i", members=await client.members(prove=True))
             assert found[-1].reason is Reason.NO_TRIGGERER
 
     run(play(), limit=timedelta(minutes=5))

@@ -12,8 +12,10 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
+from airflow_provider_taskhub.hub.waiting import Reason
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.bell import Bell, Listener
@@ -408,6 +410,71 @@ def test_an_activity_that_a_worker_lacks_is_told_once_a_minute() -> None:
         return told
 
     assert len(play(drive, partitions=1)) == 3
+
+
+def waiting_app() -> App:
+    app = App("waiting", version="1")
+
+    @app.orchestrator(name="gate")
+    async def gate(ctx: OrchestrationContext) -> Any:
+        ctx.set_custom_status("it runs")
+        return await ctx.wait_for_external_event("go")
+
+    return app
+
+
+@pytest.mark.rows("K36", "K41", "K46")
+@pytest.mark.parametrize("minutes", [1, 8])
+@pytest.mark.parametrize("again", [False, True], ids=["new", "over an ended run"])
+def test_what_is_sent_before_a_worker_has_the_code_counts_as_soon_as_one_has_it(minutes: int, again: bool) -> None:
+    """Events are delivered, a suspension holds the first turn, a termination ends what came before it too."""
+
+    async def drive(world: World) -> float:
+        client = world.client
+        names = ("told", "held", "let go", "ended")
+        if again:
+            before = await world.join("before", app=waiting_app())
+            for name in names:
+                await client.start("gate", instance_id=name)
+                await client.terminate(name)
+                await world.wait(name, SOON)
+            await before.stop()
+        await world.join("one", app=app_with("a"))
+        for name in names:
+            await client.start("gate", instance_id=name, policy=StartPolicy.REPLACE_FINISHED)
+        await world.clock.sleep(30.0)
+        await client.raise_event("told", "go", 1)
+        await client.suspend("held", "not yet")
+        await client.suspend("let go", "not yet")
+        await world.clock.sleep(5.0)
+        await client.resume("let go")
+        await client.suspend("ended", "not yet")
+        await client.raise_event("ended", "go", 2)
+        await world.clock.sleep(60.0 * minutes)
+        assert [one.reason for one in await client.waiting("held")] == [Reason.SUSPENDED, Reason.NO_ORCHESTRATOR]
+        await client.terminate("ended")
+        assert (await world.wait("ended", SOON)).status is Status.TERMINATED
+        await world.join("two", app=waiting_app())
+        began = world.clock.monotonic()
+        assert (await world.wait("told", SOON)).output == "1"
+        seconds = world.clock.monotonic() - began
+        await world.clock.sleep(40.0)
+        held = await client.get("held")
+        assert held is not None
+        assert (held.status, held.output) == (Status.SUSPENDED, "not yet")
+        assert [one.reason for one in await client.waiting("let go")] == [Reason.EVENTS]
+        await client.raise_event("let go", "go", 3)
+        await client.resume("held")
+        await client.raise_event("held", "go", 4)
+        assert [(await world.wait(name, SOON)).output for name in ("let go", "held")] == ["3", "4"]
+        await world.clock.sleep(150.0)  # an event over an ended run waits so long for another start
+        assert await world.queued() == 0
+        assert not await client.quarantined()
+        assert not world.defects(), world.defects()
+        return seconds
+
+    # the start and what was sent come again every 15 s at most; then the partition goes to the worker that has the code
+    assert play(drive, partitions=1) < 45.0
 
 
 # --- whatever happens -----------------------------------------------------------------------------------------------

@@ -379,7 +379,7 @@ def steered_row(
     known: Sequence[str],
     now: Timestamp,
 ) -> Entity | None:
-    """What to merge into the row of an instance that is suspended or resumed before its scheduled start (K41, K46).
+    """What to merge into the row of an instance that is suspended or resumed before its start (K41, K46).
 
     :param stamp, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
     """

@@ -37,6 +37,8 @@ LONG_CEILING = 600.0
 SOON, TURN = timedelta(seconds=2), timedelta(minutes=1)
 """A start looks again for the end of a run of its id after a quarter of its age, at least and at most so long: sooner
 than what has come for it after that end is set aside (:data:`LATE_TURNS`)."""
+UNSTARTED = timedelta(seconds=15)
+"""An event for an instance that has not started comes back after a quarter of its age, at most so long."""
 LATE_TURNS = 6
 """Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that what has come after an end waits for another start: twice as
 long as a start may be hidden by an owner that died."""
@@ -49,7 +51,7 @@ class Verdict(StrEnum):
     LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
     CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
-    STEER = "steer"  # suspend or resume before a scheduled start ran: the row says it (K41)
+    STEER = "steer"  # suspend or resume before the start ran: the row says it (K41)
     EARLY = "early"  # its instance starts later (K41), or is started again: kept until then, which is no failure
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
@@ -284,10 +286,15 @@ def _control(event: HistoryEvent, stamp: Stamp, facts: Facts, now: Timestamp, se
     if facts.execution_id is None or _is_started_again(facts):
         if isinstance(event, ExecutionTerminated):
             return Judged(verdict=Verdict.CANCEL_START)
-        if isinstance(event, STEERING) and facts.row_due is not None:
-            return Judged(verdict=Verdict.STEER, reason="its instance is to start later")
+        if isinstance(event, STEERING) and facts.row_pending:
+            return Judged(verdict=Verdict.STEER, reason="its instance has not started yet")
         if (wait := _early(facts.row_due, now)) is not None:
             return wait
+        if facts.row_pending:  # no failure: its start may wait for a worker that has the code
+            pause = min(max((now - stamp.inserted) / 4, SOON), UNSTARTED)
+            return Judged(verdict=Verdict.EARLY, reason="its instance has not started yet", pause=pause)
+        if facts.row_terminated:
+            return Judged(verdict=Verdict.STALE, reason="its instance was terminated before it started")
         return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
     # a child's start has no row that tells of it, and what its parent sends behind it may have waited with it
     if isinstance(event, EventRaised) and (sent or _is_newer(stamp.inserted, facts)):
