@@ -656,7 +656,7 @@ class Client:
     async def waiting(self, instance_id: str, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:
         """Why an instance does not go on, the strongest reason first; nothing for one that works or has ended.
 
-        Some six requests, however long its history is.
+        Some six requests, however long its history is, and two more for each of at most three awaited children.
 
         :param members: workers as just read; None: read now. Pass ``await client.members(prove=True)`` to be certain
             which of them live: a worker that has died is listed until others have missed it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.awaits import Awaits
@@ -86,20 +86,25 @@ class Snapshots:
     async def one(
         self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
     ) -> tuple[Why, ...]:
-        """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests.
+        """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests, two more for each of at
+        most three children.
 
         :param members: workers, alive as the caller has proven it. :param watching: members that watch the hub for
             Airflow; None: not known.
         """
         if state.status.is_final:
             return ()
-        partition = partition_of(state.instance_id, self._looks.partitions)
-        _, kept, awaits = await asyncio.gather(
-            self._looks.glance(partition), self._kept(state.instance_id), self._awaits(state)
+        awaits = await self._awaits(state)
+        ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
+        partitions = {partition_of(one, self._looks.partitions) for one in ids}
+        kept, _ = await asyncio.gather(
+            asyncio.gather(*map(self._kept, ids)), asyncio.gather(*map(self._looks.glance, partitions))
         )
-        served = self._looks.ownership(partition)
         around = _Around(
-            read=0.0, served={partition: served}, controls=self._looks.controls, kept={state.instance_id: kept}
+            read=0.0,
+            served={partition: self._looks.ownership(partition) for partition in partitions},
+            controls=self._looks.controls,
+            kept=dict(zip(ids, kept, strict=True)),
         )
         return self._whys(state, members, watching, around, awaits)
 
@@ -172,20 +177,25 @@ class Snapshots:
         around: _Around,
         awaits: Awaits | None,
     ) -> tuple[Why, ...]:
+        found = self._snapshot(state, members, around)
+        child_ids = awaits.child_ids if awaits is not None else ()
+        children = [self._snapshot(replace(state, instance_id=one), members, around) for one in child_ids]
+        found = replace(found, awaits=awaits, children=children)
+        reasons, alone = why(found), unwatched(state, watching)
+        return reasons if alone is None else (*reasons, alone)
+
+    def _snapshot(self, state: InstanceState, members: Sequence[Member], around: _Around) -> Snapshot:
         partition = partition_of(state.instance_id, self._looks.partitions)
         order = next((one for one in around.controls if _offline(one, partition)), None)
-        found = Snapshot(
+        return Snapshot(
             state=state,
             members=members,
             served=around.served.get(partition),
             offline_by=order.by if order is not None else "",
             offline_reason=order.reason if order is not None else "",
             quarantined=around.kept.get(state.instance_id, ()),
-            awaits=awaits,
             now=self._hub.clock.utc_now(),
         )
-        reasons, alone = why(found), unwatched(state, watching)
-        return reasons if alone is None else (*reasons, alone)
 
     async def _read_around(self) -> _Around:
         async with self._reading:

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     UNSERVED = "partition_unserved"
     NO_ACTIVITY = "no_worker_knows_activity"
     NO_CHILD = "no_worker_knows_child"
+    CHILD_HELD = "child_held"
     EVENTS = "event"
     TIMER = "timer"
     CHILDREN = "child"
@@ -67,6 +68,7 @@ _FAULTS = frozenset(
         Reason.UNSERVED,
         Reason.NO_ACTIVITY,
         Reason.NO_CHILD,
+        Reason.CHILD_HELD,
     }
 )
 
@@ -76,6 +78,7 @@ AWAITED = frozenset(
         Reason.UNREADABLE,
         Reason.NO_ACTIVITY,
         Reason.NO_CHILD,
+        Reason.CHILD_HELD,
         Reason.EVENTS,
         Reason.TIMER,
         Reason.CHILDREN,
@@ -122,6 +125,8 @@ class Snapshot:
     :param served: who owns its partition; None: not known.
     :param offline_by, offline_reason: of the order that takes its partition offline; "" if it is not known.
     :param quarantined: messages for it. :param awaits: as its last checkpoint left it; None: not known.
+    :param children: awaited children whose ids are known. Only what is around them counts: before its first checkpoint
+        a child has no row.
     :param now: by this machine's clock.
     """
 
@@ -132,6 +137,7 @@ class Snapshot:
     offline_reason: str = ""
     quarantined: Sequence[Kept] = ()
     awaits: Awaits | None = None
+    children: Sequence[Snapshot] = ()
     now: Timestamp
 
 
@@ -143,7 +149,7 @@ def why(found: Snapshot) -> tuple[Why, ...]:
     state = found.state
     if state.status.is_final:
         return ()
-    reasons = [*_ordered(found), *_damaged(found), *_held(found), *_unable(found)]
+    reasons = [*_ordered(found), *_damaged(found), *_held(found), *_unable(found), *_children_held(found)]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
     return tuple(reasons)
@@ -170,6 +176,13 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         )
 
 
+def _children_held(found: Snapshot) -> Iterable[Why]:
+    for child in found.children:
+        for one in _ordered(child):
+            text = f"its child {child.state.instance_id!r}: {one.text}"
+            yield Why(reason=Reason.CHILD_HELD, text=text, remedy=one.remedy)
+
+
 def _damaged(found: Snapshot) -> Iterable[Why]:
     cause = (found.awaits or NOTHING).unreadable
     if cause:
@@ -190,19 +203,21 @@ def _held(found: Snapshot) -> Iterable[Why]:
             text=f"suspended{by}{since}{said}",
             remedy=f"To let it go on: {_command('instances resume', state.instance_id)}",
         )
-    elif state.status is Status.PENDING and _starts_later(found):
-        yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(state.scheduled_start)}")
+    elif (start := _later_start(found)) is not None:
+        yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(start)}")
 
 
-def _starts_later(found: Snapshot) -> bool:
+def _later_start(found: Snapshot) -> Timestamp | None:
+    """When the instance is to start; None: it has started, or is to start at once."""
     start = found.state.scheduled_start
-    return start is not None and start > found.now
+    ahead = found.state.status is Status.PENDING and start is not None and start > found.now
+    return start if ahead else None
 
 
 def _unable(found: Snapshot) -> Iterable[Why]:
     """Functions that live workers do not have."""
     state = found.state
-    if state.status is Status.PENDING and _starts_later(found):
+    if _later_start(found) is not None:
         return  # no worker needs its orchestrator before it starts
     if is_foreign(found.served):
         return  # workers of .NET do not list what they can run

@@ -445,7 +445,7 @@ def test_the_log_tells_which_activities_without_a_record_are_awaited(
 ) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)
-        hub.workers = (replace(member(), activities=("load", "clean")),)
+        hub.workers = (replace(member(), activities=("load", "clean"), orchestrators=("flights_delays", "month")),)
         hub.awaits["i"] = Awaits(activities=("load", "clean"), children=("month",))
         after(100, lambda: hub.records.update(i=(record(RecordState.COMPLETED),)))
         after(200, lambda: hub.end("i", 1))

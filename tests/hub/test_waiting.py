@@ -228,6 +228,24 @@ def test_a_child_whose_orchestrator_no_live_worker_knows_is_told_by_its_parent()
     assert the_one(awaits=awaits, members=(ANN, dead))[0] is Reason.NO_CHILD
 
 
+def test_a_child_that_is_held_is_told_by_its_parent_with_the_way_out() -> None:
+    """Its partition is offline, or it came into quarantine in its first episode: it has no row then."""
+    child = Snapshot(state=replace(STATE, instance_id="i:1"), members=(), now=START)
+    awaits = Awaits(children=("delays",), child_ids=("i:1",), child_count=1)
+    offline = replace(child, served=replace(SERVED, partition=2, offline=True), offline_by="ann@a")
+    reason, text = the_one(awaits=awaits, children=(offline,))
+    assert reason is Reason.CHILD_HELD
+    assert reason.is_fault
+    assert text.startswith("its child 'i:1': partition 2 was taken offline by ann@a")
+    assert "taskhub partitions online 2" in text
+    stuck = replace(child, quarantined=(Kept(message_id="m", cause="it does not end", stuck=True),))
+    assert the_one(awaits=awaits, children=(child, stuck)) == (
+        Reason.CHILD_HELD,
+        "its child 'i:1': it is in quarantine: it does not end. Mend the cause, then: taskhub quarantine put-back m",
+    )
+    assert the_one(awaits=awaits, children=(child,))[0] is Reason.CHILDREN
+
+
 @pytest.mark.parametrize("odd", ["plain:1", "two words", "it's", 'say "x"', "$HOME", "a;b", "-x", "--help me"])
 def test_a_command_that_is_the_way_out_can_be_pasted_into_a_shell(odd: str) -> None:
     state = replace(STATE, instance_id=odd)

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from airflow_provider_taskhub.hub.waiting import Reason
@@ -475,6 +476,49 @@ def test_what_is_sent_before_a_worker_has_the_code_counts_as_soon_as_one_has_it(
 
     # the start and what was sent come again every 15 s at most; then the partition goes to the worker that has the code
     assert play(drive, partitions=1) < 45.0
+
+
+def test_a_child_that_cannot_begin_is_told_by_its_parent_in_every_reading() -> None:
+    """A child has no row before its first checkpoint."""
+    app = waiting_app()
+
+    @app.orchestrator(name="parent")
+    async def parent(ctx: OrchestrationContext, child: list[str]) -> Any:
+        name, instance_id = child
+        return await ctx.call_sub_orchestrator(name, instance_id=instance_id)
+
+    async def drive(world: World) -> None:
+        client = world.client
+        await world.join("one", app=app)
+        partition = partition_of("kid", 4)
+        top, second, other, *_ = (
+            f"id-{number}" for number in range(20) if partition_of(f"id-{number}", 4) != partition
+        )
+        await client.steering.offline([partition], "repair")
+        await world.clock.sleep(20.0)
+        await client.start("parent", ["gate", "kid"], instance_id=top)
+        await client.start("parent", ["lost", other], instance_id=second)
+        await world.clock.sleep(20.0)
+        assert await client.get("kid") is None
+        reasons = {}
+        for instance_id in (top, second):
+            (reasons[instance_id],) = await client.waiting(instance_id)
+            row = await client.get(instance_id)
+            assert row is not None
+            assert await client.waiting_of([row]) == {instance_id: (reasons[instance_id],)}
+        held, lost = reasons.values()
+        assert held.reason is Reason.CHILD_HELD
+        assert f"its child 'kid': partition {partition} was taken offline by " in held.text
+        assert "(repair)" in held.text
+        assert lost.reason is Reason.NO_CHILD
+        assert (await client.waiting_instances()).counts == {Reason.NO_CHILD: 1, Reason.CHILD_HELD: 1}
+        await client.steering.online([partition])
+        await world.clock.sleep(20.0)
+        assert [one.reason for one in await client.waiting(top)] == [Reason.CHILDREN]
+        for instance_id in (top, second):
+            await client.terminate(instance_id, wait=True)
+
+    play(drive)
 
 
 # --- whatever happens -----------------------------------------------------------------------------------------------
