@@ -6,7 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from airflow_provider_taskhub.masking import masked
+from airflow_provider_taskhub.masking import masked, masked_json
 from airflow_provider_taskhub.telemetry import Outage, _mask
 
 
@@ -24,6 +24,14 @@ from airflow_provider_taskhub.telemetry import Outage, _mask
         ("Authorization: SharedKey acct:abc+/=", "Authorization: SharedKey acct:***"),
         ("Authorization: Bearer eyJ.a-b", "Authorization: Bearer ***"),
         ("postgres://me:hunter2@db/x", "postgres://me:***@db/x"),
+        ("postgres://me:p@ss@db/x", "postgres://me:***@db/x"),
+        ('{"url":"http://a:80","mail":"x@y"}', '{"url":"http://a:80","mail":"x@y"}'),
+        ("token=abc, api_key: abc, db_pwd=abc", "token=***, api_key: ***, db_pwd=***"),
+        ("passphrase='a b'", "passphrase=***"),
+        ("Authorization: Basic dXNlcjpw", "Authorization: Basic ***"),
+        (r'{"body": "{\"password\": \"a b\", \"n\": 1}"}', r'{"body": "{\"password\": ***, \"n\": 1}"}'),
+        ("{'token': 'abc'}", "{'token': ***}"),
+        ("the lease has 7 tokens: two; unexpected token: x", "the lease has 7 tokens: two; unexpected token: x"),
         ("the password is wrong: ask for another", "the password is wrong: ask for another"),
         ("https://host:8080/path is not there", "https://host:8080/path is not there"),
         ("nothing secret here", "nothing secret here"),
@@ -31,6 +39,21 @@ from airflow_provider_taskhub.telemetry import Outage, _mask
 )
 def test_the_value_of_a_secret_is_masked_and_what_is_said_of_it_stays(text: str, said: str) -> None:
     assert masked(text) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"year": 1, "password": {"value": "x"}}', '{"year": 1, "password": "***"}'),
+        ('[{"API_KEY": ["a", "b"]}, "password=x"]', '[{"API_KEY": "***"}, "password=***"]'),
+        ('{"body": "{\\"token\\": \\"a\\"}"}', '{"body": "{\\"token\\": \\"***\\"}"}'),
+        ('{"year":1, "password": ""}', '{"year":1, "password": ""}'),
+        ("password=x", "password=***"),
+        ("7", "7"),
+    ],
+)
+def test_in_json_all_that_stands_under_the_name_of_a_secret_is_masked(text: str, said: str) -> None:
+    assert masked_json(text) == said
 
 
 def test_a_traceback_that_speaks_of_a_password_stays() -> None:

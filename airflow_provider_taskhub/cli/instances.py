@@ -37,7 +37,7 @@ from airflow_provider_taskhub.hub.contract import (
     StartPolicy,
 )
 from airflow_provider_taskhub.hub.waiting import AWAITED, is_foreign, unreadable_history
-from airflow_provider_taskhub.masking import masked
+from airflow_provider_taskhub.masking import masked, masked_json
 
 app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
 
@@ -166,6 +166,8 @@ def show(
 
     What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
     Such an instance does not go on: terminate it, then purge it.
+
+    Values of secrets are shown as ***; --json prints everything as it is stored.
 
     Example: taskhub instances show flights-2013
     """
@@ -622,8 +624,8 @@ def _print_state(state: InstanceState) -> None:
         ("status", state.status),
         ("created", _second(state.created)),
         ("ended", _second(state.completed)),
-        ("custom status", state.custom_status),
-        ("tags", ", ".join(f"{name}={value}" for name, value in (state.tags or {}).items())),
+        ("custom status", _short(state.custom_status)),
+        ("tags", masked(", ".join(f"{name}={value}" for name, value in (state.tags or {}).items()))),
         ("input", _short(state.input)),
         # before the end, the column holds why the instance was suspended or resumed
         ("output", _short(state.output) if state.status.is_final else None),
@@ -744,4 +746,6 @@ def _what(event: Any) -> str:
 
 
 def _short(text: str | None, limit: int = 2000) -> str | None:
+    """A text of user code as ``show`` prints it: without the values of secrets, and not longer than the limit."""
+    text = None if text is None else masked_json(text)
     return text if text is None or len(text) <= limit else f"{text[:limit]}… ({len(text)} characters; --json has all)"

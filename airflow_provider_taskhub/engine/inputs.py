@@ -41,7 +41,12 @@ def input_arguments(
     """
     if value is None and has_default(function, parameter):
         return ()
-    decoded = decode(value, annotation, what=what)
+    try:
+        decoded = decode(value, annotation, what=what)
+    except InputError as error:
+        if misspelt := "; ".join(_told(*found) for found in _unknown_at_top(value, annotation)):
+            raise InputError(f"{error}; {misspelt}") from error.__cause__
+        raise
     if not recorded and annotation is not None:
         refuse_unknown_keys(value, decoded, annotation, what=what)
     return (decoded,)
@@ -59,14 +64,41 @@ def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -
     :param raw: the plain JSON value. :param decoded: what its annotation made of it.
     :raises InputError: naming the key, where it stands, and the nearest known key.
     """
-    for path, key, known in _unknown(raw, decoded, annotation, "value"):
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        listed = ", ".join(sorted(known)[:_SHOWN]) + (" …" if len(known) > _SHOWN else "") or "none"
-        raise InputError(f"{what}: {path} has an unknown key {key!r}{hint} (known keys: {listed})")
+    for found in _unknown(raw, decoded, annotation, "value"):
+        raise InputError(f"{what}: {_told(*found)}")
+
+
+def _told(path: str, key: str, known: frozenset[str]) -> str:
+    spelt = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(key.casefold(), spelt, n=1)
+    hint = f", did you mean {spelt[near[0]]!r}?" if near else ""
+    listed = ", ".join(sorted(known)[:_SHOWN]) + (" …" if len(known) > _SHOWN else "") or "none"
+    return f"{path} has an unknown key {key!r}{hint} (known keys: {listed})"
 
 
 _Found = Iterator[tuple[str, str, frozenset[str]]]
+
+
+def _unknown_at_top(raw: Any, annotation: Any) -> _Found:
+    """Unknown keys of a value that could not be decoded: a misspelt key leaves a required field empty."""
+    kinds = [kind for kind in _members(annotation) if kind is not type(None)]
+    if not isinstance(raw, dict) or len(kinds) != 1:
+        return
+    names = _field_names(kinds[0])
+    if names:
+        yield from _extra(raw, names, "value")
+
+
+def _field_names(kind: Any) -> set[str]:
+    """Names and aliases of the fields of a type; empty for one that has no fields."""
+    if typing_extensions.is_typeddict(kind):
+        return set(_hints(kind))
+    if not isinstance(kind, type) or not (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
+        return set()
+    described = getattr(kind, "__pydantic_fields__", {})
+    names = {*described, *getattr(kind, "__dataclass_fields__", {})}
+    aliases = (_aliases(field.validation_alias or field.alias) for field in described.values())
+    return names.union(*aliases)
 
 
 def _unknown(raw: Any, decoded: Any, annotation: Any, path: str) -> _Found:

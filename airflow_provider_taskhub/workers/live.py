@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from uuid import uuid4
 
+import structlog
+
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import identity
+from airflow_provider_taskhub.engine.context import LogLine
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
@@ -38,6 +42,8 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import Facts
 from airflow_provider_taskhub.values import dataclass
+
+log = structlog.get_logger(__name__)
 
 _FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
 """Messages for the current generation; responses name theirs, and are nothing to another."""
@@ -247,7 +253,13 @@ class Loader:
         self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
     ) -> Execution:
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
-        return Execution(self._registry, past, instance=instance, custom_status=custom_status)
+        return Execution(self._registry, past, instance=instance, custom_status=custom_status, log=_say)
+
+
+def _say(line: LogLine) -> None:
+    """Write what an orchestrator logs into the worker's log."""
+    level = max(logging.DEBUG, min(logging.CRITICAL, line.level // 10 * 10))  # structlog knows no levels in between
+    log.log(level, line.message, instance_id=line.instance_id, orchestrator=line.orchestrator)
 
 
 def _start_of(

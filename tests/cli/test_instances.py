@@ -242,6 +242,15 @@ def test_what_is_logged_stands_in_no_answer(path: Path) -> None:
     assert "'paused'" in done.stderr
 
 
+def test_show_prints_an_instance_without_the_values_of_secrets() -> None:
+    given = '{"year": 1, "db": {"password": "hunter22"}}'
+    as_json("start", "flights", "--id", "dark", "--input", given, "--tag", "note=token=abc")
+    shown = taskhub("show", "dark", "--once").stdout
+    assert '{"year": 1, "db": {"password": "***"}}' in shown
+    assert "note=token=***" in shown
+    assert json.loads(as_json("show", "dark", "--once")["instance"]["input"]) == json.loads(given)
+
+
 def test_show_says_what_an_instance_waits_for() -> None:
     as_json("start", "flights", "--id", "later", "--at", "2999-01-01")
     as_json("start", "flights", "--id", "lost")

@@ -29,6 +29,12 @@ class Gate:
 
 
 @dataclass
+class Required:
+    year: int
+    months: int = 0
+
+
+@dataclass
 class Orders:
     n: int = 1
     gate: Gate = field(default_factory=Gate)
@@ -218,6 +224,22 @@ def test_the_error_of_a_users_validator_is_the_cause_with_the_users_frames() -> 
     assert (cause.error_type, cause.error_message) == ("ValueError", "give an even number")
     assert "_even" in (cause.stack_trace or "")
     assert "pydantic" not in (cause.stack_trace or "")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "told"),
+    [
+        (Required, {"yeer": 1, "z": 2}, ["'yeer', did you mean 'year'?", "'z' (known keys: months, year)"]),
+        (Required | None, {"YEAR": 1}, ["'YEAR', did you mean 'year'?"]),
+        (Typed, {"N": 1}, ["'N', did you mean 'n'?"]),
+        (Model, {"nn": 1, "n": "x"}, ["'nn', did you mean 'n'?"]),
+    ],
+)
+def test_a_misspelt_key_of_a_value_that_does_not_fit_is_named_too(annotation: Any, value: Any, told: list[str]) -> None:
+    with pytest.raises(InputError, match="does not fit") as caught:
+        decoded(annotation, value)
+    assert [text in str(caught.value) for text in told] == [True] * len(told)
+    assert str(caught.value).count("unknown key") == len(told)
 
 
 def test_an_instance_that_already_ran_goes_on_with_the_input_that_it_has() -> None:

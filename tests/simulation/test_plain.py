@@ -391,3 +391,29 @@ def test_who_waits_for_an_instance_is_told_of_its_end(monkeypatch: pytest.Monkey
     else:
         assert status is Status.TERMINATED
         assert 60 <= waited < 65
+
+
+def test_what_an_orchestrator_logs_is_in_the_workers_log_once() -> None:
+    app = App("talking")
+
+    @app.activity
+    def step(number: int) -> int:
+        return number
+
+    @app.orchestrator
+    async def talk(ctx: OrchestrationContext, number: int) -> int:
+        ctx.logger.warning("begins with %s", number)
+        number = await ctx.call_activity(step, number)
+        ctx.logger.log(25, "ends")
+        return number
+
+    async def drive() -> list[Any]:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("talk", 7, instance_id="i")
+            assert (await world.wait("i")).output == "7"
+            assert not world.defects(), world.defects()
+            found = [*world.said("begins with 7"), *world.said("ends")]
+            return [(line["event"], line["log_level"], line["instance_id"], line["orchestrator"]) for line in found]
+
+    assert simulate(drive) == [("begins with 7", "warning", "i", "talk"), ("ends", "info", "i", "talk")]
