@@ -23,6 +23,10 @@ MAX_STACK = 16_384
 """Characters of a stack trace that are kept, the last ones: they name the culprit."""
 _MAX_CAUSES = 5
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+_PYTHON = re.compile(
+    r"^<frozen|[/\\]lib[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages[/\\])|[/\\]Python[\d]+[/\\]Lib[/\\](?!site-)"
+)
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
 """Error types of an instance that failed because an activity or a child failed."""
@@ -60,11 +64,17 @@ def place_of(failure: FailureDetails | None) -> str | None:
     for one in chain(failure):
         frames = _FRAME.findall(one.stack_trace or "")
         if frames:
-            file, line, function = frames[-1]
+            file, line, function = _own(frames)[-1]
             found = f"{file}:{line}, in {function}"
         if one.error_type not in TASK_FAILED:
             break
     return found
+
+
+def _own(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Frames of the user's code, as far as paths tell: an error is often raised inside a library."""
+    without_python = [frame for frame in frames if not _PYTHON.search(frame[0])]
+    return [frame for frame in without_python if not _INSTALLED.search(frame[0])] or without_python or frames
 
 
 def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:

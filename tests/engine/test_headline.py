@@ -142,3 +142,25 @@ def test_the_place_of_a_failure_is_the_last_frame_of_the_users_code() -> None:
     assert place_of(own) == "flights.py:3, in flights"
     for unknown in (None, LOST, FailureDetails(error_type="E", error_message="m", stack_trace="   at Load() in a.cs")):
         assert place_of(unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        (["/jobs/flights.py", "/usr/lib/python3.11/json/decoder.py"], "/jobs/flights.py"),
+        (["/jobs/flights.py", "/v/lib/python3.12/site-packages/pandas/io.py", "<frozen io>"], "/jobs/flights.py"),
+        (
+            ["/v/lib/python3.12/site-packages/jobs/flights.py", "/usr/lib/python3.12/os.py"],
+            "/v/lib/python3.12/site-packages/jobs/flights.py",
+        ),
+        ([r"C:\jobs\flights.py", r"C:\Python311\Lib\json\decoder.py"], r"C:\jobs\flights.py"),
+        (["/usr/lib/python3.11/runpy.py", "/usr/lib/python3.11/os.py"], "/usr/lib/python3.11/os.py"),
+    ],
+)
+def test_the_place_of_a_failure_is_not_in_a_library_that_the_users_code_has_called(
+    files: list[str], place: str
+) -> None:
+    trace = "".join(f'  File "{file}", line {number}, in f{number}\n' for number, file in enumerate(files, 1))
+    failure = FailureDetails(error_type="ValueError", error_message="bad", stack_trace=trace)
+    number = files.index(place) + 1
+    assert place_of(failure) == f"{place}:{number}, in f{number}"
