@@ -252,7 +252,9 @@ def start(
             start_at=_time(at, "--at"),
             policy=policy,
         )
-        await _warn_if_nobody(client, orchestrator)
+        if state.name != orchestrator:
+            warn(f"{state.instance_id} is an instance of orchestrator {state.name!r}, not of {orchestrator!r}")
+        await _warn_if_nobody(client, state.name)
         if not wait:
             return state
         if not json:

@@ -242,6 +242,13 @@ def test_what_is_logged_stands_in_no_answer(path: Path) -> None:
     assert "'paused'" in done.stderr
 
 
+def test_who_attaches_to_an_instance_of_another_orchestrator_is_told() -> None:
+    as_json("start", "flights", "--id", "taken")
+    same, other = (taskhub("start", name, "--id", "taken", "--policy", "attach") for name in ("flights", "trains"))
+    assert "is an instance of" not in same.stderr
+    assert "taken is an instance of orchestrator 'flights', not of 'trains'" in other.stderr
+
+
 def test_show_prints_an_instance_without_the_values_of_secrets() -> None:
     given = '{"year": 1, "db": {"password": "hunter22"}}'
     as_json("start", "flights", "--id", "dark", "--input", given, "--tag", "note=token=abc")
