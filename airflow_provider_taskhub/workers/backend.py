@@ -344,7 +344,8 @@ class Backend:
                     log.warning("claims_not_released", workers=sorted(fresh), error=str(error))
                 else:
                     known = dead
-                    log.info("claims_released", workers=sorted(fresh), messages=released)
+                    if released:
+                        log.info("claims_released", workers=sorted(fresh), messages=released)
                     self._died()
             await self.hub.clock.sleep(pause)
 
