@@ -12,11 +12,12 @@ STORAGE ?= sqlite
 DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
 N ?= 20
 REAL = tests/airflow/ tests/browser/ tests/demo/ tests/e2e/
-# arguments of make crash, storm, soak and explore, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
+# arguments of make crash, storm, soak, explore and mapped, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
 SOAK ?=
 EXPLORE ?=
+MAPPED ?=
 SECONDS := 300
 RUNS ?= 20
 # arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
@@ -99,8 +100,8 @@ kills: .venv/.test ## tasks killed on a real Airflow 0 to 10 s after their defer
 	@$(BIN)/python -m tests.airflow.kills kills
 
 .PHONY: mapped
-mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed
-	@$(BIN)/python -m tests.airflow.kills mapped --times $(if $(filter file,$(origin RUNS)),5,$(RUNS))
+mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed (MAPPED="--database URL")
+	@$(BIN)/python -m tests.airflow.kills mapped --times $(if $(filter file,$(origin RUNS)),5,$(RUNS)) $(MAPPED)
 
 .PHONY: explore
 explore: .venv/.test .venv/.azurite ## N=3000 random programs on two workers that are killed, beside an independent model (EXPLORE="--store azurite")
