@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, Unavailable
+from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at, settings_of
 from airflow_provider_taskhub.settings import home
 from tests.airflow.fake import FakeHub, member
@@ -152,3 +153,19 @@ print(sorted(name for name in ours if name.split('.')[1] in {'client', 'storage'
         [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.splitlines()[-2:] == ["[]", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"year": 1, "db_pwd": ["a", "b"]}', '{"year": 1, "db_pwd": "***"}'),
+        ('{"access_token": "abc", "note": "AccountKey=abc"}', '{"access_token": "***", "note": "AccountKey=***"}'),
+        ("AccountKey=abc and year 1", "AccountKey=*** and year 1"),
+        ('"7"', '"7"'),
+        (None, ""),
+    ],
+)
+def test_texts_for_airflow_are_without_the_secrets_that_the_package_knows_in_json_too(
+    text: str | None, shown: str
+) -> None:
+    assert masked(text) == shown

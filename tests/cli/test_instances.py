@@ -362,13 +362,14 @@ class Told:
         self.records: tuple[ActivityRecord, ...] = ()
         self.history: tuple[HistoryEvent, ...] = ()
         self.members: tuple[Member, ...] = ()
+        self.unproven: tuple[Member, ...] | None = None
         self.waits: tuple[Why, ...] = ()
         self.logs: tuple[str, ...] = ()
         answers = {
             "get": lambda *_, **__: self.state,
             "activities": lambda *_: self.records,
             "readable_history": lambda *_: (self.history, ()),
-            "members": lambda *_, **__: self.members,
+            "members": lambda *_, prove=False: self.members if prove or self.unproven is None else self.unproven,
             "waiting": lambda *_, **__: self.waits,
             "logs": lambda *_: self.logs,
             "log": lambda _, name, **__: f"text of {name}",
@@ -445,7 +446,7 @@ def test_show_says_whether_the_owner_of_the_partition_lives_where_it_was_proven(
     owner = Member(
         worker="ann@a/1", started=NOON, roles=("orchestrator",), apps={}, orchestrators=("flights",), activities=()
     )
-    told.members = (owner,)
+    told.members = told.unproven = (owner,)
     assert "partition 1: owned by ann@a/1, which is alive" in taskhub("show", "i").stdout
     for members in ((), (replace(owner, alive=False),), (replace(owner, worker="ann@a/2"),)):
         told.members = members

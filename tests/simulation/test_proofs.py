@@ -88,6 +88,21 @@ def test_many_chains_survive_a_proven_death() -> None:
     simulate(_many)
 
 
+async def _idle() -> None:
+    async with World(app_of(Counter()), place=WHOLE, partitions=1) as world:
+        one, _ = await world.join("one", proves=True), await world.join("two", proves=True)
+        await world.clock.sleep(5.0)
+        one.die()
+        await world.clock.sleep(5.0)
+        await world.client.start("chain", 1, instance_id="i")
+        await world.wait("i", timedelta(seconds=10))
+        assert not world.said("claims_released")
+
+
+def test_of_a_dead_worker_that_held_nothing_nothing_is_said() -> None:
+    simulate(_idle)
+
+
 async def _living() -> None:
     """A worker stands still for longer than its messages are its own, and comes back: nobody has released them."""
     ran: Counter[int] = Counter()
