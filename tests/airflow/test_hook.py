@@ -47,6 +47,7 @@ def secret_of(made: Connection) -> str:
             "TableEndpoint=https://reports.table.core.windows.net;SharedAccessSignature=sv=2024&sig=abc",
         ),
     ],
+    ids=["embedded", "path", "connection string", "development", "account", "account key", "shared access signature"],
 )
 def test_storage_of_a_connection(made: Connection, expected: str) -> None:
     assert settings_of(made).hub == "Flights"
