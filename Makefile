@@ -168,9 +168,9 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 	@$(UV) -e '.[test]'
 	@touch $@
 
-.venv/.azurite: .venv/.demo airflow_provider_taskhub/cli/azurite.py
+.venv/.azurite: .venv/.demo airflow_provider_taskhub/demo/azurite.py
 	@echo "installing Azurite, the emulator of Azure Storage"
-	@$(BIN)/python -m airflow_provider_taskhub.cli.azurite install .azurite
+	@$(BIN)/python -m airflow_provider_taskhub.demo.azurite install .azurite
 	@touch $@
 
 # environments of their own: what other systems need must not decide what TaskHub is tested with

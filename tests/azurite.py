@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.cli.azurite import Azurite, install
+from airflow_provider_taskhub.demo.azurite import Azurite, install
 
 FOLDER = Path(__file__).parents[1] / ".azurite"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import typer
 
 from airflow_provider_taskhub import __version__, telemetry
 from airflow_provider_taskhub.cli import hub, instances, partitions, quarantine
-from airflow_provider_taskhub.cli.demo import demo
 from airflow_provider_taskhub.cli.worker import worker
 
 app = typer.Typer(
@@ -20,7 +22,11 @@ app.add_typer(instances.app, name="instances")
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(quarantine.app, name="quarantine")
 app.command()(worker)
-app.command()(demo)
+
+DEMO = "airflow_provider_taskhub.demo"
+"""Only a checkout has this package. It is found by name, since it stands on the package ``cli`` itself."""
+if importlib.util.find_spec(DEMO) is not None:
+    app.command()(importlib.import_module(f"{DEMO}.command").demo)
 
 
 def _version(asked: bool) -> None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from airflow_provider_taskhub.cli.azurite import KEY
+from airflow_provider_taskhub.demo.azurite import KEY
 from airflow_provider_taskhub.errors import AccessDenied, Conflict, LeaseLost, Unavailable
 from airflow_provider_taskhub.storage.azure import PARALLEL, AzureStore
 from airflow_provider_taskhub.storage.primitives import (

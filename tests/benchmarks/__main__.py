@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from airflow_provider_taskhub.cli.azurite import install
+from airflow_provider_taskhub.demo.azurite import install
 from airflow_provider_taskhub.errors import TaskHubError
 from tests.benchmarks.figures import Figure, Summary, machine, summarise, tables
 from tests.benchmarks.flames import flames

@@ -21,9 +21,9 @@ from uuid import uuid4
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_taskhub.cli.azurite import install
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.demo.azurite import install
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.storage.primitives import (

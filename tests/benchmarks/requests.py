@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Self, TypeAlias
 
-from airflow_provider_taskhub.cli.azurite import Azurite
+from airflow_provider_taskhub.demo.azurite import Azurite
 from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,

@@ -20,8 +20,8 @@ from urllib.request import urlopen
 
 import psutil
 
-from airflow_provider_taskhub.cli.azurite import Azurite
-from airflow_provider_taskhub.cli.processes import Child, Processes
+from airflow_provider_taskhub.demo.azurite import Azurite
+from airflow_provider_taskhub.demo.processes import Child, Processes
 from airflow_provider_taskhub.settings import load_settings
 from tests.benchmarks.cpu import CLIENT, EXECUTORS, HOST, SERVICE, Usage, usage
 

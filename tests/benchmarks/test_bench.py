@@ -18,7 +18,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from airflow_provider_taskhub.cli.azurite import Azurite
+from airflow_provider_taskhub.demo.azurite import Azurite
 from tests.benchmarks.__main__ import WIDTH, main
 from tests.benchmarks.ceiling import Checkpoint, Orchestration, Row, orchestration
 from tests.benchmarks.cpu import EXECUTORS, HOST, SERVICE, spent, usage

@@ -21,10 +21,10 @@ from statistics import median
 
 import psutil
 
-from airflow_provider_taskhub.cli.azurite import Azurite
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.demo.azurite import Azurite
 from airflow_provider_taskhub.engine.events import Status, TaskCompleted
 from airflow_provider_taskhub.hub.contract import InstanceState
 from tests.benchmarks.ceiling import Embedded, Hub, orchestration

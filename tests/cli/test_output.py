@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from airflow_provider_taskhub.cli import output
-from airflow_provider_taskhub.cli.screen import Screen, attempts_table, months_line
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.demo.screen import Screen, attempts_table, months_line
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 

@@ -17,8 +17,8 @@ from typing import Any
 import flights_spark
 import pytest
 
-from airflow_provider_taskhub.cli.demo import _months
-from airflow_provider_taskhub.cli.processes import marked
+from airflow_provider_taskhub.demo.command import _months
+from airflow_provider_taskhub.demo.processes import marked
 from airflow_provider_taskhub.errors import ConfigurationError
 from tests.demo import plain
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskhub.cli import processes as module
-from airflow_provider_taskhub.cli.processes import Processes, marked, tail
+from airflow_provider_taskhub.demo import processes as module
+from airflow_provider_taskhub.demo.processes import Processes, marked, tail
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # A child whose own child leaves its process group and does not mind SIGTERM: an executor, to a worker that is killed.
@@ -76,7 +76,7 @@ def test_an_end_that_nobody_asked_for_is_told(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     text = (
-        "import sys; from pathlib import Path; from airflow_provider_taskhub.cli.processes import Processes\n"
+        "import sys; from pathlib import Path; from airflow_provider_taskhub.demo.processes import Processes\n"
         f"p = Processes(Path({str(tmp_path)!r})).__enter__()\n"
         f"print(p.start('sleeper', {SLEEPER!r}, env={{}}, cwd=Path('/')).pid, flush=True)\n"
         "import time; time.sleep(600)"
@@ -93,7 +93,7 @@ def test_a_run_that_was_killed_is_cleaned_up_by_the_next(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_does_not_stop_the_cleaning(tmp_path: Path, number: signal.Signals) -> None:
     text = (
-        "import signal, time; from pathlib import Path; from airflow_provider_taskhub.cli import processes as m\n"
+        "import signal, time; from pathlib import Path; from airflow_provider_taskhub.demo import processes as m\n"
         "m.GRACE = 1.0\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"with m.Processes(Path({str(tmp_path)!r})) as p:\n"
@@ -117,7 +117,8 @@ def test_a_second_ctrl_c_does_not_stop_the_cleaning(tmp_path: Path, number: sign
 
 def test_sweep_never_ends_the_process_that_sweeps() -> None:
     text = (
-        "import os; from airflow_provider_taskhub.cli import processes as m; m.sweep(os.environ[m.MARK]); print('here')"
+        "import os; from airflow_provider_taskhub.demo import processes as m; "
+        "m.sweep(os.environ[m.MARK]); print('here')"
     )
     env = {**os.environ, module.MARK: "mine"}
     done = subprocess.run(

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from airflow_provider_taskhub.cli.azurite import Azurite, install
+from airflow_provider_taskhub.demo.azurite import Azurite, install
 from tests.azurite import FOLDER
 from tests.e2e.house import House, Worker, housed
 from tests.e2e.storm import AFTERWARDS, APP, Damage, check, check_all, jobs

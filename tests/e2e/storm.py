@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
-from airflow_provider_taskhub.cli.azurite import Azurite, install
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.demo.azurite import Azurite, install
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,

@@ -7,7 +7,7 @@ import base64
 from pathlib import Path
 from uuid import uuid4
 
-from airflow_provider_taskhub.cli.azurite import KEY
+from airflow_provider_taskhub.demo.azurite import KEY
 from tests.e2e.house import housed
 from tests.e2e.refuse import Proxy, refuse, told_of
 

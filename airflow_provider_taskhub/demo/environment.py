@@ -1,4 +1,4 @@
-"""One store with everything of a demo on it: hub, workers, Airflow; and one run of the pipeline with its kill."""
+"""All that the demo runs on one store (hub, workers, Airflow), and one run of the pipeline with its kill."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import psutil
 
-from airflow_provider_taskhub.cli.azurite import Azurite, install
-from airflow_provider_taskhub.cli.processes import Child, Processes
-from airflow_provider_taskhub.cli.screen import Screen, months_line, short
-from airflow_provider_taskhub.cli.standalone import Airflow
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.demo.azurite import Azurite, install
+from airflow_provider_taskhub.demo.processes import Child, Processes
+from airflow_provider_taskhub.demo.screen import Screen, months_line, short
+from airflow_provider_taskhub.demo.standalone import Airflow
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
@@ -77,7 +77,7 @@ class _Watch:
     announced: str = ""
 
 
-class Stage:
+class Environment:
     """Everything that runs over one store. An async context manager.
 
     :param storage: ``sqlite`` or ``azurite``. :param folder: of this demo in the checkout.

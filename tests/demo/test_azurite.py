@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskhub.cli import azurite as launcher
-from airflow_provider_taskhub.cli.azurite import LOCK, VERSION, Azurite, Node, find_node, install, main
+from airflow_provider_taskhub.demo import azurite as launcher
+from airflow_provider_taskhub.demo.azurite import LOCK, VERSION, Azurite, Node, find_node, install, main
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.storage.azure import AzureStore
 from tests.azurite import FOLDER
@@ -98,7 +98,7 @@ def test_stop_ends_it_and_leaves_no_folder() -> None:
 
 def runner() -> tuple[subprocess.Popen[str], psutil.Process]:
     """A process that runs the emulator, and the emulator."""
-    command = [sys.executable, "-m", "airflow_provider_taskhub.cli.azurite", "run", str(FOLDER)]
+    command = [sys.executable, "-m", "airflow_provider_taskhub.demo.azurite", "run", str(FOLDER)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert parent.stdout is not None
     assert parent.stdout.readline().startswith("DefaultEndpointsProtocol=http;")

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.text import Text
 
 from airflow_provider_taskhub.cli.output import WIDE, writer
-from airflow_provider_taskhub.cli.processes import Processes
-from airflow_provider_taskhub.cli.screen import Screen, answer_tables, attempts_table, stages_table
-from airflow_provider_taskhub.cli.stage import DemoError, Outcome, Stage
+from airflow_provider_taskhub.demo.environment import DemoError, Environment, Outcome
+from airflow_provider_taskhub.demo.processes import Processes
+from airflow_provider_taskhub.demo.screen import Screen, answer_tables, attempts_table, stages_table
 from airflow_provider_taskhub.errors import ConfigurationError, TaskHubError
 
 STORAGES = ("sqlite", "azurite")
@@ -102,16 +102,16 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
     outcomes: list[Outcome] = []
     with Screen(console) as screen:
         for storage in plan.storages:
-            async with Stage(
+            async with Environment(
                 processes,
                 screen,
                 storage=storage,
                 folder=plan.folder,
                 examples=plan.checkout / "dags_examples",
                 azurite=plan.checkout / ".azurite",
-            ) as stage:
+            ) as environment:
                 for number in range(1, plan.runs + 1):
-                    outcome = await stage.run(f"{storage}-{number:03d}-{int(time.time())}", plan.months)
+                    outcome = await environment.run(f"{storage}-{number:03d}-{int(time.time())}", plan.months)
                     outcomes.append(outcome)
                     _compare(outcomes)
                     screen.say((f"run {number} of {plan.runs} on {storage}", "green"), f": {_line(outcome)}")
@@ -120,16 +120,16 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
                     screen.now("done")
                     _print(outcomes[-1], console)
                 if plan.keep:
-                    await _keep(stage, screen)
+                    await _keep(environment, screen)
     if len(outcomes) > 1:
         console.print(f"{len(outcomes)} runs, {len(outcomes)} kills, the same numbers every time", style="green")
     return 0
 
 
-async def _keep(stage: Stage, screen: Screen) -> None:
+async def _keep(environment: Environment, screen: Screen) -> None:
     screen.say("everything goes on running: Ctrl-C ends it")
     try:
-        await stage.keep()
+        await environment.keep()
     except asyncio.CancelledError:  # the end that was asked for
         task = asyncio.current_task()
         if task is not None:
