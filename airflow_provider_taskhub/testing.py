@@ -23,7 +23,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import loads
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.engine.failures import chain
+from airflow_provider_taskhub.engine.failures import chain, failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
@@ -32,7 +32,7 @@ from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import Backend
-from airflow_provider_taskhub.workers.calls import arguments, details, result_text
+from airflow_provider_taskhub.workers.calls import arguments, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 
 _TIME_LIMIT = timedelta(days=3650)
@@ -141,7 +141,7 @@ class InProcess:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # an activity may raise anything: it is the activity's failure
-            return ActivityOutcome(failure=details(error))
+            return ActivityOutcome(failure=failure_of(error))
 
     def _call(self, request: ActivityRequest) -> Any:
         replacement = self._replaced.get(request.name)
@@ -232,9 +232,9 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         retryable = ended.failure is None or not ended.failure.is_non_retriable
         error = OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
         for failure in chain(ended.failure):
-            if failure.stack_trace:  # the last note is the first cause: the user's file and line end the traceback
+            if failure.stack_trace:  # the last note is the first cause: the user's file, line and error come last
                 head = f"{failure.error_type}: {failure.error_message}"
-                error.add_note(f"{head}\nUser code (most recent call last):\n{failure.stack_trace.rstrip()}")
+                error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")
         raise error
     return None if ended.output is None else loads(ended.output)
 

@@ -6,22 +6,23 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
 from airflow_provider_taskhub.engine.events import FailureDetails, SubOrchestrationInstanceFailed, TaskFailed
 from airflow_provider_taskhub.errors import (
     InputError,
     NonDeterminismError,
-    OrchestrationError,
     SubOrchestrationFailedError,
     TaskFailedError,
     TaskHubError,
 )
 from airflow_provider_taskhub.masking import masked
 
-MAX_STACK = 16_384
-"""Characters of a stack trace that are kept, the last ones: they name the culprit."""
-_MAX_CAUSES = 5
+MAX_TEXT = 32 * 1024
+"""Characters that are kept of an exception's text, and of its stack trace; the middle of a longer one is left out."""
+MAX_CAUSES = 10
+"""Causes that are kept of an exception (``raise ... from``, or the failures of children of children)."""
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _PYTHON = re.compile(
@@ -77,25 +78,48 @@ def _own(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     return [frame for frame in without_python if not _INSTALLED.search(frame[0])] or without_python or frames
 
 
-def failure_of(error: BaseException, *, depth: int = 0) -> FailureDetails:
-    """What is recorded of an exception: its type, text, trace and causes.
+def failure_of(error: BaseException) -> FailureDetails:
+    """What is recorded of an exception that user code raised: its class, text, stack trace and causes.
 
-    The text of a failed activity or child is its :func:`headline`: readers of the instance see which one failed.
-    ``OrchestrationError(retryable=False)``, and the failure of a task that was not retryable, are not retryable.
+    This is the only place that records exceptions: those of orchestrators and those of activities look the same.
+
+    - ``error_type`` is the class with its module, as in .NET; Python's own errors and those of this package have no
+      module.
+    - ``error_message`` is the text of the exception. A failed activity or child gives its :func:`headline`, so that
+      readers of the instance see which one failed.
+    - ``stack_trace`` is what Python prints, without the frames of this package and without the causes.
+    - ``inner_failure`` is the cause (``raise ... from``), or what made the activity or child fail.
+    - ``is_non_retriable`` is true for ``OrchestrationError(retryable=False)``, for any exception with an attribute
+      ``retryable`` that is False, for the failure of a task that was not retriable, for a value that does not fit and
+      for code that does not fit its history. The next attempt of these would fail in the same way.
+
+    Texts have at most :data:`MAX_TEXT` characters, and a failure has at most :data:`MAX_CAUSES` causes.
     """
+    return _failure_of(error, MAX_CAUSES)
+
+
+def _failure_of(error: BaseException, causes: int) -> FailureDetails:
     return FailureDetails(
-        error_type=type(error).__name__,
+        error_type=_type_name(type(error)),
         error_message=_recorded_message(error),
         stack_trace=_trace(error),
-        inner_failure=_inner(error, depth),
+        inner_failure=_inner(error, causes),
         is_non_retriable=_is_final(error),
     )
 
 
+def _type_name(kind: type) -> str:
+    own = kind.__module__ == "builtins" or kind.__module__.partition(".")[0] == "airflow_provider_taskhub"
+    return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def message_of(error: BaseException) -> str:
-    """The text of an exception, whatever a user's ``__str__`` does, as it may be stored (:func:`storable`)."""
+    """The text of an exception as it may be stored (:func:`storable`), :data:`MAX_TEXT` at most.
+
+    It works for any ``__str__`` of a user.
+    """
     try:
-        return storable(str(error))
+        return _cut(storable(str(error)))
     except BaseException as broken:  # SystemExit too: reporting an error must not raise another one
         return f"(its __str__ raised {type(broken).__name__})"
 
@@ -103,9 +127,9 @@ def message_of(error: BaseException) -> str:
 def _recorded_message(error: BaseException) -> str:
     if not isinstance(error, TaskFailedError) or error.details is None or not error.name:
         return message_of(error)
-    if isinstance(error, SubOrchestrationFailedError):
-        return storable(headline(error.details, child=error.name))
-    return storable(headline(error.details, activity=error.name))
+    child = isinstance(error, SubOrchestrationFailedError)
+    names = {"child": error.name} if child else {"activity": error.name}
+    return _cut(storable(headline(error.details, **names)))
 
 
 def storable(text: str) -> str:
@@ -116,35 +140,54 @@ def storable(text: str) -> str:
     return masked(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
-def _inner(error: BaseException, depth: int) -> FailureDetails | None:
+def _inner(error: BaseException, causes: int) -> FailureDetails | None:
+    if not causes:
+        return None
     if isinstance(error, TaskFailedError):
-        return error.details
-    cause = error.__cause__
-    return failure_of(cause, depth=depth + 1) if cause is not None and depth < _MAX_CAUSES else None
+        return _shortened(error.details, causes)
+    return None if error.__cause__ is None else _failure_of(error.__cause__, causes - 1)
+
+
+def _shortened(failure: FailureDetails | None, depth: int) -> FailureDetails | None:
+    """The first failures of a recorded chain: each parent of a failed child adds one more."""
+    if failure is None or not depth:
+        return None
+    if sum(1 for _ in chain(failure)) <= depth:
+        return failure
+    return replace(failure, inner_failure=_shortened(failure.inner_failure, depth - 1))
 
 
 def _is_final(error: BaseException) -> bool:
-    if isinstance(error, OrchestrationError):
-        return not error.retryable
     if isinstance(error, TaskFailedError):
         return error.details is not None and error.details.is_non_retriable
-    # Neither a value that does not fit nor code that does not fit its history gets better by itself.
-    return isinstance(error, InputError | NonDeterminismError)
+    if isinstance(error, InputError | NonDeterminismError):
+        return True
+    try:
+        return getattr(error, "retryable", None) is False
+    except BaseException:  # a user's property
+        return False
 
 
 def _trace(error: BaseException) -> str | None:
-    frames = user_frames(error)
-    if not frames:
-        return None
-    text = storable("".join(frames.format()))
-    return text if len(text) <= MAX_STACK else "…" + text[-MAX_STACK:]
+    """What Python prints of an exception; None without a frame to show."""
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
+    told.stack = user_frames(error)
+    return _cut(storable("".join(told.format(chain=False)))) if told.stack else None
+
+
+def _cut(text: str) -> str:
+    """A long text without its middle: readers need how it began and where it ended."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
 
 
 def user_frames(error: BaseException) -> traceback.StackSummary:
-    """The stack of an exception with the user's own frames only: those of this package and of pydantic are left out.
+    """The stack of an exception with the user's own frames only: frames of this package and of pydantic are left out.
 
-    An error without any frame of the user keeps all, unless it is one that this package raises on purpose: then its
-    text says everything.
+    An error without any frame of the user keeps all frames, unless this package raised it on purpose: then its text
+    says everything.
     """
     every = traceback.TracebackException(type(error), error, error.__traceback__).stack
     walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

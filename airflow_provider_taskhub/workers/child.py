@@ -27,6 +27,7 @@ from airflow_provider_taskhub import activity, tracing
 from airflow_provider_taskhub.app import load_app
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import InputError, TaskHubError
 from airflow_provider_taskhub.workers import calls, capture, groups
@@ -180,7 +181,7 @@ class Attempt:
         return Done(number=self.run.number, body=text)
 
     def failure(self, error: BaseException) -> Message:
-        return Failed(number=self.run.number, failure=calls.details(error), cancelled=self.public.cancelled.is_set())
+        return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
 
     def flush(self) -> None:
         """Send the newest progress, if it has not been."""

@@ -12,10 +12,11 @@ from typing_extensions import TypedDict
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.codec import dumps
 from airflow_provider_taskhub.engine.events import ExecutionStarted, FailureDetails, Status
+from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.replay import run
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.workers.calls import arguments, details
+from airflow_provider_taskhub.workers.calls import arguments
 from tests.engine.play import INSTANCE, START, Play
 
 app = App("inputs")
@@ -209,7 +210,7 @@ def test_an_activity_that_refuses_its_input_says_so_without_frames_of_the_librar
     for text in ('[{"n": "x"}]', '[{"gate": {"max_badd": 1}}]'):
         with pytest.raises(InputError) as caught:
             arguments(app.activities["typed"], text)
-        found = details(caught.value)
+        found = failure_of(caught.value)
         assert found.inner_failure is None
         assert "pydantic" not in (found.stack_trace or "")
         assert "airflow_provider_taskhub/" not in (found.stack_trace or "")

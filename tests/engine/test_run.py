@@ -46,11 +46,9 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
 from airflow_provider_taskhub.errors import InputError, UnknownOrchestrator
-from airflow_provider_taskhub.workers.calls import details
 from tests.engine.play import INSTANCE, START, Play, plain
 
 app = App("plays", version="7")
@@ -1091,19 +1089,3 @@ def test_histories_of_both_kinds_of_episodes_count() -> None:
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise self.args[0]
-
-
-@pytest.mark.rows("K60")
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("caf\udce9.csv"), "caf\\udce9.csv"),
-        (ValueError("half a smile \ud83d"), "half a smile \\ud83d"),
-        (Unspeakable(RuntimeError("no words")), "(its __str__ raised RuntimeError)"),
-    ],
-)
-def test_an_error_whose_text_nobody_can_write_fails_its_instance_all_the_same(error: Exception, text: str) -> None:
-    failure = failure_of(error)
-    assert failure.error_message == text
-    assert details(error).error_message == text
-    failure.error_message.encode("utf-8")

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.workers.lanes import (
 )
 from airflow_provider_taskhub.workers.launch import describe
 from airflow_provider_taskhub.workers.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
-from tests.workers.apps import Job, Refused, app
+from tests.workers.apps import Job, app
 
 MESSAGES: list[Message] = [
     Ping(),
@@ -193,7 +193,6 @@ def test_inputs_that_do_not_fit_name_the_activity(name: str, text: str | None, t
     with pytest.raises(InputError, match=told) as raised:
         calls.arguments(app.activities[name], text)
     assert f"activity {name!r}" in str(raised.value)
-    assert calls.details(raised.value).is_non_retriable
 
 
 def test_a_result_above_the_limit_names_activity_and_size() -> None:
@@ -217,40 +216,6 @@ def test_what_every_reader_can_follow_is_written(value: object) -> None:
 def test_what_a_reader_could_not_follow_is_not_written(value: object) -> None:
     with pytest.raises(InputError, match=r"result of activity 'large' .*(nested more than 500 deep|depth exceeded)"):
         calls.result_text(app.activities["large"], value, 100_000)
-
-
-def test_failures_of_odd_exceptions() -> None:
-    class Odd(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert calls.details(Odd()).error_message == "(its __str__ raised RuntimeError)"
-    assert len(calls.details(ValueError("x" * 1_000_000)).error_message) < 40_000
-    assert calls.details(Refused()).is_non_retriable
-    first = error = ValueError("0")
-    for number in range(1, 100):
-        error.__cause__ = ValueError(str(number))
-        error = error.__cause__
-    depth, failure = 0, calls.details(first)
-    while failure.inner_failure is not None:
-        depth, failure = depth + 1, failure.inner_failure
-    assert depth == 10
-
-
-def test_the_secrets_of_a_failed_activity_are_masked_before_they_are_stored() -> None:
-    try:
-        try:
-            raise OSError("no answer of AccountName=a;AccountKey=abcdefg==;x")
-        except OSError as cause:
-            raise ValueError("the load of 'flights' failed, password=hunter2") from cause
-    except ValueError as error:
-        failure = calls.details(error)
-    assert failure.error_message == "the load of 'flights' failed, password=***"
-    assert failure.inner_failure is not None
-    assert failure.inner_failure.error_message == "no answer of AccountName=a;AccountKey=***;x"
-    assert "ValueError: the load of 'flights' failed, password=***" in (failure.stack_trace or "")
-    assert "hunter2" not in repr(failure)
-    assert "abcdefg" not in repr(failure)
 
 
 def test_a_log_is_handed_on_by_lines_and_cut_at_its_limit() -> None:
