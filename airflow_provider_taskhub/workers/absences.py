@@ -20,7 +20,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.held import Held, Offered
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.hub.partitions.needs import able
 from airflow_provider_taskhub.telemetry import Outage
@@ -68,7 +68,7 @@ def wait_of(messages: Iterable[Held], visibility: timedelta) -> tuple[Timestamp 
     :param visibility: for how long a receipt is asked for.
     :returns: the time to keep in the messages when they are given back; None: none of them comes from a queue.
     """
-    stored = [held for held in messages if not isinstance(held, Offered)]
+    stored = [held for held in messages if held.in_queue]
     if not stored:
         return None, timedelta(0)
     times = [(held.envelope.waiting_since or held.received(visibility), held.received(visibility)) for held in stored]

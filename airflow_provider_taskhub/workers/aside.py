@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.history.instances import (
 )
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.held import Held, Offered
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.races import (
     LATE_TURNS,
     Facts,
@@ -98,8 +98,9 @@ class Aside:
             await self._abandon(session, found.facts, held, judged)
 
     async def delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
-        for held in messages:
-            await self._hub.store.execute(held.deletion())
+        if messages:
+            step = Step(name="discard", operations=tuple([held.deletion() for held in messages]))
+            await self._hub.store.commit(Unit(steps=(step,)))
         session.reader.release(messages)
 
     async def give_back(
@@ -269,7 +270,7 @@ class Aside:
             "AbandoningMessage",
             instance_id=session.instance_id,
             event_type=held.message.event.event_type.name,
-            enqueued=None if isinstance(held, Offered) else str(held.inserted),  # it was in no queue yet
+            enqueued=str(held.inserted) if held.in_queue else None,
             checkpoint=str(facts.checkpointed) if facts.checkpointed else None,
             reason=judged.reason,
             retry_in=pause.total_seconds(),

@@ -250,7 +250,7 @@ class Backend:
     def _deliver(self, reader: ControlReader, held: Held) -> None:
         self.sessions.deliver(reader, held)
         # a count of 0: claimed by our own put, never received
-        if not (self.hub.store.local or reader.told or isinstance(held, Offered)) and held.dequeue_count:
+        if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.told):
             self._hurry()
 
     def _hurry(self) -> None:

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
-from airflow_provider_taskhub.storage.primitives import Results, Unit
+from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
@@ -165,11 +165,13 @@ class Committer:
 
     async def _withdraw(self, put: Sequence[Held]) -> None:
         """Delete what a refused try has put and claimed: nobody has seen it, and nothing stands behind it."""
-        for held in put:
-            try:
-                await self._hub.store.execute(held.deletion())
-            except StorageError as error:  # it becomes visible, and its identity tells what it is
-                log.info("claimed_put_left", queue=held.queue, message_id=held.message_id, error=str(error))
+        if not put:
+            return
+        try:
+            step = Step(name="withdraw", operations=tuple([held.deletion() for held in put]))
+            await self._hub.store.commit(Unit(steps=(step,)))
+        except StorageError as error:  # they become visible, and their identities tell what they are
+            log.info("claimed_puts_left", messages=len(put), error=str(error))
 
     def _done(
         self,

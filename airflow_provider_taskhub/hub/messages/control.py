@@ -155,8 +155,7 @@ class Reader:
         """The messages are deleted or given back: no renewal any more, and room for others."""
         for held in messages:
             self._renewer.remove(held)
-            if isinstance(held, Offered):
-                held.settle(True)
+            held.settle(True)
         self.freed()
 
     def freed(self) -> None:
@@ -195,12 +194,10 @@ class Reader:
         """Make messages receivable again, by whoever reads the queue next; who offered a response puts it then."""
         messages = tuple(messages)
         for held in messages:
-            if isinstance(held, Offered):
-                held.settle(False)
+            held.settle(False)
         self.release(messages)
-        own = [held for held in messages if not isinstance(held, Offered)]
         await give_back(
-            self._store, own, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
+            self._store, messages, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
         )
 
     async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:

@@ -86,9 +86,40 @@ class Held:
         """
         return self.receipt.next_visible + -visibility
 
+    @property
+    def in_queue(self) -> bool:
+        """Whether a message stands in the queue for it."""
+        return True
+
     def deletion(self) -> DeleteMessage:
-        """What removes it; of a stale receipt nothing."""
+        """The operation that deletes it. With a stale receipt it deletes nothing."""
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
+
+    def returning(
+        self,
+        *,
+        delay: timedelta,
+        failed: bool = False,
+        begun: bool = True,
+        waiting_since: Timestamp | None = None,
+        signal: bool = True,
+    ) -> UpdateMessage | None:
+        """The operation that makes it receivable again; None: there is nothing to do. See :func:`give_back`."""
+        envelope = self.envelope
+        counted = replace(
+            envelope,
+            failures=envelope.failures + failed,
+            deliveries=envelope.deliveries - (not begun),
+            waiting_since=waiting_since or envelope.waiting_since,
+        )
+        text = None if counted == envelope else encode(counted)
+        return UpdateMessage(queue=self.queue, message=self.receipt, visibility=delay, text=text, signal=signal)
+
+    def settle(self, done: bool) -> None:
+        """Called when this worker lets go of it. A message has nobody to tell.
+
+        :param done: it is deleted; else it is given back.
+        """
 
     @property
     def stamp(self) -> Stamp:
@@ -116,11 +147,18 @@ class Offered(Held):
     origin: Held
     fate: asyncio.Future[bool]
 
+    @property
+    def in_queue(self) -> bool:
+        return False
+
     def deletion(self) -> DeleteMessage:
         return self.origin.deletion()
 
+    def returning(self, **how: object) -> None:
+        """Nothing: whoever offered the response puts it into the queue as a message."""
+
     def settle(self, done: bool) -> None:
-        """Told twice, the first counts."""
+        """Tell whoever offered the response. Only the first call counts."""
         if not self.fate.done():
             self.fate.set_result(done)
 
@@ -186,6 +224,9 @@ async def give_back(
 ) -> None:
     """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
 
+    Each is an operation of its own, and many are on their way at once (the embedded store commits those together): in
+    one unit, a single stale receipt would refuse the others.
+
     :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
     :param begun: False: this delivery shall not count.
     :param waiting_since: see :class:`Envelope`; None: as it was.
@@ -194,18 +235,11 @@ async def give_back(
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
     async def one(held: Held) -> None:
-        envelope = held.envelope
-        counted = replace(
-            envelope,
-            failures=envelope.failures + failed,
-            deliveries=envelope.deliveries - (not begun),
-            waiting_since=waiting_since or envelope.waiting_since,
-        )
-        text = None if counted == envelope else encode(counted)
-        async with held.changing, gate:  # which a slow renewal of one must not take from the others
-            if held.gone:
+        held.settle(False)
+        async with held.changing, gate:  # the gate comes second: a slow renewal of one must not keep the others waiting
+            update = held.returning(delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal)
+            if held.gone or update is None:
                 return
-            update = UpdateMessage(queue=held.queue, message=held.receipt, visibility=delay, text=text, signal=signal)
             try:
                 await store.execute(update)
                 held.gone = True  # not ours any more
