@@ -336,7 +336,13 @@ class Client:
         execution_id = row.execution_id if row.status is Status.PENDING else None
         target = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
         with tracing.raising(name, instance_id) as carried:
-            event = EventRaised(timestamp=self.hub.clock.utc_now(), name=name, input=text, parent_trace_context=carried)
+            event = EventRaised(
+                timestamp=self.hub.clock.utc_now(),
+                name=name,
+                input=text,
+                parent_trace_context=carried,
+                taskhub_execution_id=row.execution_id,
+            )
             await self.hub.send(self.hub.mail(event, target))
 
     async def terminate(
@@ -441,11 +447,12 @@ class Client:
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
         return await self._steer(instance_id, event, "resumed")
 
-    async def _steer(self, instance_id: str, event: HistoryEvent, what: str) -> InstanceState:
+    async def _steer(self, instance_id: str, event: ExecutionSuspended | ExecutionResumed, what: str) -> InstanceState:
         row = await self._existing(instance_id)
         if row.status.is_final:
             raise InputError(f"instance {instance_id!r} has ended ({row.status}): it cannot be {what}")
-        await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+        named = replace(event, taskhub_execution_id=row.execution_id)
+        await self.hub.send(self.hub.mail(named, OrchestrationInstance(instance_id=instance_id)))
         return row
 
     async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:

@@ -60,7 +60,7 @@ class Action:
 
     :param kind: type of the scheduling event. :param role: word for its identity, e.g. ``activity`` or ``retry again``.
     :param name: of the activity, child or event. :param instance_id: of the child, or the event's receiver; None: the
-        child's default.
+        child's default. :param run: of an event's receiver, if it is a child that has not answered yet.
     """
 
     kind: EventType
@@ -73,6 +73,7 @@ class Action:
     tags: Mapping[str, str] | None = None
     fire_at: Timestamp | None = None
     instance_id: str | None = None
+    run: str | None = None
 
     def __str__(self) -> str:
         detail = f" {self.name!r}" if self.name else ""
@@ -192,6 +193,7 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         name=action.name,
         input=action.input,
         parent_trace_context=passed_on(scope.started.parent_trace_context, name),
+        taskhub_execution_id=action.run,
     )
     # No execution id: whatever generation the receiver is in (spec §2.2).
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)

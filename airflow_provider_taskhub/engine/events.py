@@ -168,7 +168,8 @@ class ExecutionCompleted(HistoryEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
     """
-    :param taskhub_execution_id: the start that our client saw; a later start is not terminated.
+    :param taskhub_execution_id: names the run that the message is for, by the execution id of any of its generations;
+        None: the sender does not say, as of .NET. The same in all messages that have it.
     :param taskhub_recurse: the instance's children end with it.
     :param taskhub_child: name of the instance's orchestrator, if its parent has sent the message; else None.
     """
@@ -308,6 +309,7 @@ class EventRaised(HistoryEvent):
     name: str
     input: str | None = None
     parent_trace_context: TraceContext | None = None
+    taskhub_execution_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,7 @@ class GenericEvent(HistoryEvent):
     reason: str | None = None
     name: str | None = None
     original: Mapping[str, object] | None = None
+    taskhub_execution_id: str | None = None
 
     @property
     def is_rewind(self) -> bool:
@@ -361,6 +364,7 @@ class ExecutionSuspended(HistoryEvent):
     reason: str | None = None
     taskhub_process: str | None = None
     taskhub_by: str | None = None
+    taskhub_execution_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +375,7 @@ class ExecutionResumed(HistoryEvent):
 
     reason: str | None = None
     taskhub_process: str | None = None
+    taskhub_execution_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
-from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
@@ -245,17 +245,34 @@ class Generation:
             return []
         scope = Scope(instance=self.instance, started=self.started, time=time, rewinds=self.rewinds)
         decided = []
+        runs = self._runs() if any(one.kind is EventType.EventSent for one in self._undecided.values()) else {}
         for number in sorted(self._undecided):
             action = self._undecided[number]
             if self.is_decided and action.kind in (EventType.TaskScheduled, EventType.TimerCreated):
                 continue
+            action.run = runs.get(action.instance_id or "")
             pair = decide(action, scope)
             decided.append(pair)
             entry = self._open.get(number)
             if entry is not None:
                 entry.recorded(pair[0], pair[1].action_id)
+                if entry.child_id is not None and pair[1].action_id is not None:
+                    runs.setdefault(entry.child_id, child_execution_id(pair[1].action_id))
         self._undecided.clear()
         return decided
+
+    def _runs(self) -> dict[str, str]:
+        """The runs of the awaited children by instance id.
+
+        Of two under one id it is the older: the later one starts only when that has ended. A child that nobody awaits
+        (fire and forget) is not among them, since nobody here learns when it ends: an event for its id goes to the run
+        that is current when the event arrives.
+        """
+        runs: dict[str, str] = {}
+        for entry in self._open.values():
+            if entry.child_id is not None and entry.identity is not None:
+                runs.setdefault(entry.child_id, child_execution_id(entry.identity))
+        return runs
 
     def awaits(self) -> Awaits:
         """What it waits for now."""

@@ -173,11 +173,11 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
         _layout(ev.OrchestratorStarted),
         _layout(ev.OrchestratorCompleted, own=(_WAITS,)),
         _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=_IDENTIFIED),
-        _layout(ev.EventRaised, _NAME, _INPUT, _TRACE),
+        _layout(ev.EventRaised, _NAME, _INPUT, _TRACE, own=(_EXECUTION_ID,)),
         _layout(ev.ContinueAsNew, *_COMPLETION),
-        _layout(ev.GenericEvent, before=(_text("Data", "data"),)),
-        _layout(ev.ExecutionSuspended, _REASON, own=(_PROCESS, _BY)),
-        _layout(ev.ExecutionResumed, _REASON, own=(_PROCESS,)),
+        _layout(ev.GenericEvent, before=(_text("Data", "data"),), own=(_EXECUTION_ID,)),
+        _layout(ev.ExecutionSuspended, _REASON, own=(_EXECUTION_ID, _PROCESS, _BY)),
+        _layout(ev.ExecutionResumed, _REASON, own=(_EXECUTION_ID, _PROCESS)),
         _layout(ev.ExecutionRewound, *_REWOUND),
     )
 }

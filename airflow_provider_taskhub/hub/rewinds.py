@@ -94,7 +94,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
     await _timers(hub, past, target, written)
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
-        event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason)
+        event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason, taskhub_execution_id=sentinel.execution_id)
         await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
     return going
 
