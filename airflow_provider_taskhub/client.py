@@ -21,6 +21,7 @@ import structlog
 from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock, Deadline
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine import family
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -78,6 +79,7 @@ from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.hub.snapshots import SENTINELS, Snapshots, Waiting
 from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import (
@@ -103,8 +105,12 @@ CHILD_APPEARS = 30.0
 """Seconds within which a child whose parent was terminated has a row: it has started, or was ended before that."""
 TRIES = 5
 """Of an operation that others keep disturbing."""
+PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
+"""Each instance of a purge of many."""
 PURGED_AT_ONCE = 8
 """Instances that a purge of many removes side by side."""
+FORGOTTEN_AT_ONCE = 16
+"""Requests side by side of :meth:`Client.forget_completions`."""
 SCAN_PAGES = 50
 """Pages of rows that one call of :meth:`Client.list` may read before it answers with what it has."""
 
@@ -569,19 +575,14 @@ class Client:
 
         :param failed: takes the error of one that the store cannot purge. :raises Unavailable: if it answers nothing.
         """
-        for turn in range(TRIES):
-            try:
-                return await self.purge(instance_id)
-            except (InputError, Conflict, NotFound):
-                return False
-            except Throttled as error:
-                last = str(error)
-                await self.hub.clock.sleep(max(error.retry_after, 2.0**turn))
-            except Unavailable as error:
-                last = str(error)
+        try:
+            return await retry(lambda: self.purge(instance_id), PURGES, self.hub.clock)
+        except (InputError, Conflict, NotFound):
+            return False
+        except (Throttled, Unavailable) as error:
+            failed[instance_id] = str(error)
+            if isinstance(error, Unavailable):
                 await self.get(instance_id, payloads=False)
-                break
-        failed[instance_id] = last
         return False
 
     async def _quiet(self, instance_id: str, deadline: Deadline) -> None:
@@ -845,7 +846,7 @@ class Client:
             with suppress(NotFound):
                 await self.hub.store.execute(Transact(table=self.hub.names.completions, rows=(row,)))
 
-        await asyncio.gather(*(forget(instance_id) for instance_id in instance_ids))
+        await gather_bounded(forget, instance_ids, limit=FORGOTTEN_AT_ONCE)
 
     async def watch(self, watch: Watch) -> None:
         """Store which Airflow task waits for an instance; to be called before the start."""

@@ -17,14 +17,15 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.retries import Retries
 
 log = structlog.get_logger("taskhub.supervision")
 
 T = TypeVar("T")
 
-FIRST_PAUSE = 0.1
-"""Seconds before the first restart of a loop; each further failure doubles them."""
-LONGEST_PAUSE = 30.0
+RESTARTS = Retries(after=(Exception,), first=0.1, longest=30.0)
+"""Pauses before a loop that failed is started again. Not ``retries.retry``: a loop that ran well begins the count anew.
+"""
 SETTLED = 60.0
 """A loop that ran so many seconds is healthy: its failures are counted from 0 again."""
 FAILING = 5
@@ -134,7 +135,7 @@ class Supervisor:
                 error = raised
             failures = self._failures[name] if self._clock.monotonic() - began < SETTLED else 0
             self._failures[name] = failures + 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 20))
+            pause = RESTARTS.pause(failures + 1)
             log.error("loop_failed", loop=name, next_in=pause, failures=failures + 1, exc_info=error)
             await self._clock.sleep(pause)
             self.restarts[name] += 1

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 import airflow_provider_taskhub
 from airflow_provider_taskhub import jumping
-from airflow_provider_taskhub.supervision import FAILING, LONGEST_PAUSE, SETTLED, Supervisor, first, owned
+from airflow_provider_taskhub.supervision import FAILING, RESTARTS, SETTLED, Supervisor, first, owned
 
 CLOCK = jumping.JumpingClock()
 
@@ -38,7 +38,7 @@ def test_a_failed_loop_is_started_again_after_a_growing_bounded_pause() -> None:
         jumping.run(main())
     pauses = [round(after - before, 3) for before, after in pairwise(starts)]
     assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == RESTARTS.longest
     failed = [entry for entry in logs if entry["event"] == "loop_failed"]
     assert len(failed) == len(starts)
     assert (failed[0]["loop"], str(failed[0]["exc_info"])) == ("reader", "odd")

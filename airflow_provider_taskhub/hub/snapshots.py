@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, InstanceState, Member, Ownership
@@ -127,13 +128,7 @@ class Snapshots:
         around = await self._read_around()
         begun = [state for state in found if state.status is not Status.PENDING]
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
-        gate = asyncio.Semaphore(PARALLEL)
-
-        async def awaits(state: InstanceState) -> Awaits | None:
-            async with gate:
-                return await self._awaits(state)
-
-        read = await asyncio.gather(*map(awaits, asked))
+        read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
         whys = {
             state.instance_id: self._whys(state, members, watching, around, known.get(state.instance_id))

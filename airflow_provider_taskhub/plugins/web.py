@@ -9,11 +9,12 @@ No ``from __future__ import annotations`` here: it breaks dependencies of routes
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Annotated, Any
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, StorageError
 from airflow_provider_taskhub.hooks import identity
@@ -125,9 +126,7 @@ def _data() -> Any:
         may = visible(*await _rights(user))
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
-        tallies, waits = await asyncio.gather(
-            asyncio.gather(*_tallies(desk, listed.rows)), _waits(desk, listed.rows, members)
-        )
+        tallies, waits = await asyncio.gather(_tallies(desk, listed.rows), _waits(desk, listed.rows, members))
         shows = [await _show(state, user) for state in listed.rows]
         return head | {
             "counts": listed.counts,
@@ -261,17 +260,13 @@ async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
     return desk_of(settings), {"conn": conn, "hub": settings.hub, "place": place, "time": _now().timestamp() * 1000}
 
 
-def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Iterator[Awaitable[Mapping[str, int] | None]]:
+async def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
     """Counts of the activities of the rows on a page."""
-    gate = asyncio.Semaphore(_PARALLEL)
 
     async def one(state: InstanceState) -> Mapping[str, int] | None:
-        if state.status is Status.PENDING:
-            return None
-        async with gate:
-            return await desk.tally(state)
+        return None if state.status is Status.PENDING else await desk.tally(state)
 
-    return (one(state) for state in rows)
+    return await gather_bounded(one, rows, limit=_PARALLEL)
 
 
 async def _waits(desk: Desk, rows: Sequence[InstanceState], members: Sequence[Member]) -> Mapping[str, tuple[Why, ...]]:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.bell import Listener, Waiter, bell_of
 from airflow_provider_taskhub.storage.neighbours import Neighbours
@@ -282,33 +283,15 @@ class AzureStore(Paged):
 
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
-    """Carry out the operations of a step, at most ``PARALLEL`` at once; the first error in their order is raised.
-
-    After an error nothing new is sent, but what is under way is waited for, not cancelled: a cancelled request may have
-    been done, and nobody would know.
-    """
-    if len(operations) == 1:
+    """Carry out the operations of a step. After an error the operations that were not begun are dropped."""
+    if len(operations) == 1:  # most steps: no task is made
         return (await operations[0],)
-    slots = asyncio.Semaphore(PARALLEL)
-    failed = False
 
-    async def one(operation: Coroutine[Any, Any, Result]) -> Result:
-        nonlocal failed
-        async with slots:
-            if failed:
-                return None
-            try:
-                return await operation
-            except BaseException:
-                failed = True
-                raise
+    async def result(operation: Coroutine[Any, Any, Result]) -> Result:
+        return await operation
 
     try:
-        outcomes = await asyncio.gather(*(one(operation) for operation in operations), return_exceptions=True)
+        return tuple(await gather_bounded(result, operations, limit=PARALLEL))
     finally:
         for operation in operations:
-            operation.close()  # those that were never begun
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return tuple(outcome for outcome in outcomes if not isinstance(outcome, BaseException))
+            operation.close()  # an operation that never began would warn about itself

@@ -11,18 +11,18 @@ an instance is terminated only when its task was found final or gone at least tw
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
-from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.triggers.tasks import States, Tasks, key, why_nobody_waits
 
 if TYPE_CHECKING:
@@ -176,14 +176,7 @@ class Sweep:
         self._left = bool(watches)
         answers, trouble = await self._answers(watches) if watches else ({}, "")
         found = self._sightings.take(watches, answers, self._clock.monotonic())
-        gate = asyncio.Semaphore(_PARALLEL)
-
-        async def one(sighting: Sighting) -> None:
-            async with gate:
-                await self._look_after(client, sighting)
-
-        async with owned() as start:
-            await asyncio.gather(*(start(one(sighting)) for sighting in found[:AT_ONCE]))
+        await gather_bounded(partial(self._look_after, client), found[:AT_ONCE], limit=_PARALLEL)
         return trouble
 
     async def _look_after(self, client: Client, sighting: Sighting) -> None:

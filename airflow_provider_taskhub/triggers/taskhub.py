@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 CONFIRM_DEADLINE = 60.0
 """Seconds that a termination waits until nothing of the instance runs."""
 _KILL_TRIES = 6
-_LONGEST_PAUSE = 30.0
+_RETRIES = Retries(after=(Exception,), tries=_KILL_TRIES, first=1.0)
+"""Requests to Airflow and to the hub at the end of a wait."""
+_ENDLESS = Retries(after=(Exception,), first=1.0, longest=30.0)
+"""Reading the connection: until it can be read, or until :data:`_KILL_TRIES` tries after the deadline."""
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
 """Seconds between two looks at deadlines when nothing changes."""
@@ -161,18 +166,23 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         At least one try: a trigger that starts after its deadline (no triggerer ran) must terminate the instance too.
         """
-        pause, late = 1.0, 0
-        while late < _KILL_TRIES:
+        late = 0
+
+        def is_final(error: Exception) -> bool:
+            nonlocal late
             late += self._late()
-            try:
-                return await TaskHubHook(self.taskhub_conn_id).asettings()
-            except ConfigurationError:
-                raise
-            except Exception as error:
-                self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
-            await self.clock.sleep(pause)
-            pause = min(_LONGEST_PAUSE, pause * 2)
-        return None
+            return isinstance(error, ConfigurationError) or late >= _KILL_TRIES
+
+        def failed(error: Exception, failures: int) -> None:
+            self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
+
+        hook = TaskHubHook(self.taskhub_conn_id)
+        try:
+            return await retry(hook.asettings, replace(_ENDLESS, unless=is_final), self.clock, failed=failed)
+        except ConfigurationError:
+            raise
+        except Exception:
+            return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
         from airflow_provider_taskhub.triggers.journal import Journal, Presence, Progress, Waits
@@ -245,19 +255,24 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     async def _terminate(self, settings: Settings, reason: str) -> str:
         """Terminate if it is still ours and live; says how that went. Tries again through errors of the hub."""
-        pause, said = 1.0, ""
-        for _ in range(_KILL_TRIES):
+        said = ""
+
+        async def terminate() -> str:
             try:
                 async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
                     return await terminate_owned(client, self.instance_id, self.owner, reason)
             except TimeoutError:
                 return f"told to end, but not confirmed within {CONFIRM_DEADLINE:g} s"
-            except Exception as error:
-                said = f"cannot terminate: {type(error).__name__}: {error}"
-                self.log.warning("%s; trying again", said)
-            await self.clock.sleep(pause)
-            pause *= 2
-        return said
+
+        def failed(error: Exception, failures: int) -> None:
+            nonlocal said
+            said = f"cannot terminate: {type(error).__name__}: {error}"
+            self.log.warning("%s; trying again", said)
+
+        try:
+            return await retry(terminate, _RETRIES, self.clock, failed=failed)
+        except Exception:
+            return said
 
     async def _kill(self) -> None:
         with suppress(asyncio.CancelledError):  # at the end of the process: the next attempt ends older generations
@@ -279,18 +294,16 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         ti = self.task_instance
         if ti is None:
             return "task killed"
-        pause = 1.0
-        for _ in range(_KILL_TRIES):
-            try:
-                states = await state_of(ti)
-            except Exception as error:
-                self.log.warning("cannot read the task's state, trying again: %s", error)
-                await self.clock.sleep(pause)
-                pause *= 2
-                continue
-            return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
-        self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
-        return None
+
+        def failed(error: Exception, failures: int) -> None:
+            self.log.warning("cannot read the task's state, trying again: %s", error)
+
+        try:
+            states = await retry(lambda: state_of(ti), _RETRIES, self.clock, failed=failed)
+        except Exception:
+            self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
+            return None
+        return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
 
     def _late(self) -> bool:
         return self.deadline is not None and self.clock.utc_now() >= Timestamp.parse(self.deadline)

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import StorageError, Throttled
+from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.waiting import AWAITED
+from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ IDLE = timedelta(seconds=10)
 """A watcher without waits closes its client after this, unless its sweep has rows left."""
 MOST_FAILURES = 100
 """A watcher without waits gives up after so many failures in a row, about 50 minutes: its hub may be gone for good."""
-_LONGEST_PAUSE = 30.0
+_RECONNECT = Retries(after=(Exception,), first=1.0, longest=30.0)
+"""Pauses of the loop that reads the hub. The loop is not ``retries.retry``: a read that works begins the count anew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +142,7 @@ class Watcher:
             except Exception as error:  # whatever it is, waits go on
                 failures += 1
                 self._report(error, self._everyone())
-                await self._clock.sleep(_back_off(error, failures))
+                await self._clock.sleep(_RECONNECT.pause(failures, error))
 
     def _needed(self, failures: int) -> bool:
         """Somebody waits, or the sweep has rows left: a task that has waited here may have been deleted since."""
@@ -193,22 +196,18 @@ class Watcher:
         return turn
 
     async def _look(self, client: Client, instances: dict[str, None]) -> None:
-        gate = asyncio.Semaphore(_PARALLEL)
-
         async def one(instance_id: str) -> None:
-            async with gate:
-                try:
-                    state = await client.get(instance_id, payloads=False)
-                    records = await client.activities(instance_id) if state is not None else ()
-                except StorageError:
-                    raise  # the hub cannot be read
-                except Exception as error:  # this instance cannot, which is no trouble of the others
-                    self._report(error, self._waits.get(instance_id, ()), alone=True)
-                else:
-                    self._tell(instance_id, state, records)
+            try:
+                state = await client.get(instance_id, payloads=False)
+                records = await client.activities(instance_id) if state is not None else ()
+            except StorageError:
+                raise  # the hub cannot be read
+            except Exception as error:  # only this instance cannot be read
+                self._report(error, self._waits.get(instance_id, ()), alone=True)
+            else:
+                self._tell(instance_id, state, records)
 
-        async with owned() as start:
-            await asyncio.gather(*(start(one(instance)) for instance in instances if instance in self._waits))
+        await gather_bounded(one, [instance for instance in instances if instance in self._waits], limit=_PARALLEL)
         looked = self._open([instance_id for instance_id in instances if instance_id in self._waits])
         if looked:
             whys = await client.waiting_of(looked, members=self._members, sentinels=len(looked))
@@ -284,11 +283,6 @@ def watcher_of(
     if key not in watchers:
         watchers[key] = Watcher(connect, interval=interval, clock=clock, sweep=sweep())
     return watchers[key]
-
-
-def _back_off(error: Exception, failures: int) -> float:
-    least = error.retry_after if isinstance(error, Throttled) else 1.0
-    return min(_LONGEST_PAUSE, max(least, 2.0 ** min(failures, 5) - 1))
 
 
 async def news(wait: Wait, *, patience: float) -> None:

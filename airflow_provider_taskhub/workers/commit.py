@@ -28,12 +28,15 @@ from airflow_provider_taskhub.hub.history.records import Sentinel
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.hub.messages.outbound import Letter, claimed
+from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
 
 TRIES = 5
+COMMITS = Retries(after=(Throttled, Unavailable), first=0.1)
+"""Pauses between two tries of a commit."""
 
 
 class Aborted(StorageError):
@@ -123,7 +126,7 @@ class Committer:
         put: list[Held] = []  # claimed by tries that ended in an error
         refused = True  # all of them for certain: nothing of this episode is in the history
         last: StorageError | None = None
-        for turn in range(TRIES):
+        for turn in range(TRIES):  # not retries.retry: what was stored is read between two tries
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)
@@ -145,7 +148,7 @@ class Committer:
                     notes=getattr(error, "__notes__", []),
                 )
             if isinstance(last, Throttled | Unavailable):
-                await hub.clock.sleep(max(getattr(last, "retry_after", 0.0), 0.1 * 2**turn))
+                await hub.clock.sleep(COMMITS.pause(turn + 1, last))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
                 finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import storable
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 from airflow_provider_taskhub.workers.lanes import (
@@ -47,7 +48,8 @@ _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
 """Bytes of one attempt's log, and of one executor's own."""
-_MAX_BACKOFF = 30.0
+_STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
+"""Pauses before an executor is started again: none after the first death, then these."""
 _MAX_SHOWN = 4000
 """Characters of an error and of its stack trace that a log line has at most."""
 
@@ -95,7 +97,7 @@ class _Seat:
     @property
     def backoff(self) -> float:
         """Seconds before the next start: none after the first death, then 1, 2, 4 … 30."""
-        return 0.0 if self.failures < 2 else min(_MAX_BACKOFF, 2.0 ** (self.failures - 2))
+        return 0.0 if self.failures < 2 else _STARTS.pause(self.failures - 1)
 
 
 class ExecutorPool:

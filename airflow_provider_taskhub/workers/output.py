@@ -10,6 +10,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Throttled, Unavailable
+from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.supervision import Supervisor, first
 from airflow_provider_taskhub.telemetry import Outage
 
@@ -20,8 +21,8 @@ _MAX_TAIL_LINE = 2000
 _BATCH_AFTER = 0.5
 """Seconds in which output is collected before it is appended: on Azure each append is a transaction."""
 _MAX_BATCH = 1024 * 1024
-_LONGEST_PAUSE = 10.0
-"""Seconds between two tries to append while the store does not answer; the first are 0.5, 1, 2 …"""
+_APPENDS = Retries(after=(Unavailable, Throttled), first=0.5, longest=10.0)
+"""Pauses between two tries to append while the store does not answer."""
 _MAX_CLOSING = 10.0
 """Seconds that an outcome waits for the last of its log."""
 
@@ -82,7 +83,8 @@ class OutputLog:
         self._partial = self._partial[-_MAX_TAIL_LINE:]
 
     async def _run(self) -> None:
-        outage, pause = Outage(_log, "log_delayed", self._clock.monotonic), _BATCH_AFTER
+        # not retries.retry: close() must end a pause, and output goes on coming between two tries
+        outage = Outage(_log, "log_delayed", self._clock.monotonic)
         while self._waiting:
             await self._collect()
             batch = bytes(self._waiting[:_MAX_BATCH])
@@ -90,16 +92,14 @@ class OutputLog:
                 await self._sink(self._name, batch)
             except (Unavailable, Throttled) as error:
                 outage.failed(error, log=self._name, bytes=len(self._waiting))
-                await first(self._clock.sleep(pause), self._closing.wait())
+                await first(self._clock.sleep(_APPENDS.pause(outage.failures, error)), self._closing.wait())
                 if self._closing.is_set():
                     await self._clock.sleep(_BATCH_AFTER)  # close() ends this after ten seconds
-                pause = min(_LONGEST_PAUSE, pause * 2)
                 continue
             except Exception as error:
                 self._lost(len(batch), f"{type(error).__name__}: {error}")
             del self._waiting[: len(batch)]
             outage.over(log=self._name)
-            pause = _BATCH_AFTER
 
     async def _collect(self) -> None:
         """Give more output a moment to come, unless the attempt is over or enough is there."""

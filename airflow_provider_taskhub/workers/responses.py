@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
 from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import claimed
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome
@@ -32,10 +33,8 @@ from airflow_provider_taskhub.workers.lanes import ActivityOutcome
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-PATIENCE = timedelta(hours=1)
-"""How long an outcome is kept in memory while the store does not answer."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-"""Seconds between two tries."""
+OUTCOMES = Retries(after=(Unavailable, Throttled), within=3600.0, first=0.2, longest=5.0)
+"""The outcome of an activity is kept in memory for so long while the store does not answer."""
 
 
 class Responses:
@@ -170,7 +169,7 @@ class Responses:
 
 
 async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
-    """Write the outcome of an activity, again while the store does not answer, for up to :data:`PATIENCE`.
+    """Write the outcome of an activity, again while the store does not answer, as :data:`OUTCOMES` says.
 
     Otherwise an outage would lose the work of every activity that ends in it. The dispatcher of activities bounds how
     many wait.
@@ -179,20 +178,9 @@ async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) 
     :raises StorageError: when the store has not answered for too long.
     """
     outage = Outage(log.bind(activity=activity), "outcome_unsettled", hub.clock.monotonic)
-    until, pause = hub.clock.monotonic() + PATIENCE.total_seconds(), FIRST_PAUSE
-    while True:
-        try:
-            done = await write()
-        except (Unavailable, Throttled) as error:
-            outage.failed(error)
-            wait = min(60.0, max(pause, getattr(error, "retry_after", 0.0)))
-            if hub.clock.monotonic() + wait > until:
-                raise
-        else:
-            outage.over()
-            return done
-        await hub.clock.sleep(wait)
-        pause = min(LONGEST_PAUSE, pause * 2)
+    done = await retry(write, OUTCOMES, hub.clock, failed=lambda error, _: outage.failed(error))
+    outage.over()
+    return done
 
 
 def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:

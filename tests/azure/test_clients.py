@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -55,7 +56,8 @@ async def opened(
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts_module, "BACK_OFF", 0.0)
+    for name in ("READS", "WRITES"):
+        monkeypatch.setattr(attempts_module, name, replace(getattr(attempts_module, name), first=0.0))
 
 
 Ask = Callable[[Services], Awaitable[object]]

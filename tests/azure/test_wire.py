@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +37,8 @@ async def opened(origin: str, *, timeout: float = 10.0, **more: Any) -> AsyncIte
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts_module, "BACK_OFF", 0.0)
+    for name in ("READS", "WRITES"):
+        monkeypatch.setattr(attempts_module, name, replace(getattr(attempts_module, name), first=0.0))
 
 
 @pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
@@ -244,14 +244,13 @@ def generation(rows: Sequence[Entity], execution_id: str) -> list[Entity]:
 
 async def _restore(store: Store, names: HubNames, rows: list[Entity]) -> None:
     """Put spilled columns back, in place. Few rows have any: the others cost a look, not a task each."""
-    gate = asyncio.Semaphore(PARALLEL)
 
-    async def restored(at: int, wanted: Mapping[str, str]) -> None:
-        async with gate:
-            rows[at] = await _restored(store, names, rows[at], wanted)
+    async def restored(spilled: tuple[int, Mapping[str, str]]) -> None:
+        at, wanted = spilled
+        rows[at] = await _restored(store, names, rows[at], wanted)
 
     spilled = [(at, wanted) for at, entity in enumerate(rows) if (wanted := blob_columns(entity))]
-    await asyncio.gather(*(restored(at, wanted) for at, wanted in spilled))
+    await gather_bounded(restored, spilled, limit=PARALLEL)
 
 
 async def _restored(store: Store, names: HubNames, entity: Entity, wanted: Mapping[str, str]) -> Entity:

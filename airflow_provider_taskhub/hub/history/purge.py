@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
@@ -154,17 +155,15 @@ def _groups(table: str, rows: Sequence[Entity]) -> list[Transact]:
 
 async def _all(store: Store, transactions: Sequence[Transact]) -> None:
     """All of them, a few at a time; a row that is gone already fails its transaction, so then one by one."""
-    gate = asyncio.Semaphore(PARALLEL)
 
     async def one(transaction: Transact) -> None:
-        async with gate:
-            try:
-                await store.execute(transaction)
-            except NotFound:
-                for row in transaction.rows:
-                    await _single(store, transaction.table, row)
+        try:
+            await store.execute(transaction)
+        except NotFound:
+            for row in transaction.rows:
+                await _single(store, transaction.table, row)
 
-    await asyncio.gather(*(one(transaction) for transaction in transactions))
+    await gather_bounded(one, transactions, limit=PARALLEL)
 
 
 async def _single(store: Store, table: str, row: RowOperation) -> None:

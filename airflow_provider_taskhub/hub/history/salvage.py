@@ -5,10 +5,11 @@ Each row and each payload is read by itself: one that is damaged or gone does no
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.contract import HubNames
@@ -87,13 +88,7 @@ async def _salvage(store: Store, names: HubNames, reading: Reading) -> Salvage:
     committed = len(current) if sentinel is None else sentinel.committed(len(current))
     if committed > len(current):
         unreadable.append(f"{committed - len(current)} of {committed} rows are missing")
-    gate = asyncio.Semaphore(PARALLEL)
-
-    async def one(row: Entity) -> tuple[HistoryEvent | None, list[str]]:
-        async with gate:
-            return await _event(store, names, row)
-
-    read = await asyncio.gather(*map(one, current[:committed]))
+    read = await gather_bounded(partial(_event, store, names), current[:committed], limit=PARALLEL)
     return Salvage(
         events=tuple(event for event, _ in read if event is not None),
         unreadable=(*unreadable, *(line for _, lines in read for line in lines)),

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.messages.held import Held, Offered, Renewer, give_back
 from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit, breather
+from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 from airflow_provider_taskhub.storage.rules import check_key
 from airflow_provider_taskhub.supervision import Supervisor
@@ -33,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 TURN = 0.5
 """Seconds after which a queue is to be asked again, however much else there is to do."""
-MOST_PATIENCE = 60.0
-"""Seconds that a store may ask a reader to wait."""
+_RECEIVES = Retries(after=(StorageError,), first=1.0, factor=1.0)
+"""Pauses after an error of the store: 1 s, or as long as the store asks."""
 AGAIN = timedelta(seconds=1)
 """Until what could not be kept aside is delivered again."""
 CONTROL_EVENTS = frozenset(HAPPENINGS)
@@ -229,10 +230,9 @@ class Reader:
                     await self._pause(1.0)
                 except LeaseLost:  # whoever watches the lease ends this reader: it need not be said twice
                     await self._pause(1.0)
-                except StorageError as error:
+                except StorageError as error:  # not retries.retry: a stop must end the pause
                     outage.failed(error)
-                    asked = error.retry_after if isinstance(error, Throttled) else 0.0
-                    await self._pause(min(MOST_PATIENCE, max(1.0, asked)))
+                    await self._pause(_RECEIVES.pause(outage.failures, error))
             self._stopped.set()
             await asyncio.Future()  # keep renewing what is held until the owner cancels
         finally:

@@ -6,14 +6,15 @@ creation that was interrupted, or that two processes do at once, ends in one who
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import (
     AccessDenied,
     ConfigurationError,
@@ -31,6 +32,7 @@ from airflow_provider_taskhub.hub.partitions.applease import SECONDS
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.looks import Looks
 from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     PutBlob,
@@ -41,7 +43,10 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 MAX_PARTITIONS = 1024
-_TRIES = 5
+_RETRIES = Retries(
+    after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=0.2, factor=1.0
+)
+"""Each request that makes a part of a hub: 5 tries, 0.2 s apart, or as long as the store asks."""
 _AT_ONCE = 16
 """Requests under way while a hub is made or shown."""
 _KEY = ("hub", "hub")
@@ -171,11 +176,9 @@ async def partition_states(
     except NotFound:  # its tables are gone
         raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
     leases = {number: Lease(queue=names.control(number)) for number in range(looks.partitions)} | looks.leases
-    limit = asyncio.Semaphore(_AT_ONCE)
 
     async def state(lease: Lease) -> PartitionState:
-        async with limit:
-            messages = await _count(store, lease.queue) if counts else None
+        messages = await _count(store, lease.queue) if counts else None
         ownership = looks.ownership(lease.partition)
         return PartitionState(
             partition=lease.partition,
@@ -194,7 +197,7 @@ async def partition_states(
             offline=ownership.offline,
         )
 
-    return tuple(await asyncio.gather(*(state(lease) for lease in leases.values())))
+    return tuple(await gather_bounded(state, leases.values(), limit=_AT_ONCE))
 
 
 # --- the hub row --------------------------------------------------------------------------------------------------
@@ -291,27 +294,31 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
             await _retried(lambda: store.execute(told), "blob taskhub.json", clock)
     else:
         await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}", clock)
-    limit = asyncio.Semaphore(_AT_ONCE)
-
-    async def make(action: Callable[[], Awaitable[object]], what: str) -> None:
-        async with limit:
-            await _retried(action, what, clock)
-
     leases = leases_of(store, names, made)
 
-    async def partition(number: int) -> None:  # each row after its own queue
+    async def partition(number: int) -> None:  # each lease after its own queue
         queue = names.control(number)
-        await make(lambda: store.create_queue(queue), f"queue of partition {number}")
-        await make(lambda: leases.insert(queue), f"lease of partition {number}")
+        await _retried(lambda: store.create_queue(queue), f"queue of partition {number}", clock)
+        await _retried(lambda: leases.insert(queue), f"lease of partition {number}", clock)
 
-    await asyncio.gather(
-        make(lambda: store.create_queue(names.work_items), f"queue {names.work_items}"),
-        make(lambda: store.create_container(names.logs), f"container {names.logs}"),
-        # the original makes it with the first spill: a checkpoint of ours never stops to ask
-        make(lambda: store.create_container(names.large_messages), f"container {names.large_messages}"),
-        *(make(lambda table=table: store.create_table(table), f"table {table}") for table in _tables(names)),  # type: ignore[misc]  # mypy cannot infer a lambda's default
-        *(partition(number) for number in range(made.partitions)),
-    )
+    async def table(name: str) -> None:
+        await _retried(lambda: store.create_table(name), f"table {name}", clock)
+
+    async def container(name: str) -> None:
+        await _retried(lambda: store.create_container(name), f"container {name}", clock)
+
+    async def work_items() -> None:
+        await _retried(lambda: store.create_queue(names.work_items), f"queue {names.work_items}", clock)
+
+    works: list[Callable[[], Awaitable[None]]] = [
+        work_items,
+        partial(container, names.logs),
+        # DurableTask makes this container with the first large payload. It is made here, so that no checkpoint has to.
+        partial(container, names.large_messages),
+        *(partial(table, name) for name in _tables(names)),
+        *(partial(partition, number) for number in range(made.partitions)),
+    ]
+    await gather_bounded(lambda work: work(), works, limit=_AT_ONCE)
 
 
 async def _check_adoptable(store: Store, names: HubNames, partitions: int, lease_store: str) -> None:
@@ -371,18 +378,27 @@ async def _gone(deletion: Awaitable[None]) -> None:
 
 
 async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Clock) -> None:
-    """At most 5 tries, then an error that names what could not be made (E05)."""
-    for left in range(_TRIES - 1, -1, -1):
+    """Carry out ``action`` as :data:`_RETRIES` says.
+
+    :raises Throttled, Unavailable: after the last try, with ``what`` in the text.
+    """
+    tries = 1
+
+    async def counted() -> None:
+        nonlocal tries
         try:
             await action()
-        except (Throttled, Unavailable) as error:
-            if not left or isinstance(error, AccessDenied):
-                raise type(error)(
-                    f"{what} of the hub could not be written in {_TRIES - left} tries: {error}"
-                ) from error
-            await clock.sleep(error.retry_after if isinstance(error, Throttled) else 0.2)
+        except (Throttled, Unavailable):
+            raise
         except StorageError as error:
             error.add_note(f"while making {what}")
             raise
-        else:
-            return
+
+    def failed(error: Exception, failures: int) -> None:
+        nonlocal tries
+        tries = failures
+
+    try:
+        await retry(counted, _RETRIES, clock, failed=failed)
+    except (Throttled, Unavailable) as error:
+        raise type(error)(f"{what} of the hub could not be written in {tries} tries: {error}") from error

@@ -20,7 +20,6 @@ Owns reading and conditionally writing the blobs. Decides nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.partitions.leases import Lease, finite, is_control_queue
@@ -66,13 +66,7 @@ class BlobLeases:
         return tuple(lease for lease in await self._read_all(queues) if lease.next_owner == me)
 
     async def _read_all(self, queues: Iterable[str]) -> tuple[Lease, ...]:
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def read(queue: str) -> Lease | None:
-            async with limit:
-                return await self.read(queue)
-
-        found = await asyncio.gather(*map(read, queues))
+        found = await gather_bounded(self.read, queues, limit=_AT_ONCE)
         return tuple(sorted((lease for lease in found if lease is not None), key=lambda lease: lease.partition))
 
     async def read(self, queue: str) -> Lease | None:

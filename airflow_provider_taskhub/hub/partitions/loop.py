@@ -31,6 +31,7 @@ from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.hub.partitions.strangers import served_by_taskhub
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.supervision import Supervisor
@@ -39,8 +40,10 @@ from airflow_provider_taskhub.telemetry import Outages
 log = structlog.get_logger("taskhub.partitions")
 
 _NOT_RENEWED = "member_not_renewed"
-_STARTS = 5
-"""Tries of a start against a store that is throttling or does not answer."""
+_STARTS = Retries(
+    after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=1.0, factor=1.0
+)
+"""Tries of a start against a store that is throttling or does not answer: 1 s apart, or as long as the store asks."""
 _SLOWEST = 8.0
 """Scans under throttling are at most so many times rarer."""
 
@@ -152,15 +155,11 @@ class PartitionOwner:
 
         :raises HubError: the hub is not ready or newer, or another app holds it. :raises StorageError: no answer.
         """
-        for left in range(_STARTS - 1, -1, -1):
-            try:
-                await self._prepare()
-                break
-            except (Throttled, Unavailable) as error:
-                if not left or isinstance(error, AccessDenied):
-                    raise
-                log.warning("partitions_not_started", error=str(error), tries_left=left)
-                await self._clock.sleep(error.retry_after if isinstance(error, Throttled) else 1.0)
+
+        def failed(error: Exception, failures: int) -> None:
+            log.warning("partitions_not_started", error=str(error), failures=failures)
+
+        await retry(self._prepare, _STARTS, self._clock, failed=failed)
 
     async def _prepare(self) -> None:
         info = await read_hub(self._store, self._names)

@@ -7,6 +7,8 @@ answers that it is not the owner; then that one entry is read again. Takes nobod
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -15,11 +17,12 @@ from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import HubNames, Ownership
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.retries import Retries, retry
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two looks at an entry that is still wrong, or empty: doubled from one to the other."""
+_MOVING = Retries(after=(LeaseLost,), first=0.1, longest=2.0)
+"""Looks at an entry of the map that is still wrong, or empty."""
 
 
 class Routes:
@@ -65,20 +68,22 @@ class Routes:
         :param timeout: a handover, and a take-over from who has died, must fit in it.
         :raises HubError: when no owner was found in that time. What else ``ask`` raises goes through.
         """
-        began, pause = self._clock.monotonic(), 0.0
         owner = (await self.owner(instance_id)).owner
-        while True:
-            if owner is not None:
-                try:
-                    return await ask(owner)
-                except LeaseLost:
-                    pass  # it has moved
-            left = began + timeout.total_seconds() - self._clock.monotonic()
-            if left <= 0:
-                raise HubError(
-                    f"nobody serves instance {instance_id!r} (partition {self._partition(instance_id)} "
-                    f"of hub {self._names.hub!r}; last known owner: {owner or 'nobody'}): is a worker running?"
-                )
-            await self._clock.sleep(min(pause, left))  # at first not at all: most likely the map was only old
-            pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+        if owner is not None:
+            with suppress(LeaseLost):
+                return await ask(owner)
+
+        async def ask_anew() -> T:  # at once: most likely the partition has moved since the map was read
+            nonlocal owner
             owner = (await self.refresh(instance_id)).owner
+            if owner is None:
+                raise LeaseLost(f"instance {instance_id!r} has no owner")
+            return await ask(owner)
+
+        try:
+            return await retry(ask_anew, replace(_MOVING, within=timeout.total_seconds()), self._clock)
+        except LeaseLost:
+            raise HubError(
+                f"nobody serves instance {instance_id!r} (partition {self._partition(instance_id)} "
+                f"of hub {self._names.hub!r}; last known owner: {owner or 'nobody'}): is a worker running?"
+            ) from None

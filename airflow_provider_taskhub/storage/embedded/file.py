@@ -105,6 +105,8 @@ def memory(ticks: int) -> sqlite3.Connection:
 def retried(attempt: Callable[[], T], timeout: float) -> T:
     """The result of a call that other processes' locks may refuse for a while. Blocks the calling thread.
 
+    Not ``retries.retry``, which needs an event loop: this runs in the store's own threads.
+
     :raises Unavailable: when it was refused for ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.embedded.file import RETRY, connect, retried
 from airflow_provider_taskhub.storage.embedded.journal import Journal, Work, is_busy, translated
 from airflow_provider_taskhub.storage.embedded.moments import boot_ticks
@@ -35,6 +35,7 @@ class Shared:
         self._path = path
         self._clock = clock
         self._timeout = timeout
+        self._locked = Retries(after=(_Busy,), within=timeout, first=sum(RETRY) / 2, factor=1.0, jitter=0.6)
         self._opened: _Opened | None = None
         self._listening = asyncio.Lock()
         self._listener: Listener | None = None
@@ -110,14 +111,18 @@ class Shared:
             opened = self._current()
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(opened.threads, opened.read_long, reading)
-        deadline = self._clock.monotonic() + self._timeout
-        while True:
-            try:
-                return self.glance(reading)
-            except _Busy:
-                if self._clock.monotonic() > deadline:
-                    raise Unavailable(f"{self._path} stays locked", maybe_done=False) from None
-            await self._clock.sleep(random.uniform(*RETRY))
+        try:
+            return self.glance(reading)
+        except _Busy:  # rarely: every read of this store comes here, so the loop below is only made if it is needed
+            pass
+
+        async def again() -> T:
+            return self.glance(reading)
+
+        try:
+            return await retry(again, self._locked, self._clock)
+        except _Busy:
+            raise Unavailable(f"{self._path} stays locked", maybe_done=False) from None
 
     def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
         """:raises _Busy: while another process recovers the file (after a kill)."""

@@ -8,15 +8,25 @@ instead (DESIGN §7). The clients' own retries are switched off: they repeat wri
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import AccessDenied, Unavailable
+from airflow_provider_taskhub.retries import Retries, retry
 
-ATTEMPTS = 3
-BACK_OFF = 0.2
-"""Seconds before the second attempt, doubled for the third, times 0.5 to 1.5."""
+
+def _is_refused(error: Exception) -> bool:
+    """A short pause does not change a refusal, and tries with a wrong key may lock an identity."""
+    return isinstance(error, AccessDenied)
+
+
+def _may_be_done(error: Exception) -> bool:
+    return _is_refused(error) or (isinstance(error, Unavailable) and error.maybe_done)
+
+
+READS = Retries(after=(Unavailable,), unless=_is_refused, tries=3, first=0.2, jitter=0.5)
+WRITES = Retries(after=(Unavailable,), unless=_may_be_done, tries=3, first=0.2, jitter=0.5)
 
 T = TypeVar("T")
 
@@ -32,15 +42,6 @@ async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, timeou
     """
     try:
         async with asyncio.timeout(timeout):
-            for number in range(1, ATTEMPTS):
-                try:
-                    return await attempt()
-                except AccessDenied:
-                    raise  # a short pause changes nothing, and tries with a wrong key may lock an identity
-                except Unavailable as error:
-                    if error.maybe_done and not safe:
-                        raise
-                await asyncio.sleep(BACK_OFF * number * random.uniform(0.5, 1.5))
-            return await attempt()
+            return await retry(attempt, READS if safe else WRITES, SYSTEM_CLOCK)
     except TimeoutError:
         raise Unavailable(f"{what}: no answer within {timeout:g} s") from None
