@@ -34,6 +34,7 @@ from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.calls import arguments, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.peers import Peers
 
 _TIME_LIMIT = timedelta(days=3650)
 _ALONE = LeaseTimes(
@@ -215,7 +216,9 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
 
     async with SqliteStore(None, clock=clock) as store:
         client = await Client.over(store, settings, create=True, clock=clock)
-        backend = Backend(hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, members=members)
+        backend = Backend(
+            hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, peers=Peers(live=members)
+        )
         only = _Only(client.hub.names.control(0))
         backend.start()
         backend.taken(only)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,11 +16,10 @@ import structlog
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import Need, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import Need
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.control import Reader
-from airflow_provider_taskhub.hub.messages.held import Held, Offered
+from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.absences import Absences, wait_of
@@ -31,7 +28,7 @@ from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.recorded import Recorded
 from airflow_provider_taskhub.workers.responses import Responses
 from airflow_provider_taskhub.workers.runner import Runner, request_of, traced, warn_of_crash
-from airflow_provider_taskhub.workers.slots import Slots
+from airflow_provider_taskhub.workers.work_items import WorkItems
 
 log = structlog.get_logger(__name__)
 
@@ -61,11 +58,8 @@ class _Plain:
 class Activities:
     """The processor of work items.
 
-    :param reader: makes the reader of the work-item queue for a room and a delivery function.
-    :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
+    :param responses: ends a work item with a response. :param recorded: processes activities with a record.
     :param absences: functions that this worker does not have (K43).
-    :param claims, adopt: claims and hands over responses to partitions that this worker serves.
-    :param offer: gives a response to its session; False: this worker does not serve it.
     """
 
     def __init__(
@@ -74,48 +68,26 @@ class Activities:
         hub: Hub,
         registry: Registry,
         runner: Runner,
-        me: WorkerIdentity,
         times: LeaseTimes,
-        limit: int,
-        reader: Callable[[Callable[[], int], Callable[[Held], None]], Reader],
-        dead: Callable[[str], bool],
+        work_items: WorkItems,
+        responses: Responses,
+        recorded: Recorded,
         absences: Absences,
-        claims: Callable[[str], tuple[int, timedelta]],
-        adopt: Callable[[Sequence[Held]], None],
-        offer: Callable[[Offered], bool],
     ) -> None:
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._plain: dict[Held, _Plain] = {}
         self._watch = asyncio.Event()
-        self.slots = Slots(limit, hub.clock)
-        self.reader = reader(lambda: 0 if self.reader.stopping else self.slots.room, self.slots.put)
-        self._responses = Responses(hub, self.reader, leave=self._leave, claims=claims, adopt=adopt, offer=offer)
-        self._recorded = Recorded(
-            hub=hub,
-            runner=runner,
-            me=me,
-            times=times,
-            dead=dead,
-            reader=self.reader,
-            responses=self._responses,
-            slots=self.slots,
-        )
+        self._work_items, self._reader = work_items, work_items.reader
+        self._responses, self._recorded = responses, recorded
 
     async def next(self) -> Held:
-        held = await self.slots.take()
-        self.reader.freed()  # what made it wait for a slot may have kept the reader from asking for more
-        return held
-
-    async def relieve(self) -> None:
-        """Give back, for ever, what waits too long for a slot here."""
-        while True:
-            await self.reader.give_back(await self.slots.overdue(), begun=False)
+        return await self._work_items.next()
 
     async def process(self, item: Held) -> None:
         try:
             await self._process(item)
         except asyncio.CancelledError:
-            await self.reader.give_back([item])
+            await self._reader.give_back([item])
             raise
         except StorageError as error:
             log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
@@ -124,29 +96,14 @@ class Activities:
             log.exception("activity_defect", message_id=item.message_id)
             await self._failed(item, error, delay=timedelta(seconds=5), failed=True)
         finally:
-            self._leave(item)
+            self._work_items.leave(item)
 
     async def _failed(self, held: Held, error: Exception, *, delay: timedelta, failed: bool) -> None:
         """Give it back; at its limit it is kept aside with the error (DESIGN §6). :param failed: count a failure."""
         if not quarantine.is_spent(held, failed=failed):
-            await self.reader.give_back([held], delay=delay, failed=failed)
+            await self._reader.give_back([held], delay=delay, failed=failed)
             return
-        await self.reader.keep_aside(held, quarantine.spent(held, error))
-
-    @contextmanager
-    def promised(self, count: int) -> Iterator[None]:
-        """Keep room for so many work items until the end of the block; they may have come to nothing."""
-        try:
-            with self.slots.promised(count):
-                yield
-        finally:
-            if count:
-                self.reader.freed()
-
-    def _leave(self, held: Held) -> None:
-        """Make room: what is left to do for a work item is the store's work."""
-        self.slots.leave(held)
-        self.reader.freed()
+        await self._reader.keep_aside(held, quarantine.spent(held, error))
 
     async def _process(self, held: Held) -> None:
         event = held.message.event
@@ -192,7 +149,7 @@ class Activities:
             return True
         if fate is Fate.NOTHING:
             if self._waited(held) < FORGOTTEN:  # who makes its first checkpoint good puts another one
-                await self.reader.give_back(
+                await self._reader.give_back(
                     [held], delay=min(LONG_WAIT, max(SOON, self._waited(held) / 4)), begun=False
                 )
             else:
@@ -208,7 +165,7 @@ class Activities:
             level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
             log.log(level, "activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
             delay = self._absences.delay(need, held.dequeue_count)
-            await self.reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
+            await self._reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))

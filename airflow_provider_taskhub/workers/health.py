@@ -74,17 +74,19 @@ class Health:
             _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
             _metric("taskhub_lease_age_seconds_max", age, "Age of its oldest lease."),
             *_leases(self.owner.figures),
-            _metric("taskhub_activities_running", backend.work.slots.busy, "Activities under way."),
+            _metric("taskhub_activities_running", backend.work_items.slots.busy, "Activities under way."),
             _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),
             _metric("taskhub_sessions", len(backend.sessions), "Instances in memory."),
-            _metric("taskhub_messages_buffered", backend.buffered, "Messages prefetched and not yet taken."),
+            _metric("taskhub_messages_buffered", backend.queues.buffered, "Messages prefetched and not yet taken."),
             _metric(
                 "taskhub_messages_quarantined_total",
                 backend.quarantined,
                 "Messages that this worker brought into quarantine.",
                 "counter",
             ),
-            _metric("taskhub_oldest_poll_seconds", backend.oldest_poll, "Age of the oldest last poll of a partition."),
+            _metric(
+                "taskhub_oldest_poll_seconds", backend.queues.oldest_poll, "Age of the oldest last poll of a partition."
+            ),
             _metric("taskhub_uptime_seconds", backend.hub.clock.monotonic() - self.started, "Since the start."),
             *self._restarts(),
             "# HELP taskhub_storage_requests_total Storage requests by kind: for work, and for leases.",

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import structlog
 
@@ -38,6 +37,7 @@ from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
 from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, listen
+from airflow_provider_taskhub.workers.peers import Peers
 from airflow_provider_taskhub.workers.waiting import WaitingFigures
 
 log = structlog.get_logger(__name__)
@@ -174,9 +174,7 @@ class Host:
             me=me,
             settings=settings,
             roles=options.roles,
-            predecessors=incarnation.predecessors,
-            died=lambda: owner.hurry(),
-            members=_live(members),
+            peers=Peers(live=members.live, dead=incarnation.predecessors, partitions_free=lambda: owner.hurry()),
             closes=closer,
         )
         owner = OwnerThread(
@@ -187,7 +185,7 @@ class Host:
             listener=Crossing(asyncio.get_running_loop(), backend),
             app_name=settings.app_name,
             predecessors=incarnation.predecessors,
-            member=lambda: replace(member, running=backend.work.slots.busy),
+            member=lambda: replace(member, running=backend.work_items.slots.busy),
             services=backend.services,
             stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
         )
@@ -249,10 +247,3 @@ class Host:
         watch = EpisodeWatch(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()
         stack.callback(watch.stop)
-
-
-def _live(members: Members) -> Callable[[], Coroutine[Any, Any, Sequence[Member]]]:
-    async def live() -> Sequence[Member]:
-        return await members.live()
-
-    return live

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 import structlog
 
@@ -37,7 +35,6 @@ from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.outbound import Letter
 from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
@@ -48,6 +45,7 @@ from airflow_provider_taskhub.workers.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
 from airflow_provider_taskhub.workers.live import Live, Loader, generation_of
+from airflow_provider_taskhub.workers.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
 
 log = structlog.get_logger(__name__)
@@ -59,9 +57,7 @@ SHOWN_ERROR = 500
 class Orchestrations:
     """The processor of orchestrations.
 
-    :param claims: queue name → how many messages of an episode this worker may claim there, and for how long.
-    :param promise: keeps the room that messages claim until their history is committed.
-    :param adopt: takes the claimed messages then.
+    :param queues: takes messages for queues that this worker reads itself.
     :param absences: functions that this worker does not have (K43).
     :param demand: remembers what the instances of each partition need.
     """
@@ -72,14 +68,11 @@ class Orchestrations:
         hub: Hub,
         registry: Registry,
         sessions: Sessions[Live],
-        claims: Callable[[str], tuple[int, timedelta]],
-        promise: Callable[[Sequence[Letter]], AbstractContextManager[None]],
-        adopt: Callable[[Sequence[Held]], None],
+        queues: LocalQueues,
         absences: Absences,
         demand: Demand,
     ) -> None:
-        self._hub, self._sessions = hub, sessions
-        self._claims, self._promise, self._adopt = claims, promise, adopt
+        self._hub, self._sessions, self._queues = hub, sessions, queues
         self._absences, self._demand = absences, demand
         self._committer = Committer(hub)
         self._loader, self._sorter = Loader(hub, registry), Sorter(hub)
@@ -348,8 +341,8 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live)
-        mail = self._hub.outbound(episode, self._claims)
-        with self._promise(mail):
+        mail = self._hub.outbound(episode, self._queues.claimable)
+        with self._queues.reserved(mail):
             done = await self._committer.commit(
                 episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
             )
@@ -357,7 +350,7 @@ class Orchestrations:
         live.forget(done.deleted)
         if not cancels:
             session.reader.release(batch)
-        self._adopt(done.claimed)
+        self._queues.hand_over(done.claimed)
         if episode.completed is None:
             self._keep(session, live)
             return

@@ -6,7 +6,6 @@ A delivery that finds an outcome only responds again; one that finds a silent wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -26,15 +25,15 @@ from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Payl
 from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
 from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
+from airflow_provider_taskhub.workers.peers import Peers
 from airflow_provider_taskhub.workers.responses import Responses, insist, refused
 from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name, request_of, traced, warn_of_crash
-from airflow_provider_taskhub.workers.slots import Slots
+from airflow_provider_taskhub.workers.work_items import WorkItems
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +41,9 @@ log = structlog.get_logger(__name__)
 class Recorded:
     """Processes one work item of an activity with a record.
 
-    :param dead: whether a worker is proven dead (its incarnation's lock could be taken).
-    :param reader: of the work-item queue. :param slots: a work item that waits for a silent worker holds none.
+    :param me: this worker, which the records name.
+    :param peers: tells which workers are proven dead.
+    :param work_items: a work item that waits for a silent worker holds no slot.
     """
 
     def __init__(
@@ -53,13 +53,12 @@ class Recorded:
         runner: Runner,
         me: WorkerIdentity,
         times: LeaseTimes,
-        dead: Callable[[str], bool],
-        reader: Reader,
+        peers: Peers,
+        work_items: WorkItems,
         responses: Responses,
-        slots: Slots,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
-        self._dead, self._reader, self._responses, self._slots = dead, reader, responses, slots
+        self._peers, self._work_items, self._responses = peers, work_items, responses
 
     async def process(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes = Crashes()
@@ -108,7 +107,7 @@ class Recorded:
                 if watched is None or watched[0] != entity.etag:
                     watched = (entity.etag, now)
                 late = now - watched[1] >= self._times.take.total_seconds()
-                if reaction is ActivityReaction.WAIT and (late or self._dead(record.worker)):
+                if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
                     reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
                 if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
                     reaction = ActivityReaction.RUN_NEXT  # it was of an action that is rewound
@@ -127,14 +126,14 @@ class Recorded:
                 case ActivityReaction.WAIT:
                     if not paused:
                         paused = True
-                        self._slots.pause(held)
-                        self._reader.freed()
+                        self._work_items.slots.pause(held)
+                        self._work_items.reader.freed()
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
                         return None
                     continue
             if paused:
-                await self._slots.resume(held)
+                await self._work_items.slots.resume(held)
                 paused = False
                 continue  # waiting for a slot took time: read the record again
             number = last[0].attempt + 1 if last else 1
@@ -196,9 +195,9 @@ class Recorded:
         if reaction is ActivityReaction.CLOSE:
             await self._close(held, *found)
         elif held.gone:
-            self._reader.release([held])
+            self._work_items.reader.release([held])
         else:
-            await self._reader.give_back([held], delay=timedelta(seconds=1))
+            await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
 
     async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
         """Nothing of a cancelled attempt runs any more. :raises Conflict: when somebody else has written its record."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
@@ -21,7 +20,6 @@ from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge, Throttled, Unavailable
 from airflow_provider_taskhub.hub.history.purge import purge_activities
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.control import Reader
 from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage
 from airflow_provider_taskhub.hub.messages.held import LATEST, Held, Offered
 from airflow_provider_taskhub.hub.messages.outbound import claimed
@@ -29,6 +27,8 @@ from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome
+from airflow_provider_taskhub.workers.local_queues import LocalQueues
+from airflow_provider_taskhub.workers.work_items import WorkItems
 
 log = structlog.get_logger(__name__)
 
@@ -40,23 +40,11 @@ OUTCOMES = Retries(after=(Unavailable, Throttled), within=3600.0, first=0.2, lon
 class Responses:
     """Responds, and settles the work item with that.
 
-    :param reader: of the work-item queue. :param leave: frees the slot of a work item.
-    :param claims, adopt: claims and hands over responses to partitions that this worker serves.
-    :param offer: gives a response to its session; False: this worker does not serve it.
+    :param queues: takes responses to partitions that this worker serves itself.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        reader: Reader,
-        *,
-        leave: Callable[[Held], None],
-        claims: Callable[[str], tuple[int, timedelta]],
-        adopt: Callable[[Sequence[Held]], None],
-        offer: Callable[[Offered], bool],
-    ) -> None:
-        self._hub, self._reader = hub, reader
-        self._leave, self._claims, self._adopt, self._offer = leave, claims, adopt, offer
+    def __init__(self, hub: Hub, work_items: WorkItems, queues: LocalQueues) -> None:
+        self._hub, self._work_items, self._queues = hub, work_items, queues
 
     async def respond_or_fail(
         self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
@@ -80,7 +68,7 @@ class Responses:
 
         :param before: what records the outcome. :param cheap: nothing much is lost if it must be found again.
         """
-        self._leave(held)
+        self._work_items.leave(held)
         answer, target = answer_of(event, outcome, self._hub.clock.utc_now()), held.message.instance
         queue = self._hub.queue_of(target.instance_id)
         if cheap:
@@ -88,9 +76,9 @@ class Responses:
                 await self._hub.store.commit(Unit(steps=before))
                 before = ()
             if await self._offered(held, answer, queue):
-                self._reader.release([held])
+                self._work_items.reader.release([held])
                 return
-        room, claim = self._claims(queue)
+        room, claim = self._queues.claimable(queue)
         response = self._hub.mail(
             answer,
             target,
@@ -110,8 +98,8 @@ class Responses:
             sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
         else:
             sent, results = await self._put(event, unit)
-        self._reader.release([held])
-        self._adopt(claimed([response], results[-2], sent=sent))
+        self._work_items.reader.release([held])
+        self._queues.hand_over(claimed([response], results[-2], sent=sent))
 
     async def _put(self, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
         """Commit, again while the store does not answer: the activity has run.
@@ -145,7 +133,7 @@ class Responses:
             origin=held,
             fate=asyncio.get_running_loop().create_future(),
         )
-        if not self._offer(offered):
+        if not self._queues.offer(offered):
             return False
         try:
             return await offered.fate
@@ -157,13 +145,13 @@ class Responses:
         """Nobody waits for a response."""
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
-        self._reader.release([held])
+        self._work_items.reader.release([held])
 
     async def drop_purged(self, held: Held) -> None:
         """Its instance was purged while it ran: what it has written since goes too (K30)."""
         await purge_activities(self._hub.store, self._hub.names, held.message.instance)
         if held.gone:
-            self._reader.release([held])
+            self._work_items.reader.release([held])
         else:
             await self.drop(held, "its instance was purged")
 

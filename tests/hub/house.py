@@ -16,6 +16,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.workers.backend import Backend
+from airflow_provider_taskhub.workers.peers import Peers
 
 
 class Stay:
@@ -55,7 +56,7 @@ async def house(store: Store, app: App, *, clock: Clock = SYSTEM_CLOCK, **settin
         runner=InProcess(registry, {}, None),
         me=WorkerIdentity(name="house", host="here", incarnation="1"),
         settings=chosen,
-        members=members,
+        peers=Peers(live=members),
     )
     stays = [Stay(client.hub.names, partition) for partition in range(chosen.partitions)]
     backend.start()

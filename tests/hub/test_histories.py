@@ -187,7 +187,7 @@ def test_without_extended_sessions_each_batch_replays_the_history_in_memory() ->
             stage.delays[CHECKPOINT] = 20.0
             await stage.ring(hub, 1)
             await stage.ring(hub, 2, 3)
-            buffered = hub.backend.buffered
+            buffered = hub.backend.queues.buffered
             stage.asked.clear()
             await stage.clock.sleep(30.0)
             return buffered, stage.asked

@@ -22,7 +22,9 @@ from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.primitives import Message, PutMessage
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
-from airflow_provider_taskhub.workers.backend import POLLS_WHILE_BUSY, Backend
+from airflow_provider_taskhub.workers.backend import Backend
+from airflow_provider_taskhub.workers.local_queues import POLLS_WHILE_BUSY
+from airflow_provider_taskhub.workers.peers import Peers
 from airflow_provider_taskhub.workers.slots import Slots
 from tests.hub.make import held, raised
 
@@ -222,7 +224,9 @@ async def starts_in_turn(
 
     client = await Client.over(store, settings, create=True, clock=clock)
     runner = InProcess(registry, {}, None)
-    backend = Backend(hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, members=members)
+    backend = Backend(
+        hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, peers=Peers(live=members)
+    )
     stays = [Stay(client.hub.names, partition) for partition in range(partitions)]
     backend.start()
     for stay in stays:

@@ -241,7 +241,7 @@ def test_a_message_that_a_worker_gives_up_with_its_partition_is_no_delivery(how:
             names = ["one", "two", "three"]
             for name in names:
                 await hub.client.start("one", 1.0, instance_id=name)
-            while first.backend.buffered < 2:
+            while first.backend.queues.buffered < 2:
                 await hub.clock.sleep(0.1)
             if how == "stops":
                 stopping = hub.spawn(first.stop())
@@ -268,7 +268,7 @@ def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None
             first = await hub.join("first")
             await hub.client.start("fan", {"width": 40, "seconds": 0.0}, instance_id="quick")
             await hub.wait("quick")
-            slots = first.backend.work.slots
+            slots = first.backend.work_items.slots
             ahead = slots.free
             await hub.client.start("fan", {"width": 12, "seconds": 5.0}, instance_id="slow")
             await asyncio.sleep(3)
@@ -360,7 +360,7 @@ def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
             await hub.client.start("fan", {"width": 150, "seconds": 600.0}, instance_id="one")
             worker = await hub.join("worker", roles=["activity"])
             await hub.clock.sleep(300.0)
-            return worker.backend.work.slots.busy, hub.defects()
+            return worker.backend.work_items.slots.busy, hub.defects()
 
     assert simulate(play) == (slots, [])
     assert len(book.begun) == slots

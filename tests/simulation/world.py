@@ -59,6 +59,7 @@ from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.peers import Peers
 
 BEFORE, AFTER = "before", "after"
 POLLS = ("queue.receive", "admin")
@@ -253,9 +254,7 @@ class Machine:
             me=self.me,
             settings=world.settings,
             roles=roles,
-            predecessors=self._dead if proves else tuple,
-            died=lambda: self.owner.hurry(),
-            members=live,
+            peers=Peers(live=live, dead=self._dead if proves else None, partitions_free=lambda: self.owner.hurry()),
         )
         started = self.clock.utc_now()
         self.owner = PartitionOwner(
