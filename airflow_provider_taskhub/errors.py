@@ -5,7 +5,8 @@
     TaskHubError
     ├── ConfigurationError          a setting, name or file that cannot work; says the way out
     │   └── HubError                the hub is missing, not ready, newer, or another one than asked for
-    ├── InputError                  a value that does not fit its annotation or is not JSON
+    ├── InputError                  a request that cannot be carried out as it is: a value does not fit
+    │   ├── InvalidStateError       the instance's state does not allow the operation
     │   └── PartitionNotFound       a number that is no partition of the hub
     ├── InstanceExists              a start was refused because the id is taken
     ├── InstanceNotFound
@@ -46,7 +47,14 @@ class HubError(ConfigurationError):
 
 
 class InputError(TaskHubError):
-    """A value that does not fit its annotation, or that JSON cannot express."""
+    """A request that cannot be carried out as it is: the same request fails again.
+
+    Most often a value does not fit its annotation, or JSON cannot express it, or the store cannot hold it.
+    """
+
+
+class InvalidStateError(InputError):
+    """The instance's state does not allow the operation: a suspend of an instance that has ended, for example."""
 
 
 class PartitionNotFound(InputError):

@@ -176,12 +176,15 @@ def show(
         state = await client.get(instance_id)
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
-        served = None if state.status.is_final else await client.routes.refresh(instance_id)
-        activities, history = await client.activities(instance_id), await client.readable_history(instance_id)
+        served = None if state.status.is_final else await client.admin.routes.refresh(instance_id)
+        activities, history = (
+            await client.instance(instance_id).activities(),
+            await client.instance(instance_id).readable_history(),
+        )
         if not json:
             _show(state, activities, *history)
-        members = None if once or served is None else await client.members(prove=True)
-        waits = await client.waiting(instance_id, members=members)
+        members = None if once or served is None else await client.admin.workers(prove=True)
+        waits = await client.instance(instance_id).waiting(members=members)
         if history[1] and not state.status.is_final:
             waits = (unreadable_history(instance_id, history[1][0]), *(w for w in waits if w.reason not in AWAITED))
         if not json and served is not None:
@@ -303,7 +306,9 @@ def logs(
         if activity and (nameless := sum(not one["activity"] for one in found)):
             warn(f"{plural(nameless, 'log')} of earlier generations left out: their activities' names are not known")
         wanted = [one for one in found if activity in (None, one["activity"])]
-        return state.execution_id, [one | {"log": masked(await client.log(one["log"], last=last))} for one in wanted]
+        return state.execution_id, [
+            one | {"log": masked(await client.instance(state.instance_id).log(one["log"], last=last))} for one in wanted
+        ]
 
     present, found = _with_client(hub, work)
     if json:
@@ -575,7 +580,7 @@ def _with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
 
 async def _warn_if_nobody(client: Client, orchestrator: str) -> None:
     """The instance waits for a worker that has its orchestrator; say so now and not in ten minutes."""
-    members = [member for member in await client.members() if "orchestrator" in member.roles]
+    members = [member for member in await client.admin.workers() if "orchestrator" in member.roles]
     if any(orchestrator in member.orchestrators for member in members):
         return
     known = sorted({name for member in members for name in member.orchestrators})
@@ -668,10 +673,10 @@ async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
     The history has only the present generation. In earlier ones the number of an activity without a record may mean
     another activity, so its name is "".
     """
-    records = {record.log: record.name for record in await client.activities(state.instance_id)}
-    events, _ = await client.readable_history(state.instance_id)
+    records = {record.log: record.name for record in await client.instance(state.instance_id).activities()}
+    events, _ = await client.instance(state.instance_id).readable_history()
     names = {event.event_id: getattr(event, "name", "") for event in events}
-    paths = [(*log.split("/")[-2:], log) for log in await client.logs(state.instance_id)]
+    paths = [(*log.split("/")[-2:], log) for log in await client.instance(state.instance_id).logs()]
     generations = _generations((execution for execution, _, _ in paths), state.execution_id)
     order = [*generations]
     found = []

@@ -45,7 +45,7 @@ def _steer(hub: str | None, order: Callable[[Steering], Awaitable[T]], *, nodes:
 
     async def work() -> tuple[T, tuple[Member, ...]]:
         async with Client.open(settings) as client:
-            return await order(client.steering), await client.members() if nodes else ()
+            return await order(client.admin.partition_operations), await client.admin.workers() if nodes else ()
 
     done, listed = run(work())
     for node in nodes:
@@ -132,7 +132,7 @@ def show(
 
     async def work() -> tuple[PartitionState, ...]:
         async with Client.open(settings) as client:
-            return await client.partitions(prove=not once)
+            return await client.admin.partitions(prove=not once)
 
     states = [state for state in run(work()) if partition in (None, state.partition)]
     if partition is not None and not states:
@@ -456,8 +456,8 @@ def check(
 
     async def work() -> tuple[Findings, Waiting]:
         async with Client.open(settings) as client:
-            findings = await client.steering.check(floor=min_nodes)
-            return findings, await client.waiting_instances(members=findings.members, watching=findings.watching)
+            findings = await client.admin.partition_operations.check(floor=min_nodes)
+            return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
 
     findings, waiting = run(work())
     well = not findings.problems and not waiting.faults

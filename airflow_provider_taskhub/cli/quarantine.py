@@ -9,7 +9,7 @@ import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
-from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.client import Client, HubAdmin
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 
@@ -31,7 +31,7 @@ def list_(
     """
 
     async def work(client: Client) -> tuple[Quarantined, ...]:
-        return await client.quarantined(bodies=False, limit=limit + 1)
+        return await client.admin.quarantined(bodies=False, limit=limit + 1)
 
     found = _with_client(hub, work)
     if json:
@@ -54,7 +54,7 @@ def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json
     """
 
     async def work(client: Client) -> Quarantined | None:
-        return await client.find_quarantined(message_id)
+        return await client.admin.find_quarantined(message_id)
 
     item = _with_client(hub, work)
     if item is None:
@@ -75,7 +75,7 @@ def put_back(
 
     Example: taskhub quarantine put-back --all
     """
-    _each(message_ids, every, hub, Client.put_back, "put back", _instance, json=json)
+    _each(message_ids, every, hub, HubAdmin.put_back, "put back", _instance, json=json)
 
 
 @app.command()
@@ -92,7 +92,7 @@ def drop(
     """
     if every and not yes and not typer.confirm("Drop everything that is in quarantine, for ever?"):
         fail("nothing was dropped", Exit.FAILED)
-    _each(message_ids, every, hub, Client.drop_quarantined, "dropped", _alone, json=json)
+    _each(message_ids, every, hub, HubAdmin.drop_quarantined, "dropped", _alone, json=json)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _each(
     message_ids: list[str] | None,
     every: bool,
     hub: str | None,
-    do: Callable[[Client, str], Awaitable[bool]],
+    do: Callable[[HubAdmin, str], Awaitable[bool]],
     what: str,
     together: Callable[[dict[str, Quarantined], Quarantined], Iterable[str]],
     *,
@@ -112,13 +112,13 @@ def _each(
         raise typer.BadParameter("give ids, or --all")
 
     async def work(client: Client) -> tuple[int, list[str], dict[str, str]]:
-        there = {item.message_id: item for item in await client.quarantined(bodies=False)}
+        there = {item.message_id: item for item in await client.admin.quarantined(bodies=False)}
         wanted = list(there) if every else list(dict.fromkeys(message_ids or ()))
         done: set[str] = set()
         failed: dict[str, str] = {}
         for message_id in wanted:
             try:
-                if message_id in there and message_id not in done and await do(client, message_id):
+                if message_id in there and message_id not in done and await do(client.admin, message_id):
                     done.update(together(there, there[message_id]))
             except InputError as error:  # one of many that cannot be: the others nevertheless
                 failed[message_id] = str(error)

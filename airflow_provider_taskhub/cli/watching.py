@@ -111,11 +111,11 @@ class _Wait:
         return "; ".join(part for part in parts if part), bool(running)
 
     async def _running(self) -> tuple[ActivityRecord, ...]:
-        found = await self.client.activities(self.instance_id)
+        found = await self.client.instance(self.instance_id).activities()
         return tuple(record for record in found if record.state in (RecordState.RUNNING, RecordState.CANCELLING))
 
     async def _reasons(self, running: Sequence[ActivityRecord]) -> tuple[Why, ...]:
-        return await self.client.waiting(self.instance_id)
+        return await self.client.instance(self.instance_id).waiting()
 
 
 class _Termination(_Wait):
@@ -138,9 +138,9 @@ class _Termination(_Wait):
         if state is None:
             return ()
         if state.status.is_final:
-            return unstopped(await self.client.members()) if running else ()
+            return unstopped(await self.client.admin.workers()) if running else ()
         bare = replace(state, status=Status.RUNNING, steered=None, tags=None)
-        return (await self.client.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
+        return (await self.client.admin.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
 
 
 def told(reasons: Sequence[Why]) -> str:

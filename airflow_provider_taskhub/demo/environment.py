@@ -169,7 +169,7 @@ class Environment:
         while True:
             self._check_children()
             state = await self._find(watch.run_id)
-            records = await self._client.activities(state.instance_id) if state else ()
+            records = await self._client.instance(state.instance_id).activities() if state else ()
             if state is not None and not watch.victim:
                 await self._kill_in_a_month(watch, state, records)
             airflow = await self._airflow.run_state(DAG, watch.run_id)
@@ -225,7 +225,7 @@ class Environment:
         """Task id → month, from what the orchestrator scheduled."""
         return {
             event.event_id: json.loads(event.input or "")[0]["months"][0]
-            for event in await self._client.history(instance_id)
+            for event in await self._client.instance(instance_id).history()
             if isinstance(event, TaskScheduled) and event.name == MONTHLY
         }
 
@@ -235,7 +235,7 @@ class Environment:
         :raises DemoError: naming it.
         """
         months = await self._months(instance_id)
-        records = await self._client.activities(instance_id)
+        records = await self._client.instance(instance_id).activities()
         for task_id, month in months.items():
             done = [r for r in records if r.task_id == task_id and r.state is RecordState.COMPLETED]
             if len(done) != 1:
@@ -278,7 +278,7 @@ class Environment:
         deadline = time.monotonic() + READY
         while True:
             self._check_children()
-            members = [m.worker for m in await self._client.members() if m.alive and m.worker not in self._killed]
+            members = [m.worker for m in await self._client.admin.workers() if m.alive and m.worker not in self._killed]
             alive = {short(worker) for worker in members}
             if alive >= set(WORKERS):
                 return

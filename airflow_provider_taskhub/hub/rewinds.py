@@ -23,7 +23,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.errors import Conflict, InputError, InstanceNotFound, NotFound
+from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history import rewind as rules
 from airflow_provider_taskhub.hub.history.instances import rewound_row
@@ -42,7 +42,8 @@ Going = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
     """Take back what a failed instance failed with, and let it go on.
 
-    :raises InstanceNotFound: when there is none. :raises InputError: when it has not failed, or was started anew since.
+    :raises InstanceNotFound: when there is none.
+    :raises InvalidStateError: when it has not failed, or was started anew since.
     :raises Conflict: when others keep changing it.
     """
     going = await _rewind(hub, instance_id, reason)
@@ -80,7 +81,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
     rewindable = rewinding is not None or rules.is_rewound(past, row.status)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
         # a history of another start is what failed before the id was started anew
-        raise InputError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
+        raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     pairs = zip(past, rows.committed, strict=True)
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
@@ -178,7 +179,7 @@ async def _children(
         if child is None:
             continue
         if child.status in (Status.FAILED, Status.PENDING):
-            with suppress(InputError):  # it has only just been started, or goes on by itself
+            with suppress(InvalidStateError):  # it has only just been started, or goes on by itself
                 going += await _rewind(hub, child.instance_id, reason)
                 waits = True
                 continue

@@ -191,7 +191,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     starts = reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE)
     if reaction is not Reaction.RETURN:  # before the start: the sweep finds it even after a crash in between
         tags = {} if starts or state is None else state.tags or {}
-        await client.watch(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
+        await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
         policy = StartPolicy.ATTACH if reaction is Reaction.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)

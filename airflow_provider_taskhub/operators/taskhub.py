@@ -310,7 +310,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         try:
             state = await client.get(instance_id, payloads=False)
-            members, records = await client.members(), await client.activities(instance_id)
+            members, records = await client.admin.workers(), await client.instance(instance_id).activities()
         except TaskHubError as error:
             self.log.warning("what has happened in the instance cannot be read: %s", error)
             return
@@ -333,7 +333,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.error("last %s of %s:", "line" if len(lines) == 1 else f"{len(lines)} lines", title)
                 for line in lines:
                     self.log.info(line)
-        await client.forget_completions([instance_id])
+        await client.watches.forget([instance_id])
         return state
 
     def _result(self, state: InstanceState | None, instance_id: str, deadline: Timestamp | None) -> Any:

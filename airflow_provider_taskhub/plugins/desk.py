@@ -80,7 +80,9 @@ class Desk:
         if key in self._tallies:
             self._tallies.move_to_end(key)
             return self._tallies[key]
-        every = await self.once(("activities", state.instance_id), lambda client: client.activities(state.instance_id))
+        every = await self.once(
+            ("activities", state.instance_id), lambda client: client.instance(state.instance_id).activities()
+        )
         records = of_execution(state, every)
         tally = views.tally(records)
         if state.status.is_final and all(record.ended is not None for record in records):

@@ -125,7 +125,7 @@ def _data() -> Any:
         found: Scan = await desk.once(("scan", window), lambda client: scan(client, _since(window)))
         may = visible(*await _rights(user))
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
-        members: tuple[Member, ...] = await desk.once("members", lambda client: client.members())
+        members: tuple[Member, ...] = await desk.once("members", lambda client: client.admin.workers())
         tallies, waits = await asyncio.gather(_tallies(desk, listed.rows), _waits(desk, listed.rows, members))
         shows = [await _show(state, user) for state in listed.rows]
         return head | {
@@ -144,15 +144,14 @@ def _data() -> Any:
         desk, head = await _open(conn)
         state, damaged = await _readable(desk, id, user)
         show = await _show(state, user)
-        (past, unreadable), attempts, members, partitions, info = await asyncio.gather(
-            desk.once(("history", id), lambda client: client.readable_history(id)),
-            desk.once(("activities", id), lambda client: client.activities(id)),
-            desk.once("members", lambda client: client.members()),
-            desk.once("partitions", lambda client: client.partitions()),
-            desk.once("info", lambda client: client.info()),
+        (past, unreadable), attempts, members, partitions = await asyncio.gather(
+            desk.once(("history", id), lambda client: client.instance(id).readable_history()),
+            desk.once(("activities", id), lambda client: client.instance(id).activities()),
+            desk.once("members", lambda client: client.admin.workers()),
+            desk.once("partitions", lambda client: client.admin.partitions()),
         )
         waits = (await _waits(desk, (state,), members)).get(id, ())
-        partition = partition_of(id, info.partitions)
+        partition = partition_of(id, (await desk.client()).admin.info.partitions)
         records = of_execution(state, attempts)
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
@@ -209,12 +208,12 @@ def _data() -> Any:
         desk, _ = await _open(conn)
         state, _ = await _readable(desk, id, user)
         await asyncio.to_thread(_require, user, state, "TASK_LOGS")
-        records = await desk.once(("activities", id), lambda client: client.activities(id))
+        records = await desk.once(("activities", id), lambda client: client.instance(id).activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
         if name is None:
             raise HTTPException(404, "this attempt keeps no log")
-        text = await desk.once(("log", name), lambda client: client.log(name, last=LOG_LINES))
+        text = await desk.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
         return {"text": masked(text), "lines": LOG_LINES}
 
     async def _readable(desk: Desk, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
@@ -275,7 +274,7 @@ async def _waits(desk: Desk, rows: Sequence[InstanceState], members: Sequence[Me
     if not live:
         return {}
     key = "waits", *((state.instance_id, state.etag) for state in live)
-    return await desk.once(key, lambda client: client.waiting_of(live, members=members))
+    return await desk.once(key, lambda client: client.admin.waiting_of(live, members=members))
 
 
 def _since(window: str) -> datetime | None:

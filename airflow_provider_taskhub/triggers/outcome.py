@@ -42,17 +42,17 @@ async def terminate_owned(client: Client, instance_id: str, owner: str | None, w
     if (state.tags or {}).get(OWNER_TAG) != owner:
         return "the instance belongs to a newer start by now: left alone"
     await client.terminate(instance_id, why, wait=True)
-    await client.forget_completions([instance_id])
+    await client.watches.forget([instance_id])
     return "the instance is terminated, nothing of it runs"
 
 
 async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] | None:
     """Title and last lines of the failed attempt's log; None where no attempt failed or kept a log."""
-    attempt = await client.failed_attempt(instance_id)
+    attempt = await client.instance(instance_id).failed_attempt()
     if attempt is None:
         return None
     title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}"
-    return title, (await client.log(attempt.log, last=LOG_LINES)).splitlines()[-LOG_LINES:]
+    return title, (await client.instance(instance_id).log(attempt.log, last=LOG_LINES)).splitlines()[-LOG_LINES:]
 
 
 def reason(state: InstanceState) -> str:

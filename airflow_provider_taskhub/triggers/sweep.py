@@ -172,7 +172,7 @@ class Sweep:
 
         :returns: why Airflow could not be asked; empty when it could.
         """
-        watches = await client.watches(self._deployment())
+        watches = await client.watches.of(self._deployment())
         self._left = bool(watches)
         answers, trouble = await self._answers(watches) if watches else ({}, "")
         found = self._sightings.take(watches, answers, self._clock.monotonic())
@@ -187,13 +187,13 @@ class Sweep:
                 if not sighting.over:  # the watcher of a sensor that waits for it reads the hint before the next turn
                     sighting.over = True
                     return
-                await client.forget_completions([watch.instance_id])
-            await client.unwatch(watch)
+                await client.watches.forget([watch.instance_id])
+            await client.watches.remove(watch)
             return
         if now - sighting.since < SETTLE:
             return
         if state is None or (state.tags or {}).get(OWNER_TAG) != watch.owner:
-            await client.unwatch(watch)  # it was never started, or another task has started it again
+            await client.watches.remove(watch)  # it was never started, or another task has started it again
             return
         if sighting.told is None or now - sighting.told >= AGAIN:
             sighting.told = now

@@ -134,7 +134,7 @@ class Watcher:
         failures = 0
         while self._needed(failures):  # with no await before the end, so a new wait finds either this task or none
             try:
-                async with self._connect() as client, client.attending("triggerer"), self._sweeping(client):
+                async with self._connect() as client, client.watches.attending("triggerer"), self._sweeping(client):
                     self._client = client
                     while await self._poll(client):
                         failures = 0
@@ -177,7 +177,7 @@ class Watcher:
         await first(self._clock.sleep(seconds), self._wake.wait())
 
     async def _read(self, client: Client) -> None:
-        hinted = [instance for instance in await client.completions() if instance in self._waits][:AT_ONCE]
+        hinted = [instance for instance in await client.watches.completions() if instance in self._waits][:AT_ONCE]
         await self._read_members(client)
         fresh = [self._new.popleft() for _ in range(min(len(self._new), AT_ONCE))]
         if self._new:
@@ -188,7 +188,7 @@ class Watcher:
             self._new.extend(fresh)
             raise
         if hinted:
-            await client.forget_completions(hinted)
+            await client.watches.forget(hinted)
 
     def _next_in_turn(self) -> list[str]:
         turn = [self._turn[index] for index in range(min(IN_TURN, len(self._turn)))]
@@ -199,7 +199,7 @@ class Watcher:
         async def one(instance_id: str) -> None:
             try:
                 state = await client.get(instance_id, payloads=False)
-                records = await client.activities(instance_id) if state is not None else ()
+                records = await client.instance(instance_id).activities() if state is not None else ()
             except StorageError:
                 raise  # the hub cannot be read
             except Exception as error:  # only this instance cannot be read
@@ -210,7 +210,7 @@ class Watcher:
         await gather_bounded(one, [instance for instance in instances if instance in self._waits], limit=_PARALLEL)
         looked = self._open([instance_id for instance_id in instances if instance_id in self._waits])
         if looked:
-            whys = await client.waiting_of(looked, members=self._members, sentinels=len(looked))
+            whys = await client.admin.waiting_of(looked, members=self._members, sentinels=len(looked))
             for state in looked:
                 self._explain(state.instance_id, whys.get(state.instance_id, ()))
 
@@ -218,7 +218,7 @@ class Watcher:
         now = self._clock.monotonic()
         if now - self._members_read < MEMBERS_EVERY.total_seconds():
             return
-        self._members = await client.members()
+        self._members = await client.admin.workers()
         self._members_read = now
         for wait in self._everyone():
             wait.members = self._members
@@ -233,7 +233,7 @@ class Watcher:
         states = self._open(self._waits)
         if not states:
             return
-        whys = await client.waiting_of(states, members=self._members, sentinels=0)
+        whys = await client.admin.waiting_of(states, members=self._members, sentinels=0)
         for state in states:
             found = whys.get(state.instance_id, ())
             kept = [why for wait in self._waits[state.instance_id][:1] for why in wait.whys if why.reason in AWAITED]

@@ -203,7 +203,7 @@ class Host:
                 pool=pool,
                 started=SYSTEM_CLOCK.monotonic(),
                 waiting=WaitingFigures(
-                    Client(hub, settings.lease_times).waiting_instances,
+                    Client(hub, settings.lease_times).admin.waiting_instances,
                     believed=settings.lease_times.scan.total_seconds(),
                     clock=SYSTEM_CLOCK,
                 ),

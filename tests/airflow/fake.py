@@ -125,16 +125,19 @@ class FakeHub:
             self.open_now -= 1
 
 
-class FakeClient:
+class Fake:
     def __init__(self, hub: FakeHub) -> None:
         self._hub = hub
 
     def _count(self, name: str) -> FakeHub:
+        """Count a request, and fail while the hub is down."""
         self._hub.requests[name] += 1
         if self._hub.down:
             raise self._hub.down
         return self._hub
 
+
+class FakeClient(Fake):
     async def start(
         self,
         orchestrator: str,
@@ -178,20 +181,54 @@ class FakeClient:
         hub.terminated.append((instance_id, reason))
         hub.end(instance_id, reason, status=Status.TERMINATED)
 
-    async def activities(self, instance_id: str) -> tuple[ActivityRecord, ...]:
-        hub = self._count("activities")
-        if instance_id in hub.damaged:
-            raise hub.damaged[instance_id]
-        return hub.records.get(instance_id, ())
+    async def list(self, **asked: Any) -> SimpleNamespace:
+        hub = self._count("list")
+        tags, prefix = asked.get("tags") or {}, asked.get("prefix") or ""
+        found = [
+            one
+            for name, one in sorted(hub.instances.items())
+            if tags.items() <= (one.tags or {}).items() and name.startswith(prefix)
+        ][: asked.get("limit", 100)]
+        return SimpleNamespace(instances=tuple(found), continuation=None)
 
-    async def failed_attempt(self, instance_id: str) -> Any:
-        return self._count("failed_attempt").failed.get(instance_id)
+    def instance(self, instance_id: str) -> FakeInstance:
+        return FakeInstance(self._hub, instance_id)
+
+    @property
+    def admin(self) -> FakeAdmin:
+        return FakeAdmin(self._hub)
+
+    @property
+    def watches(self) -> FakeWatches:
+        return FakeWatches(self._hub)
+
+
+class FakeInstance(Fake):
+    def __init__(self, hub: FakeHub, instance_id: str) -> None:
+        super().__init__(hub)
+        self.id = instance_id
+
+    async def activities(self) -> tuple[ActivityRecord, ...]:
+        hub = self._count("activities")
+        if self.id in hub.damaged:
+            raise hub.damaged[self.id]
+        return hub.records.get(self.id, ())
+
+    async def failed_attempt(self) -> Any:
+        return self._count("failed_attempt").failed.get(self.id)
 
     async def log(self, blob_name: str, *, last: int | None = None) -> str:
         lines = self._count("log").logs[blob_name].splitlines()
         return "\n".join(lines[-last:] if last else lines)
 
-    async def members(self) -> tuple[Member, ...]:
+    async def readable_history(self) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
+        return (), self._count("history").unreadable.get(self.id, ())
+
+
+class FakeAdmin(Fake):
+    info = HubInfo(partitions=4, ready=True)
+
+    async def workers(self) -> tuple[Member, ...]:
         return self._count("members").workers
 
     async def waiting_of(
@@ -209,35 +246,20 @@ class FakeClient:
             found[state.instance_id] = reasons if alone is None else (*reasons, alone)
         return {name: reasons for name, reasons in found.items() if reasons}
 
-    async def info(self) -> HubInfo:
-        self._count("info")
-        return HubInfo(partitions=4, ready=True)
-
-    async def list(self, **asked: Any) -> SimpleNamespace:
-        hub = self._count("list")
-        tags, prefix = asked.get("tags") or {}, asked.get("prefix") or ""
-        found = [
-            one
-            for name, one in sorted(hub.instances.items())
-            if tags.items() <= (one.tags or {}).items() and name.startswith(prefix)
-        ][: asked.get("limit", 100)]
-        return SimpleNamespace(instances=tuple(found), continuation=None)
-
-    async def readable_history(self, instance_id: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
-        return (), self._count("history").unreadable.get(instance_id, ())
-
     async def partitions(self) -> tuple[PartitionState, ...]:
         return self._count("partitions").serving
 
-    async def watch(self, watch: Watch) -> None:
+
+class FakeWatches(Fake):
+    async def add(self, watch: Watch) -> None:
         hub = self._count("watch")
         hub.watched[watch.instance_id] = replace(watch, etag=f"e{hub.requests['watch']}")
 
-    async def watches(self, deployment: str) -> tuple[Watch, ...]:
+    async def of(self, deployment: str) -> tuple[Watch, ...]:
         hub = self._count("watches")
         return tuple(watch for watch in hub.watched.values() if watch.deployment == deployment)
 
-    async def unwatch(self, watch: Watch) -> None:
+    async def remove(self, watch: Watch) -> None:
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
@@ -254,7 +276,7 @@ class FakeClient:
     async def completions(self) -> tuple[str, ...]:
         return tuple(sorted(self._count("completions").hints))
 
-    async def forget_completions(self, ids: Sequence[str]) -> None:
+    async def forget(self, ids: Sequence[str]) -> None:
         self._count("forget").hints.difference_update(ids)
 
 

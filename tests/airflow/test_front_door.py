@@ -215,7 +215,7 @@ def test_a_request_costs_a_bounded_number_of_the_hubs(ask: Any, two_executions: 
     hub = two_executions
     hub.records["i"] += tuple(record(RecordState.FAILED, execution=f"{number}") for number in range(300))
     ask("/api/instance?id=i")
-    looks = ("get", "history", "activities", "members", "partitions", "info", "waiting_of")
+    looks = ("get", "history", "activities", "members", "partitions", "waiting_of")
     assert dict(hub.requests) == dict.fromkeys(looks, 1)
     hub.requests.clear()
     ask("/api/log?id=i&task=0&attempt=1")

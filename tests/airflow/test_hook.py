@@ -133,7 +133,7 @@ def test_the_test_button_does_not_show_the_random_id_that_airflow_tests_under(mo
 
 async def test_the_hook_also_runs_where_a_loop_runs(hub: FakeHub) -> None:
     async def use(client: Any) -> int:
-        return (await client.info()).partitions  # type: ignore[no-any-return]
+        return client.admin.info.partitions  # type: ignore[no-any-return]
 
     assert TaskHubHook().run(use) == 4
 

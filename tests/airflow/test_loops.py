@@ -59,11 +59,11 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
 def test_the_page_opens_another_client_when_the_one_it_keeps_breaks(hub: FakeHub) -> None:
     async def scenario() -> None:
         desk = desk_of(load_settings())
-        await desk.once("members", lambda client: client.members())
+        await desk.once("members", lambda client: client.admin.workers())
         (keeping,) = [task for task in asyncio.all_tasks() if task.get_name() == "desk"]
         keeping.cancel()
         await asyncio.sleep(5)
-        await desk.once("members", lambda client: client.members())
+        await desk.once("members", lambda client: client.admin.workers())
         assert hub.opened == 2
 
     run(scenario())

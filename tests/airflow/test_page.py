@@ -360,15 +360,15 @@ def test_a_page_that_many_look_at_costs_one_scan(hub: FakeHub, filled: FakeHub) 
 
     async def scenario() -> None:
         desk = desk_of(load_settings())
-        answers = [desk.once("members", lambda client: client.members()) for _ in range(50)]
+        answers = [desk.once("members", lambda client: client.admin.workers()) for _ in range(50)]
         assert len(await asyncio.gather(*answers)) == 50
         assert (hub.requests["members"], hub.opened) == (1, 1)
         await asyncio.sleep(2)
-        await desk.once("members", lambda client: client.members())
+        await desk.once("members", lambda client: client.admin.workers())
         assert (hub.requests["members"], hub.opened) == (2, 1), "asked again, over the same client"
         await asyncio.sleep(3 * IDLE)
         assert hub.open_now == 0
-        await desk.once("members", lambda client: client.members())
+        await desk.once("members", lambda client: client.admin.workers())
         assert hub.opened == 2
 
     run(scenario())

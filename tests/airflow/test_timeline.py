@@ -45,7 +45,7 @@ def test_timers_and_waits_for_events_are_drawn_as_they_were() -> None:
             await client.start("approval", instance_id="i")
 
             async def look() -> None:
-                past, unreadable = await client.readable_history("i")
+                past, unreadable = await client.instance("i").readable_history()
                 assert not unreadable
                 lanes = timeline(past, [], shown)["lanes"]
                 start = min(lane["bars"][0]["start"] for lane in lanes)
@@ -66,7 +66,7 @@ def test_timers_and_waits_for_events_are_drawn_as_they_were() -> None:
             await client.raise_event("i", "approve")
             await client.wait("i", timeout=timedelta(minutes=30))
             await look()
-            past, _ = await client.readable_history("i")
+            past, _ = await client.instance("i").readable_history()
             times = [line["time"] for line in history(past, shown)["events"]]
             assert times == sorted(times, reverse=True), "the history's times are in its order"
 

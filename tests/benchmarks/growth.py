@@ -305,7 +305,7 @@ async def _replay(extent: Extent) -> Findings:
 async def _read(client: Client, instance_id: str) -> float:
     """Microseconds of CPU for each event of a history."""
     begun = time.process_time()
-    past = await client.history(instance_id)
+    past = await client.instance(instance_id).history()
     return (time.process_time() - begun) / len(past) * 1e6
 
 

@@ -266,7 +266,7 @@ async def _chain_bare(hub: Hub, store: str, size: int) -> Measured:
 
 async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
     _, ended = await _one(stage, client, "chain", size)
-    events = [event for event in await client.history(ended.instance_id) if isinstance(event, TaskCompleted)]
+    events = [event for event in await client.instance(ended.instance_id).history() if isinstance(event, TaskCompleted)]
     if len(events) != size:
         raise BenchError(f"a chain of {size} has {len(events)} completions in its history")
     steps = [(after.timestamp - before.timestamp).total_seconds() * 1000 for before, after in pairwise(events)]

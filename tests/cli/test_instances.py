@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from airflow_provider_taskhub.cli.instances import _print_activities
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
-from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.client import HubAdmin, InstanceHandle
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
@@ -95,14 +95,14 @@ def test_a_purge_that_fails_in_part_names_what_is_left(
     for instance_id in ("a", "b", "c"):
         as_json("start", "flights", "--id", instance_id)
     asyncio.run(ended(path, "a", "b", "c"))
-    real = Client.purge
+    real = InstanceHandle.purge
 
-    async def purge(client: Client, instance_id: str) -> bool:
-        if instance_id == "b":
+    async def purge(instance: InstanceHandle) -> bool:
+        if instance.id == "b":
             raise Unavailable("the store said nothing")
-        return await real(client, instance_id)
+        return await real(instance)
 
-    monkeypatch.setattr(Client, "purge", purge)
+    monkeypatch.setattr(InstanceHandle, "purge", purge)
     result = taskhub("purge", "--all", "--yes", *form)
     assert result.exit_code == Exit.UNAVAILABLE, result.output
     assert "'b' cannot be purged: the store said nothing" in result.stderr
@@ -135,10 +135,10 @@ def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
     else:
         assert result.stdout == "a: purged\nc: purged\n"
 
-    async def purge(client: Client, instance_id: str) -> bool:
+    async def purge(instance: InstanceHandle) -> bool:
         raise Unavailable("the store said nothing")
 
-    monkeypatch.setattr(Client, "purge", purge)
+    monkeypatch.setattr(InstanceHandle, "purge", purge)
     result = taskhub("purge", "b", "d", *form)
     assert result.exit_code == Exit.UNAVAILABLE, result.output
     assert "'d' cannot be purged: the store said nothing" in result.stderr
@@ -320,12 +320,12 @@ def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyP
     told = Told(monkeypatch, status=Status.TERMINATED)
     told.records = (replace(RECORD, state=RecordState.CANCELLING, message=None),)
 
-    async def terminate(client: Client, instance_id: str, reason: str, **given: Any) -> InstanceState:
+    async def terminate(instance: InstanceHandle, reason: str, **given: Any) -> InstanceState:
         given["progress"]("i:3")
         await asyncio.sleep(1.0)
         raise TimeoutError("too long")
 
-    monkeypatch.setattr(Client, "terminate", terminate)
+    monkeypatch.setattr(InstanceHandle, "terminate", terminate)
     result = taskhub("terminate", "i", "--wait")
     assert result.exit_code == Exit.TIMEOUT
     nobody = "waits: no worker that runs activities is alive. Start one: taskhub worker --app MODULE:APP"
@@ -369,13 +369,17 @@ class Told:
             "get": lambda *_, **__: self.state,
             "activities": lambda *_: self.records,
             "readable_history": lambda *_: (self.history, ()),
-            "members": lambda *_, prove=False: self.members if prove or self.unproven is None else self.unproven,
             "waiting": lambda *_, **__: self.waits,
             "logs": lambda *_: self.logs,
             "log": lambda _, name, **__: f"text of {name}",
         }
         for name, answer in answers.items():
-            monkeypatch.setattr(Client, name, self._reader(answer))
+            monkeypatch.setattr(InstanceHandle, name, self._reader(answer))
+        monkeypatch.setattr(
+            HubAdmin,
+            "workers",
+            self._reader(lambda *_, prove=False: self.members if prove or self.unproven is None else self.unproven),
+        )
         served = Ownership(partition=1, owner="ann@a/1", state=OwnerState.LIVE)
         monkeypatch.setattr(Routes, "refresh", self._reader(lambda *_: served))
 

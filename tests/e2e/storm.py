@@ -181,7 +181,7 @@ async def check(client: Client, job: Job, damage: Damage, *, left: float) -> Non
 
 async def check_all(client: Client, house: House, damage: Damage) -> None:
     """Histories, records, quarantine, and what the recorded activities did."""
-    damage.lost += [f"in quarantine: {kept.cause}" for kept in await client.quarantined()]
+    damage.lost += [f"in quarantine: {kept.cause}" for kept in await client.admin.quarantined()]
     ran = Counter(int(line) for line in house.effects())
     continuation: str | None = None
     while True:
@@ -197,7 +197,7 @@ async def check_all(client: Client, house: House, damage: Damage) -> None:
 async def _doubled(client: Client, instance_id: str, ran: Counter[int]) -> list[str]:
     """An attempt that a kill hit may have come to its end unseen; each other one ran once, and one has the outcome."""
     found: dict[int, list[RecordState]] = {}
-    for record in await client.activities(instance_id):
+    for record in await client.instance(instance_id).activities():
         found.setdefault(record.task_id, []).append(record.state)
     first = int(instance_id.partition("-")[2]) * 10 if found else 0
     told = []
@@ -280,7 +280,7 @@ async def still(house: House, *, end: signal.Signals, chains: int = 40, length: 
         for number in range(chains):
             state = await client.wait(f"chain-{number}", timeout=timedelta(minutes=3))
             assert state.output == str(length), f"chain-{number} is {state.status} with {state.output}"
-            times = [event.timestamp for event in await client.history(f"chain-{number}")]
+            times = [event.timestamp for event in await client.instance(f"chain-{number}").history()]
             gaps.append(max((after - before).total_seconds() for before, after in pairwise(times)))
     for worker in (one, two):
         if worker.process.poll() is None:

@@ -28,7 +28,7 @@ async def test_whatever_a_live_worker_has_is_run_and_the_difference_is_told(embe
         ends = await asyncio.gather(*(client.wait(found, timeout=timedelta(seconds=90)) for found in ids))
         assert {(end.status, end.output) for end in ends} == {(Status.COMPLETED, "2")}
         assert time.monotonic() - began < 60.0
-        assert not await client.quarantined()
+        assert not await client.admin.quarantined()
     until(lambda: "apps_differ" in one.text(), what="a warning of the first worker")
     until(lambda: "apps_differ" in two.text(), what="a warning of the second worker")
     warning = next(line for line in one.text().splitlines() if "apps_differ" in line)

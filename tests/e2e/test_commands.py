@@ -162,7 +162,7 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
                 inserted=client.hub.clock.utc_now(),
             )
             await quarantine.keep(store, names, item, None)
-        (lost, _) = await client.quarantined()
+        (lost, _) = await client.admin.quarantined()
         await store.execute(DeleteBlob(container=names.large_messages, name=lost.blobs[0]))
     done = house.command("quarantine", "put-back", "--all")
     assert (done.returncode, done.stdout) == (FAILED, "1 put back\n")

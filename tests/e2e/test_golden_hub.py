@@ -62,6 +62,6 @@ async def test_a_hub_of_dotnets_is_taken_over(store: str, tmp_path: Path, reques
                         continue
                     ended = await client.wait(instance_id, timeout=timedelta(seconds=60))
                     assert facts(ended, input=ended.input, output=ended.output) == state, name
-                    assert told(await client.history(instance_id)) == told(histories[instance_id]), name
+                    assert told(await client.instance(instance_id).history()) == told(histories[instance_id]), name
                     assert await client.purge(instance_id)
-                assert await client.quarantined() == ()
+                assert await client.admin.quarantined() == ()

@@ -15,7 +15,7 @@ async def _record(house: House, instance_id: str) -> ActivityRecord:
     """The record of the only attempt, once the newer of its two reports is there."""
     async with asyncio.timeout(PATIENCE), house.client() as client:
         while True:
-            records = await client.activities(instance_id)
+            records = await client.instance(instance_id).activities()
             if records and records[-1].progress == 0.5:
                 return records[-1]
             await asyncio.sleep(0.1)
@@ -29,9 +29,9 @@ async def test_progress_arrives_while_the_activity_runs_and_when_it_has_ended(ho
         assert (record.state, record.progress, record.message) == (RecordState.RUNNING, 0.5, "a quarter")
         (house.folder / "effects").touch()
         await client.wait("tale-1")
-        (record,) = await client.activities("tale-1")
+        (record,) = await client.instance("tale-1").activities()
         assert (record.state, record.progress, record.message) == (RecordState.COMPLETED, 1.0, "nearly there")
-        assert "environment: ['TASKHUB_HOME']" in await client.log(record.log or "")
+        assert "environment: ['TASKHUB_HOME']" in await client.instance("tale-1").log(record.log or "")
     assert worker.end() == 0
     assert "progress_listener_failed" not in worker.text()
 
@@ -47,10 +47,10 @@ async def test_the_log_of_an_attempt_outlives_its_killed_worker(house: House) ->
         (house.folder / "effects").touch()
         two = house.worker("two", app=APP).ready()
         await client.wait("tale-1", timeout=timedelta(seconds=PATIENCE))
-        first, second = await client.activities("tale-1")
+        first, second = await client.instance("tale-1").activities()
         assert (first.state, second.state) == (RecordState.LOST, RecordState.COMPLETED)
         for record, worker in ((first, "one"), (second, "two")):
-            assert f"flights: half of it is done in {worker}" in await client.log(record.log or "")
+            assert f"flights: half of it is done in {worker}" in await client.instance("tale-1").log(record.log or "")
     shown = house.json("instances", "logs", "tale-1")
     assert [(item["attempt"], "half of it is done" in item["log"]) for item in shown] == [(1, True), (2, True)]
     assert two.end() == 0

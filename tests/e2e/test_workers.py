@@ -54,7 +54,7 @@ async def test_two_workers_do_what_there_is_to_do_and_stop(house: House) -> None
         end = await client.wait(failed.instance_id, timeout=LIMIT)
         assert (end.status, end.failure is not None) == (Status.FAILED, True)
         assert "broken 7" in (end.output or "")
-        assert {member.worker.split("@")[0] for member in await client.members()} == {"one", "two"}
+        assert {member.worker.split("@")[0] for member in await client.admin.workers()} == {"one", "two"}
     assert (one.end(), two.end()) == (0, 0)
     assert "Traceback" not in one.text() + two.text()
 
@@ -79,12 +79,12 @@ async def test_a_killed_worker_costs_time_and_nothing_else(house: House) -> None
         for number in range(6):
             end = await client.wait(f"paced-{number}", timeout=LIMIT)
             assert (end.status, end.output) == (Status.COMPLETED, "25")
-            assert _gap(await client.history(f"paced-{number}")) < TAKE + 2.0
+            assert _gap(await client.instance(f"paced-{number}").history()) < TAKE + 2.0
         end = await client.wait("recorded", timeout=LIMIT)
         assert (end.status, end.output) == (Status.COMPLETED, "280")
         runs = Counter(int(line.split()[1]) for line in house.effects() if line.startswith("begin"))
         ended = Counter(int(line.split()[1]) for line in house.effects() if line.startswith("end"))
-        records = await client.activities("recorded")
+        records = await client.instance("recorded").activities()
     again = {record.task_id for record in records if record.state is RecordState.LOST}
     assert 1 <= len(again) <= 2, "what the killed worker was running"
     assert {number for number, count in runs.items() if count > 1} == again
@@ -107,7 +107,7 @@ async def test_a_worker_that_is_told_to_stop_leaves_nothing_standing(house: Hous
         for number in range(8):
             end = await client.wait(f"paced-{number}", timeout=LIMIT)
             assert (end.status, end.output) == (Status.COMPLETED, "40")
-            assert _gap(await client.history(f"paced-{number}")) < 3.0
+            assert _gap(await client.instance(f"paced-{number}").history()) < 3.0
     assert two.end() == 0
 
 

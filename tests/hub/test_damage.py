@@ -86,7 +86,7 @@ def test_a_lease_blob(data: bytes, said: bool) -> None:
     async def work(bench: Bench) -> None:
         await bench.blob(bench.names.leases, f"default/{bench.names.control(0)}", data)
         for _ in range(2):
-            first, second = await bench.client.partitions()
+            first, second = await bench.client.admin.partitions()
             assert (first.owner, first.owned_since, first.load) == (None if said else "w", None, None)
             assert second.partition == 1
         assert bench.said() == ([(bench.names.leases, f"default/{bench.names.control(0)}")] if said else [])
@@ -99,7 +99,7 @@ def test_a_lease_row() -> None:
     async def work(bench: Bench) -> None:
         columns: dict[str, Property] = {"CurrentOwner": "w", "OwnedSince": "yesterday", "TaskHubEpoch": "many"}
         await bench.put(bench.names.partitions, "", bench.names.control(0), TaskHubLoad=float("nan"), **columns)
-        first, second = await bench.client.partitions()
+        first, second = await bench.client.admin.partitions()
         assert (first.owner, first.owned_since, first.load, second.partition) == ("w", None, None, 1)
 
     play(work)
@@ -137,7 +137,7 @@ def test_a_member_whose_names_cannot_be_read_is_there_without_them(columns: dict
         row: dict[str, Property] = {"Worker": "bad@host/1", "Roles": "orchestrator", "RenewSeconds": 1.0}
         await bench.put(bench.names.members, "member", "bad", **row, **kept)
         for _ in range(2):
-            bad, good = sorted(await bench.client.members(), key=lambda member: member.worker)
+            bad, good = sorted(await bench.client.admin.workers(), key=lambda member: member.worker)
             assert (bad.worker, bad.roles, bad.orchestrators) == ("bad@host/1", ("orchestrator",), ())
             assert good.orchestrators == ("delays",)
         assert bench.said() == [(bench.names.members, "bad")]
@@ -151,7 +151,7 @@ def test_a_member_without_a_name_is_left_out() -> None:
         await announce(bench, "good@host/1")
         await bench.put(bench.names.members, "member", "bad", Roles="orchestrator", Worker=5)
         for _ in range(2):
-            assert [member.worker for member in await bench.client.members()] == ["good@host/1"]
+            assert [member.worker for member in await bench.client.admin.workers()] == ["good@host/1"]
         assert bench.said() == [(bench.names.members, "bad")]
 
     play(work)
@@ -188,11 +188,11 @@ def test_a_member_with_numbers_that_are_none() -> None:
 @pytest.mark.rows("T60", "T75")
 def test_an_order_of_a_newer_version_is_shown_and_stops_no_other() -> None:
     async def work(bench: Bench) -> None:
-        await bench.client.steering.offline([1])
+        await bench.client.admin.partition_operations.offline([1])
         await bench.put(bench.names.controls, "control", "new", Kind="teleport", Partition="x", At="now", Value=1.5)
-        kinds = {control.kind for control in await bench.client.steering.controls()}
+        kinds = {control.kind for control in await bench.client.admin.partition_operations.controls()}
         assert kinds == {ControlKind.OFFLINE, ControlKind.UNKNOWN}
-        assert [state.offline for state in await bench.client.partitions()] == [False, True]
+        assert [state.offline for state in await bench.client.admin.partitions()] == [False, True]
 
     play(work)
 
@@ -249,7 +249,7 @@ def test_an_attempt_in_a_state_that_nobody_knows(state: Property | None) -> None
             columns = {**row.properties, **({"State": state} if number == 0 else {})}
             await bench.put(bench.names.activities, row.partition_key, row.row_key, **columns)
         for _ in range(2):
-            states = [record.state for record in await bench.client.activities("i")]
+            states = [record.state for record in await bench.client.instance("i").activities()]
             assert states == [RecordState.UNKNOWN, RecordState.RUNNING]
         assert bench.said() == [(bench.names.activities, f"i {activities.row_key('e', 0, 1)}")]
 
@@ -264,7 +264,7 @@ def test_an_attempt_whose_failure_cannot_be_read_has_failed_all_the_same(failure
         columns = {**row.properties, "Failure": failure}
         await bench.put(bench.names.activities, row.partition_key, row.row_key, **columns)
         for _ in range(2):
-            (record,) = await bench.client.activities("i")
+            (record,) = await bench.client.instance("i").activities()
             assert record.state is RecordState.FAILED
             assert record.failure is not None
             assert record.failure.error_type == "Unreadable"
@@ -299,7 +299,7 @@ def test_a_quarantined_message_whose_text_is_lost_is_listed_and_cannot_be_put_ba
         await bench.put(bench.names.quarantine, queue, "c", Cause="fine", Body=compress("{}"))
         await bench.put(bench.names.quarantine, queue, "d", Cause="empty", Body=compress(""))
         for _ in range(2):
-            kept = await bench.client.quarantined()
+            kept = await bench.client.admin.quarantined()
             assert [(item.cause, item.text) for item in kept] == [
                 ("damaged", ""),
                 ("gone", ""),
@@ -309,9 +309,9 @@ def test_a_quarantined_message_whose_text_is_lost_is_listed_and_cannot_be_put_ba
         assert bench.said() == [(bench.names.quarantine, f"{queue} a"), (bench.names.quarantine, f"{queue} b")]
         for name in "ab":
             with pytest.raises(InputError, match=f"the text of message {name} is gone"):
-                await bench.client.put_back(name)
-        assert [await bench.client.put_back(name) for name in "cd"] == [True, True]
-        assert [await bench.client.drop_quarantined(name) for name in "ab"] == [True, True]
+                await bench.client.admin.put_back(name)
+        assert [await bench.client.admin.put_back(name) for name in "cd"] == [True, True]
+        assert [await bench.client.admin.drop_quarantined(name) for name in "ab"] == [True, True]
 
     play(work)
 
@@ -374,7 +374,7 @@ def test_a_hint_of_an_end() -> None:
     async def work(bench: Bench) -> Any:
         await bench.put(bench.names.completions, "", "odd^", RuntimeStatus=5)
         await bench.put(bench.names.completions, "", "good", RuntimeStatus="Completed")
-        return await bench.client.completions()
+        return await bench.client.watches.completions()
 
     assert play(work) == ("good", "odd^")
 
@@ -388,19 +388,19 @@ def test_a_watch_row() -> None:
     """Beside the hints, which are read every second: neither is taken for the other."""
 
     async def work(bench: Bench) -> Any:
-        await bench.client.watch(WATCHED)
-        await bench.client.watch(replace(WATCHED, instance_id="other", deployment="there"))
+        await bench.client.watches.add(WATCHED)
+        await bench.client.watches.add(replace(WATCHED, instance_id="other", deployment="there"))
         await bench.put(bench.names.completions, "", "hint", RuntimeStatus="Completed")
         await bench.put(bench.names.completions, "watch", "odd^", Deployment="here", DagId=5)
-        found = await bench.client.watches("here")
+        found = await bench.client.watches.of("here")
         assert [replace(one, etag="") for one in found] == [WATCHED]
-        assert await bench.client.completions() == ("hint",)
-        await bench.client.watch(replace(WATCHED, owner="newer"))
-        await bench.client.unwatch(found[0])
-        (newer,) = await bench.client.watches("here")
+        assert await bench.client.watches.completions() == ("hint",)
+        await bench.client.watches.add(replace(WATCHED, owner="newer"))
+        await bench.client.watches.remove(found[0])
+        (newer,) = await bench.client.watches.of("here")
         assert newer.owner == "newer", "what was written again meanwhile stays"
-        await bench.client.unwatch(newer)
-        return await bench.client.watches("here")
+        await bench.client.watches.remove(newer)
+        return await bench.client.watches.of("here")
 
     assert play(work) == ()
 
@@ -408,10 +408,10 @@ def test_a_watch_row() -> None:
 @pytest.mark.parametrize(("owner", "left"), [("o", ()), ("a newer start", ("good",))])
 def test_a_purge_deletes_the_watch_row_of_its_own_start(owner: str, left: tuple[str, ...]) -> None:
     async def work(bench: Bench) -> Any:
-        await bench.client.watch(replace(WATCHED, owner=owner))
+        await bench.client.watches.add(replace(WATCHED, owner=owner))
         await bench.client.start("x", 1, instance_id="good", tags={"taskhub.owner": "o"})
         await bench.put(bench.names.instances, "good", "", RuntimeStatus="Completed")
         assert await bench.client.purge("good") is True
-        return tuple(watch.instance_id for watch in await bench.client.watches("here"))
+        return tuple(watch.instance_id for watch in await bench.client.watches.of("here"))
 
     assert play(work) == left

@@ -60,7 +60,7 @@ def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: s
             failing = next(state for state in listed if state.name == "child")
             log = f"{history_folder(failing.instance_id)}/{failing.execution_id}/000001-001.log"
             await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
-            attempt = await client.failed_attempt(top)
+            attempt = await client.instance(top).failed_attempt()
             assert attempt is not None
             assert (attempt.name, attempt.task_id, attempt.log) == ("load", 1, log)
 
@@ -100,7 +100,7 @@ def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: s
             for number in range(2):
                 log = f"{history_folder('i')}/{ended.execution_id}/{number:06d}-001.log"
                 await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
-            attempt = await client.failed_attempt("i")
+            attempt = await client.instance("i").failed_attempt()
             assert (None if attempt is None else attempt.task_id) == task_id
 
     run(play(), limit=timedelta(minutes=5))

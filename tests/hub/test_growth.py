@@ -126,12 +126,12 @@ async def step(hub: House, clock: JumpingClock, instance_id: str) -> None:
     await client.raise_event(instance_id, "end", 7)
     state = await client.wait(instance_id)
     assert state.status is Status.COMPLETED
-    await client.history(instance_id)
-    await client.activities(instance_id)
+    await client.instance(instance_id).history()
+    await client.instance(instance_id).activities()
     await client.list(limit=1)
     await client.list(limit=5, prefix=instance_id)
-    await client.completions()
-    await client.quarantined()
+    await client.watches.completions()
+    await client.admin.quarantined()
     names, store = client.hub.names, client.hub.store
     await store.execute(PutBlob(container=names.logs, name=f"{instance_id}/kept", data=b"1"))
     await store.append_blob(names.logs, f"{instance_id}/log", b"line")

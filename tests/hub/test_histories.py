@@ -167,7 +167,7 @@ def test_a_history_that_somebody_else_has_committed_to_is_read_again(idle: timed
             row = RowOperation(verb=RowVerb.MERGE, entity=sentinel, etag="*")
             await stage.store.execute(Transact(table=hub.client.hub.names.history, rows=(row,)))
             asked = [await stage.ring(hub, 1), await stage.ring(hub, 2)]
-            past = await hub.client.history("bell")
+            past = await hub.client.instance("bell").history()
             return [*asked, [event.input for event in past if event.event_type.name == "EventRaised"]]
 
     (changed, same, events), _ = play(scene)

@@ -196,8 +196,8 @@ async def _rewind(bench: Bench, *ordinals: int) -> None:
 async def _read(bench: Bench, how: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
     client = Client(Hub(store=bench.store, names=NAMES, info=INFO, clock=JumpingClock()), LeaseTimes())
     if how == "history":
-        return await client.history("i"), ()
-    return await client.readable_history("i")
+        return await client.instance("i").history(), ()
+    return await client.instance("i").readable_history()
 
 
 READERS = pytest.mark.parametrize("how", ["history", "readable_history"])

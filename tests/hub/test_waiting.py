@@ -320,7 +320,7 @@ async def serve(store: Store, client: Client) -> Members:
 async def settled(client: Client, instance_id: str, reason: Reason) -> tuple[Why, ...]:
     async def look() -> tuple[Why, ...]:
         while True:
-            found = await client.waiting(instance_id)
+            found = await client.instance(instance_id).waiting()
             if found and found[0].reason is reason:
                 return found
             await client.hub.clock.sleep(0.5)
@@ -354,13 +354,13 @@ def test_an_event_an_unknown_activity_a_suspension_and_an_offline_partition_are_
             (found,) = await settled(client, "i", Reason.NO_ACTIVITY)
             assert "activity 'unlode'" in found.text
 
-            scanned = await client.waiting_instances()
+            scanned = await client.admin.waiting_instances()
             assert scanned.counts == {Reason.NO_ACTIVITY: 1}
             assert scanned.complete
             assert scanned.faults == (Reason.NO_ACTIVITY,)
             assert [one.instance_id for one in scanned.examples[Reason.NO_ACTIVITY]] == ["i"]
 
-            await client.steering.offline(range(4), "repair")
+            await client.admin.partition_operations.offline(range(4), "repair")
             found, *_ = await settled(client, "i", Reason.OFFLINE)
             assert "(repair)" in found.text
 
@@ -384,7 +384,7 @@ def test_a_terminated_instance_that_was_suspended_says_nothing_and_a_resumed_one
             assert state.suspended_by is None
             assert state.suspended_at is None
             await client.terminate("i", wait=True)
-            assert await client.waiting("i") == ()
+            assert await client.instance("i").waiting() == ()
 
     run(play(), limit=timedelta(minutes=5))
 
@@ -407,7 +407,7 @@ def test_a_suspension_before_the_start_says_by_whom() -> None:
             state = await client.get("i")
             assert state is not None
             assert state.status is Status.SUSPENDED
-            found, *_ = await client.waiting("i")
+            found, *_ = await client.instance("i").waiting()
             assert "suspended by cat@c" in found.text
 
     run(play(), limit=timedelta(minutes=15))
@@ -421,10 +421,12 @@ def test_quarantine_and_a_dead_worker_that_is_still_listed() -> None:
             client = await Client.over(store, Settings(hub="House", partitions=4), create=True, clock=clock)
             await serve(store, client)
             await client.start("delays", "x", instance_id="i")
-            assert [one.reason for one in await client.waiting("i")] == [], "a worker is listed and nobody has proven"
-            assert [one.reason for one in await client.waiting("i", members=await client.members(prove=True))] == [
-                Reason.NO_ORCHESTRATOR
-            ]
+            assert [one.reason for one in await client.instance("i").waiting()] == [], (
+                "a worker is listed and nobody has proven"
+            )
+            assert [
+                one.reason for one in await client.instance("i").waiting(members=await client.admin.workers(prove=True))
+            ] == [Reason.NO_ORCHESTRATOR]
             item = Quarantined(
                 queue=client.hub.queue_of("i"),
                 message_id="m1",
@@ -435,7 +437,7 @@ def test_quarantine_and_a_dead_worker_that_is_still_listed() -> None:
                 instance_id="i",
             )
             await keep(store, client.hub.names, item, None)
-            found = (await client.waiting("i"))[0]
+            found = (await client.instance("i").waiting())[0]
             assert found.reason is Reason.QUARANTINE
             assert "ValueError: bad" in found.text
 
@@ -463,7 +465,7 @@ def test_a_scan_reads_a_bounded_part_of_a_large_hub_and_says_at_least() -> None:
             for number in range(700):
                 await client.start("delays", "x", instance_id=f"i{number:04}")
             store.pages = store.gets = 0
-            found = await client.waiting_instances()
+            found = await client.admin.waiting_instances()
             assert found.counts == {Reason.NO_ORCHESTRATOR: 500}
             assert not found.complete
             assert len(found.examples[Reason.NO_ORCHESTRATOR]) == 3
@@ -486,19 +488,23 @@ def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watc
             assert [one.reason for one in found] == [Reason.EVENTS], "one comes seconds after a task is deferred"
             await clock.sleep(UNWATCHED)
             await serve(store, client)  # its worker is alive still
-            found = await client.waiting("i")
+            found = await client.instance("i").waiting()
             assert [one.reason for one in found] == [Reason.EVENTS, Reason.NO_TRIGGERER]
             assert [one.reason for one in await settled(client, "by-hand", Reason.EVENTS)] == [Reason.EVENTS]
-            scanned = await client.waiting_instances()
+            scanned = await client.admin.waiting_instances()
             assert scanned.counts == {Reason.EVENTS: 2, Reason.NO_TRIGGERER: 1}
             assert scanned.faults == ()
-            async with client.attending("triggerer"):
+            async with client.watches.attending("triggerer"):
                 await clock.sleep(30)
-                assert [one.reason for one in await client.waiting("i")][-1] is not Reason.NO_TRIGGERER
-                assert [member.worker for member in await client.members()] == [], "no worker: the house is silent"
-            assert [one.reason for one in await client.waiting("i")][-1] is not Reason.NO_TRIGGERER, "it has just left"
+                assert [one.reason for one in await client.instance("i").waiting()][-1] is not Reason.NO_TRIGGERER
+                assert [member.worker for member in await client.admin.workers()] == [], (
+                    "no worker: the house is silent"
+                )
+            assert [one.reason for one in await client.instance("i").waiting()][-1] is not Reason.NO_TRIGGERER, (
+                "it has just left"
+            )
             await clock.sleep(UNWATCHED)
-            assert [one.reason for one in await client.waiting("i")][-1] is Reason.NO_TRIGGERER
+            assert [one.reason for one in await client.instance("i").waiting()][-1] is Reason.NO_TRIGGERER
 
     run(play(), limit=timedelta(minutes=5))
 
@@ -513,9 +519,9 @@ def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
             await client.start("delays", "x", instance_id="i", tags={"taskhub.watch": "1"})
             await settled(client, "i", Reason.EVENTS)
             await dead.announce(member("triggerer@t/1", roles=("watcher",), apps={}, orchestrators=(), activities=()))
-            found = await client.waiting("i")
+            found = await client.instance("i").waiting()
             assert [one.reason for one in found] == [Reason.EVENTS], "listed, and nothing proven"
-            found = await client.waiting("i", members=await client.members(prove=True))
+            found = await client.instance("i").waiting(members=await client.admin.workers(prove=True))
             assert found[-1].reason is Reason.NO_TRIGGERER
 
     run(play(), limit=timedelta(minutes=5))
@@ -532,13 +538,13 @@ def test_workers_whose_apps_differ_are_told_from_the_store_with_both_names() -> 
             await members.announce(member("ann@a/1", accepts={"delays": ("2",)}))
             await client.start("delays", "x", instance_id="i", version="2")
             await client.start("delays", "x", instance_id="old", version="1")
-            (found,) = await client.waiting("i")
+            (found,) = await client.instance("i").waiting()
             assert found.reason is Reason.NOT_OWNER
             assert f"is owned by {HERE}, which cannot run orchestrator 'delays'" in found.text
             assert "ann@a/1 can and does not own it" in found.text
-            (found,) = await client.waiting("old")
+            (found,) = await client.instance("old").waiting()
             assert found.reason is Reason.VERSION
-            scanned = await client.waiting_instances()
+            scanned = await client.admin.waiting_instances()
             assert scanned.counts == {Reason.VERSION: 1, Reason.NOT_OWNER: 1}
             assert set(scanned.faults) == set(scanned.counts)
 

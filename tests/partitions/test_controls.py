@@ -641,7 +641,7 @@ async def test_a_check_looks_three_times_at_leases_that_cost_a_request_each_and_
         assert listed == 0
         assert 9 <= gets <= 13
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        assert await read(client.routes.refresh("x")) == (0, 1)
+        assert await read(client.admin.routes.refresh("x")) == (0, 1)
 
 
 @scenario
@@ -688,7 +688,7 @@ async def test_an_owner_that_still_stands_in_an_offline_partition_is_told_as_it_
         assert await steer.owner(0) == stands
         assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.MISSING, offline=True)
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        state = (await client.partitions(prove=True))[0]
+        state = (await client.admin.partitions(prove=True))[0]
         assert (state.owner, state.state, state.offline) == (stands.owner, stands.state, True)
         await cluster.join("b")
         await asyncio.sleep(2 * TAKE)
@@ -704,17 +704,17 @@ async def test_a_client_that_looks_on_tells_live_owners_from_silent_ones() -> No
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
 
         async def states() -> set[OwnerState]:
-            return {found.state for found in await client.partitions()}
+            return {found.state for found in await client.admin.partitions()}
 
         assert await states() == {OwnerState.UNPROVEN}, "one look proves nothing"
         await asyncio.sleep(RENEW)
         assert await states() == {OwnerState.LIVE}
-        assert {found.state for found in (await client.routes.map()).values()} == {OwnerState.LIVE}
+        assert {found.state for found in (await client.admin.routes.map()).values()} == {OwnerState.LIVE}
         await asyncio.sleep(10 * TAKE)
         assert await states() == {OwnerState.UNPROVEN}, "they may have died at any time since the look before"
         await cluster.crash(a)
-        assert {found.state for found in await client.partitions(prove=True)} == {OwnerState.SILENT}
-        assert (await client.routes.refresh("x")).state is OwnerState.SILENT
+        assert {found.state for found in await client.admin.partitions(prove=True)} == {OwnerState.SILENT}
+        assert (await client.admin.routes.refresh("x")).state is OwnerState.SILENT
         assert await states() == {OwnerState.SILENT}
 
 
@@ -726,7 +726,7 @@ async def test_a_reading_that_comes_late_brings_no_owner_back_to_life() -> None:
         a = await cluster.join("a")
         await cluster.settle()
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        leases = client._looks._leases
+        leases = client.admin.routes._looks._leases
         scan = leases.scan
 
         async def slow() -> tuple[Lease, ...]:
@@ -735,15 +735,15 @@ async def test_a_reading_that_comes_late_brings_no_owner_back_to_life() -> None:
             await asyncio.sleep(RENEW + 2)
             return found
 
-        await client.partitions()
+        await client.admin.partitions()
         leases.scan = slow  # type: ignore[method-assign]
-        late = asyncio.ensure_future(client.partitions())
+        late = asyncio.ensure_future(client.admin.partitions())
         await asyncio.sleep(RENEW + 1)
         await cluster.crash(a)
-        other = asyncio.ensure_future(client.routes.map())
+        other = asyncio.ensure_future(client.admin.routes.map())
         await asyncio.gather(late, other)
         await asyncio.sleep(2 * RENEW)
-        assert {found.state for found in await client.partitions()} == {OwnerState.SILENT}
+        assert {found.state for found in await client.admin.partitions()} == {OwnerState.SILENT}
 
 
 @participant

@@ -130,9 +130,9 @@ async def test_a_client_keeps_one_map() -> None:
         await cluster.join("a")
         await cluster.settle()
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        assert (await client.routes.owner("x")).owner == "a@host/a-1"
+        assert (await client.admin.routes.owner("x")).owner == "a@host/a-1"
         asked = cluster.store.requests.copy()
-        assert [(await client.routes.owner(name)).owner for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
+        assert [(await client.admin.routes.owner(name)).owner for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
         assert cluster.store.requests == asked
 
 

@@ -85,7 +85,7 @@ def explored(seed: int, *, place: Place = MEMORY, faulty: bool = False) -> tuple
             await check(world.client, programs, wrong, by_program(effects))
             for name in wrong:
                 with suppress(InstanceNotFound):
-                    events, _ = await world.client.readable_history(name)
+                    events, _ = await world.client.instance(name).readable_history()
                     wrong[name] += [f"    {event!r:.400}" for event in events]
             for entry in world.defects():
                 wrong["defects"].append(f"{entry!r:.2000}")

@@ -241,11 +241,11 @@ async def _seen(world: World, crew: Crew, ended: Ended, effects: Effects) -> Run
         steps=world.steps,
         points=dict(first.points),
         effects=effects,
-        hints=await world.client.completions(),
+        hints=await world.client.watches.completions(),
         executions=_executions(world),
     )
     for instance_id in ended.states:
-        for record in await world.client.activities(instance_id):
+        for record in await world.client.instance(instance_id).activities():
             run.attempts.setdefault((instance_id, record.task_id), []).append(record.state)
     return run
 

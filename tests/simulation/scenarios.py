@@ -263,7 +263,7 @@ async def _sender(world: World) -> list[InstanceState]:
 
 async def _terminate(world: World) -> list[InstanceState]:
     await world.client.start("patient", instance_id="one")
-    while not any(isinstance(event, TaskCompleted) for event in await world.client.history("one")):
+    while not any(isinstance(event, TaskCompleted) for event in await world.client.instance("one").history()):
         await world.clock.sleep(0.25)
     await world.client.terminate("one", "enough")
     return [await world.wait("one")]
@@ -271,7 +271,7 @@ async def _terminate(world: World) -> list[InstanceState]:
 
 async def _cancel(world: World) -> list[InstanceState]:
     await world.client.start("busy", instance_id="one")
-    while not any(record.state is RecordState.RUNNING for record in await world.client.activities("one")):
+    while not any(record.state is RecordState.RUNNING for record in await world.client.instance("one").activities()):
         await world.clock.sleep(0.25)
     await world.clock.sleep(
         3 * world.settings.lease_times.renew.total_seconds()
@@ -286,7 +286,7 @@ FAMILY = ("one", "one-busy", "one-family", "one-family-busy")
 async def _family(world: World) -> list[InstanceState]:
     await world.client.start("family", 2, instance_id="one")
     for name in FAMILY[1::2]:
-        while not any(record.state is RecordState.RUNNING for record in await world.client.activities(name)):
+        while not any(record.state is RecordState.RUNNING for record in await world.client.instance(name).activities()):
             await world.clock.sleep(0.25)
     await world.clock.sleep(3 * world.settings.lease_times.renew.total_seconds())
     await world.client.terminate("one", "enough")

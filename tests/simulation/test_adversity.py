@@ -13,6 +13,7 @@ from uuid import NAMESPACE_OID, uuid4, uuid5
 import pytest
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
@@ -161,7 +162,7 @@ def test_a_drained_worker_leaves_nothing_standing(partitions: int) -> None:
                 assert (state.status, state.output) == (Status.COMPLETED, "12")
             gaps = []
             for number in range(12):
-                times = [event.timestamp for event in await hub.client.history(f"chain-{number}")]
+                times = [event.timestamp for event in await hub.client.instance(f"chain-{number}").history()]
                 gaps.append(max((b - a).total_seconds() for a, b in pairwise(times)))
             await hub.ended()
             assert stopped < 5.0
@@ -207,10 +208,10 @@ async def _net_start(hub: World, name: str, input: str, execution_id: str, *, ro
         generation=0,
     )
     if row:
-        _, entity, blobs = hub.client._start_parts(start)
+        _, entity, blobs = Starter(hub.client.hub)._start_parts(start)
         from airflow_provider_taskhub.storage.primitives import RowVerb
 
-        await hub.client._write_row(RowVerb.INSERT, entity, blobs, None)
+        await Starter(hub.client.hub)._write_row(RowVerb.INSERT, entity, blobs, None)
     await hub.client.hub.send(hub.client.hub.mail(start, start.instance))
 
 
@@ -232,8 +233,8 @@ def test_a_start_put_before_its_row_is_looked_for_again() -> None:
             )
             from airflow_provider_taskhub.storage.primitives import RowVerb
 
-            _, entity, blobs = hub.client._start_parts(start)
-            await hub.client._write_row(RowVerb.INSERT, entity, blobs, None)
+            _, entity, blobs = Starter(hub.client.hub)._start_parts(start)
+            await Starter(hub.client.hub)._write_row(RowVerb.INSERT, entity, blobs, None)
             state = await hub.wait("one", timedelta(seconds=20))
             assert not hub.said("AbandoningMessage"), "looked for within the second"
             await hub.ended()
@@ -322,7 +323,7 @@ def test_a_response_that_nobody_asked_for_ends_in_quarantine_with_its_cause() ->
             assert row is not None
             to = OrchestrationInstance(instance_id="one", execution_id=row.execution_id)
             await hub.client.hub.send(hub.client.hub.mail(stray, to))
-            while not (kept := await hub.client.quarantined()):
+            while not (kept := await hub.client.admin.quarantined()):
                 await hub.clock.sleep(60.0)
             await hub.client.raise_event("one", "go", 5)
             state = await hub.wait("one")
@@ -379,7 +380,7 @@ def test_a_timer_never_fires_early() -> None:
         async with world() as hub:
             await hub.join("only")
             await SCENARIOS["timers"].drive(hub)
-            history = await hub.client.history("one")
+            history = await hub.client.instance("one").history()
             started: Timestamp | None = None
             for event in history:
                 if event.event_type.name == "OrchestratorStarted":
@@ -411,7 +412,7 @@ def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
             await hub.settle()
             again = await hub.client.get("never")
             assert again is not None
-            return ended.status, again.status, again.output, began, await hub.client.history("never")
+            return ended.status, again.status, again.output, began, await hub.client.instance("never").history()
 
     status, after, output, began, history = simulate(play)
     assert (status, after, output) == (Status.TERMINATED, Status.TERMINATED, "changed my mind")
@@ -505,7 +506,9 @@ def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered
             await hub.join("next")
             await hub.settle()
             states = (await hub.ended()).states
-            return states["one"][:2], [event.event_type.name for event in await hub.client.history("one")][-2:]
+            return states["one"][:2], [event.event_type.name for event in await hub.client.instance("one").history()][
+                -2:
+            ]
 
     assert simulate(play) == (("Terminated", "enough"), ["ExecutionCompleted", "OrchestratorCompleted"])
 
@@ -527,7 +530,7 @@ def test_a_switch_that_was_cut_off_is_not_made_whole_once_its_instance_was_ended
             await ctx.when_all([ctx.call_activity("nothing", number) for number in range(120)])
 
     async def scheduled(hub: World) -> int:
-        return sum(isinstance(event, TaskScheduled) for event in await hub.client.history("one"))
+        return sum(isinstance(event, TaskScheduled) for event in await hub.client.instance("one").history())
 
     async def play() -> Any:
         async with World(app, partitions=1) as hub:
@@ -580,7 +583,7 @@ def test_of_forty_starts_at_once_exactly_one_starts(policy: StartPolicy, place: 
             await hub.clock.sleep(0.5)
             await hub.wait("one")
             await hub.ended()
-            runs = {record.instance.execution_id for record in await hub.client.activities("one")}
+            runs = {record.instance.execution_id for record in await hub.client.instance("one").activities()}
             return first, again, len(runs)
 
     first, again, runs = simulate(play)
@@ -801,7 +804,7 @@ def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: s
             await hub.client.start("chain", 3, instance_id="one")
             state = await hub.wait("one", timedelta(seconds=10))
             await hub.settle()
-            return state.output, await hub.client.quarantined()
+            return state.output, await hub.client.admin.quarantined()
 
     output, kept = simulate(play)
     assert output == "3"
@@ -831,7 +834,7 @@ def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: py
             await hub.client.start("events", 1, instance_id="one")
             await hub.clock.sleep(1.0)
             await hub.client.raise_event("one", "poison", 1)
-            while not (kept := await hub.client.quarantined()):
+            while not (kept := await hub.client.admin.quarantined()):
                 await hub.clock.sleep(5.0)
             await hub.client.raise_event("one", "go", 5)
             return (await hub.wait("one")).output, kept, len(hub.said("episode_defect"))
@@ -1080,6 +1083,6 @@ def test_a_start_over_the_run_before_of_a_child_that_runs_again_takes_nothing_fr
             await told()
             output = (await hub.wait("one")).output
             await hub.settle()
-            return output, len(await hub.client.quarantined())
+            return output, len(await hub.client.admin.quarantined())
 
     assert simulate(play) == ("2", 1)

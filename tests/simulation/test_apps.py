@@ -59,7 +59,7 @@ async def all_end(world: World, names: Sequence[str], count: int = 6, limit: tim
         state = await world.wait(instance_id, limit)
         assert (state.status, state.output) == (Status.COMPLETED, "2"), (instance_id, state)
     assert not world.defects(), world.defects()
-    assert not await world.client.quarantined()
+    assert not await world.client.admin.quarantined()
     return world.clock.monotonic() - began
 
 
@@ -340,7 +340,7 @@ def test_an_activity_that_one_worker_lacks_is_run_by_the_other(record: bool) -> 
             await world.client.start("both", 0, instance_id=f"both-{number}")
         for number in range(8):
             assert (await world.wait(f"both-{number}", SOON)).output == "10"
-        assert not await world.client.quarantined()
+        assert not await world.client.admin.quarantined()
         return world.clock.monotonic() - began
 
     assert play(drive) < 40.0
@@ -452,7 +452,10 @@ def test_what_is_sent_before_a_worker_has_the_code_counts_as_soon_as_one_has_it(
         await client.suspend("ended", "not yet")
         await client.raise_event("ended", "go", 2)
         await world.clock.sleep(60.0 * minutes)
-        assert [one.reason for one in await client.waiting("held")] == [Reason.SUSPENDED, Reason.NO_ORCHESTRATOR]
+        assert [one.reason for one in await client.instance("held").waiting()] == [
+            Reason.SUSPENDED,
+            Reason.NO_ORCHESTRATOR,
+        ]
         await client.terminate("ended")
         assert (await world.wait("ended", SOON)).status is Status.TERMINATED
         await world.join("two", app=waiting_app())
@@ -463,14 +466,14 @@ def test_what_is_sent_before_a_worker_has_the_code_counts_as_soon_as_one_has_it(
         held = await client.get("held")
         assert held is not None
         assert (held.status, held.output) == (Status.SUSPENDED, "not yet")
-        assert [one.reason for one in await client.waiting("let go")] == [Reason.EVENTS]
+        assert [one.reason for one in await client.instance("let go").waiting()] == [Reason.EVENTS]
         await client.raise_event("let go", "go", 3)
         await client.resume("held")
         await client.raise_event("held", "go", 4)
         assert [(await world.wait(name, SOON)).output for name in ("let go", "held")] == ["3", "4"]
         await world.clock.sleep(150.0)  # an event over an ended run waits so long for another start
         assert await world.queued() == 0
-        assert not await client.quarantined()
+        assert not await client.admin.quarantined()
         assert not world.defects(), world.defects()
         return seconds
 
@@ -494,7 +497,7 @@ def test_a_child_that_cannot_begin_is_told_by_its_parent_in_every_reading() -> N
         top, second, other, *_ = (
             f"id-{number}" for number in range(20) if partition_of(f"id-{number}", 4) != partition
         )
-        await client.steering.offline([partition], "repair")
+        await client.admin.partition_operations.offline([partition], "repair")
         await world.clock.sleep(20.0)
         await client.start("parent", ["gate", "kid"], instance_id=top)
         await client.start("parent", ["lost", other], instance_id=second)
@@ -502,19 +505,19 @@ def test_a_child_that_cannot_begin_is_told_by_its_parent_in_every_reading() -> N
         assert await client.get("kid") is None
         reasons = {}
         for instance_id in (top, second):
-            (reasons[instance_id],) = await client.waiting(instance_id)
+            (reasons[instance_id],) = await client.instance(instance_id).waiting()
             row = await client.get(instance_id)
             assert row is not None
-            assert await client.waiting_of([row]) == {instance_id: (reasons[instance_id],)}
+            assert await client.admin.waiting_of([row]) == {instance_id: (reasons[instance_id],)}
         held, lost = reasons.values()
         assert held.reason is Reason.CHILD_HELD
         assert f"its child 'kid': partition {partition} was taken offline by " in held.text
         assert "(repair)" in held.text
         assert lost.reason is Reason.NO_CHILD
-        assert (await client.waiting_instances()).counts == {Reason.NO_CHILD: 1, Reason.CHILD_HELD: 1}
-        await client.steering.online([partition])
+        assert (await client.admin.waiting_instances()).counts == {Reason.NO_CHILD: 1, Reason.CHILD_HELD: 1}
+        await client.admin.partition_operations.online([partition])
         await world.clock.sleep(20.0)
-        assert [one.reason for one in await client.waiting(top)] == [Reason.CHILDREN]
+        assert [one.reason for one in await client.instance(top).waiting()] == [Reason.CHILDREN]
         for instance_id in (top, second):
             await client.terminate(instance_id, wait=True)
 

@@ -66,7 +66,7 @@ def play(drive: Callable[[World], Awaitable[Any]], app: App | None = None) -> An
             await world.join("one")
             found = await drive(world)
             await world.settle()
-            assert not await world.client.quarantined()
+            assert not await world.client.admin.quarantined()
             return found
 
     return simulate(whole)
@@ -81,14 +81,14 @@ async def begun(world: World, *names: str) -> None:
     """Until each of them runs its activity."""
     for name in names:
         until = world.clock.monotonic() + 60.0
-        while not any(record.state is RecordState.RUNNING for record in await world.client.activities(name)):
+        while not any(record.state is RecordState.RUNNING for record in await world.client.instance(name).activities()):
             assert world.clock.monotonic() < until, f"{name} runs nothing"
             await world.clock.sleep(0.25)
 
 
 async def cancelled(world: World, *names: str) -> bool:
     """Whether the last attempt of each one's activity was."""
-    return {(await world.client.activities(name))[-1].state for name in names} == {RecordState.CANCELLED}
+    return {(await world.client.instance(name).activities())[-1].state for name in names} == {RecordState.CANCELLED}
 
 
 @pytest.mark.rows("K41")
@@ -161,7 +161,7 @@ def test_a_child_whose_start_waits_for_its_code_never_runs() -> None:
         child = await world.client.get("child-0")
         assert child is not None
         assert child.name == "child"
-        assert not await world.client.activities("child-0")
+        assert not await world.client.instance("child-0").activities()
         await world.client.terminate("detached", wait=True)
         return child.status
 
@@ -173,7 +173,7 @@ def test_children_of_a_parent_whose_history_cannot_be_read_end_with_it() -> None
     async def drive(world: World) -> Any:
         await world.client.start("parent", 1, instance_id="parent")
         await begun(world, "child-0", "child-1", "detached")
-        history = await world.client.history("parent")
+        history = await world.client.instance("parent").history()
         await world.machines[0].stop()
         await merge(world, "parent", row_key(len(history) - 1), EventType="OfTheFuture")
         await world.join("two")

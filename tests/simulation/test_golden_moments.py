@@ -100,7 +100,7 @@ def play(recording: Recording, drive: Callable[[World], Awaitable[Any]], *, mome
             await load_moment(world.client.hub, recording, moment)
             found = await drive(world)
             assert not world.defects(), world.defects()
-            assert not await world.client.quarantined()
+            assert not await world.client.admin.quarantined()
             return found
 
     return simulate(main, limit=timedelta(days=400))
@@ -254,7 +254,7 @@ def test_our_worker_finishes_a_recorded_moment_as_recorded(name: str, moment: st
             full = await world.client.get(row.instance_id)
             assert full is not None
             found[row.instance_id] = facts(full, input=full.input, output=full.output)
-            events[row.instance_id] = await world.client.history(row.instance_id)
+            events[row.instance_id] = await world.client.instance(row.instance_id).history()
         names, store = world.client.hub.names, world.store
         tables = (names.history, names.instances)
         return found, events, [[row async for row in store.rows(table)] for table in tables]
@@ -360,7 +360,7 @@ def test_a_rewind_writes_the_recorded_rows_and_the_message() -> None:
         (instance,) = [row async for row in world.store.rows(recording.hub + "Instances")]
         await world.join("ours")
         state = await world.wait("rewind-1")
-        return message.text, rows, instance, state, await world.client.history("rewind-1")
+        return message.text, rows, instance, state, await world.client.instance("rewind-1").history()
 
     text, rows, instance, state, history = play(recording, drive, moment="1_failed")
     same_message(text, mail_after(recording, "rewind"))

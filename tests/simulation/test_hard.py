@@ -533,7 +533,7 @@ def test_a_response_that_echoes_another_action_is_set_aside_with_a_record(restar
         )
         await send(hub, other, "one", started.execution_id)
         ended = await hub.wait("one")
-        history = await hub.client.history("one")
+        history = await hub.client.instance("one").history()
         await hub.ended()
         said = [entry["reason"] for entry in hub.said("event_set_aside")]
         return ended.output, [event.result for event in history if isinstance(event, TaskCompleted)], said
@@ -583,7 +583,7 @@ def test_what_a_committed_checkpoint_has_put_is_not_taken_back_when_its_row_is_r
         async def overtaken() -> None:
             move(first, second)
             await send(hub, raised(hub, "go", 4), "one")
-            while not any(isinstance(event, EventRaised) for event in await hub.client.history("one")):
+            while not any(isinstance(event, EventRaised) for event in await hub.client.instance("one").history()):
                 await hub.clock.sleep(0.1)
 
         at_point(first, "instance", 1, overtaken)
@@ -640,7 +640,11 @@ def test_a_record_whose_write_is_not_answered_costs_neither_a_second_run_nor_a_w
         ended = hub.clock.monotonic()
         await hub.ended()
         assert next(faults, None) is None
-        return output, ended, [(record.attempt, record.state) for record in await hub.client.activities("one")]
+        return (
+            output,
+            ended,
+            [(record.attempt, record.state) for record in await hub.client.instance("one").activities()],
+        )
 
     output, ended, attempts = played(play)
     assert (output, attempts) == ("1", [(1, RecordState.COMPLETED)]), "run once"

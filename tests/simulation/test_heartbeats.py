@@ -54,7 +54,11 @@ def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault:
             await hub.join("only", plan=every_third(fault))
             state = await hub.client.start("once", seconds, instance_id="one")
             await hub.wait(state.instance_id)
-            return await hub.client.get("one"), await hub.client.activities("one"), hub.said("activity_superseded")
+            return (
+                await hub.client.get("one"),
+                await hub.client.instance("one").activities(),
+                hub.said("activity_superseded"),
+            )
 
     state, records, superseded = simulate(play)
     assert state.output == '"done"'
@@ -75,7 +79,7 @@ def test_who_waits_for_a_silent_worker_takes_no_slot_from_others() -> None:
             for number in range(400):
                 await hub.client.start("once", 0.1, instance_id=f"short-{number}")
                 await hub.wait(f"short-{number}")
-                records = await hub.client.activities("long")
+                records = await hub.client.instance("long").activities()
                 if len(records) > 1:  # its second attempt has the slot now
                     break
                 ended = hub.clock.utc_now()
@@ -108,7 +112,7 @@ def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(f
                 await hub.client.terminate("one", "enough", wait=True)
             waited = hub.clock.monotonic() - began
             await hub.settle()
-            return waited, await hub.client.activities("one"), await hub.queued()
+            return waited, await hub.client.instance("one").activities(), await hub.queued()
 
     waited, records, queued = simulate(play)
     assert [(record.attempt, record.state) for record in records] == [(1, RecordState.CANCELLED)]
@@ -144,7 +148,11 @@ def test_a_cancellation_that_is_cut_off_is_made_good(fault: str) -> None:
             if decider.dead:
                 await hub.join("three", roles=("orchestrator",))
             await hub.clock.sleep(15.0)
-            return len(cut), [record.state for record in await hub.client.activities("one")], await hub.queued()
+            return (
+                len(cut),
+                [record.state for record in await hub.client.instance("one").activities()],
+                await hub.queued(),
+            )
 
     assert simulate(play) == (1, [RecordState.CANCELLED], 0)
 
@@ -171,7 +179,7 @@ def test_a_cancellation_that_is_cut_off_is_made_good_though_the_instance_is_star
             await hub.join("second", roles=("orchestrator",))
             await hub.clock.sleep(60.0)
             states = {}
-            for record in await hub.client.activities("one"):
+            for record in await hub.client.instance("one").activities():
                 states[same_start(record.instance.execution_id, again.execution_id)] = record.state
             await hub.client.terminate("one", "enough", wait=True)
             await hub.ended()
@@ -206,7 +214,7 @@ def test_a_cancellation_that_comes_late_does_not_end_attempts_of_the_next_start(
             move(first, second)
             await hub.client.restart("one")
             await hub.clock.sleep(120.0)
-            return [record.state for record in await hub.client.activities("one")]
+            return [record.state for record in await hub.client.instance("one").activities()]
 
     assert sorted(simulate(play)) == [RecordState.CANCELLED, RecordState.RUNNING]
 
@@ -224,7 +232,7 @@ def test_an_attempt_that_is_claimed_after_the_end_of_its_instance_ends_too() -> 
             await hub.clock.sleep(1.0)
             await hub.join("two", roles=("activity",))
             await hub.clock.sleep(10.0)
-            return [record.state for record in await hub.client.activities("one")], await hub.queued()
+            return [record.state for record in await hub.client.instance("one").activities()], await hub.queued()
 
     assert simulate(play) == ([RecordState.CANCELLED], 0)
 
@@ -260,7 +268,7 @@ async def left(world: World) -> tuple[int, int, list[str]]:
     """Records, messages and blobs."""
     names = world.client.hub.names
     blobs = [blob.name for blob in await world.store.list_blobs(names.large_messages, "")]
-    return len(await world.client.activities("one")), await world.queued(), blobs
+    return len(await world.client.instance("one").activities()), await world.queued(), blobs
 
 
 @pytest.mark.rows("K27", "K30", "K46")

@@ -35,7 +35,7 @@ async def _ended(hub: World) -> tuple[str | None, list[int]]:
     """The output, and which activities' results are in the history."""
     state = await hub.wait("one", timedelta(minutes=2))
     assert state.status is Status.COMPLETED
-    history = await hub.client.history("one")
+    history = await hub.client.instance("one").history()
     await hub.ended()
     return state.output, [event.task_scheduled_id for event in history if isinstance(event, TaskCompleted)]
 

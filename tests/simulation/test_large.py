@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub import client, codec
+from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
+from airflow_provider_taskhub.client import client, starting
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.limits import MAX_COLUMN
@@ -118,7 +119,7 @@ def test_larger_tags_of_a_dotnet_client_stay_in_the_history(place: Place, monkey
         await world.client.start("child", 1, instance_id="one", tags=tags)
         ended = await world.wait("one", SOON)
         assert (ended.status, ended.tags) == (Status.COMPLETED, None)
-        started = (await world.client.history("one"))[1]
+        started = (await world.client.instance("one").history())[1]
         assert getattr(started, "tags", None) == tags
 
     play(place, drive)
@@ -140,7 +141,7 @@ def test_a_decision_that_no_store_takes_fails_its_orchestrator_at_once(
         assert (ended.failure.error_type, ended.failure.is_non_retriable) == ("PayloadTooLarge", True)
         assert ("'Version': 80000 bytes" if given == "version" else "the limit is 50000") in (ended.output or "")
         assert len(world.said("checkpoint_refused")) == 1, "it is not tried again"
-        assert await world.client.quarantined() == ()
+        assert await world.client.admin.quarantined() == ()
 
     play(place, drive)
 
@@ -184,7 +185,7 @@ def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: 
             await world.clock.sleep(SOON.total_seconds())
             state = await world.client.get("one")
             assert state is not None
-            kept = await world.client.quarantined()
+            kept = await world.client.admin.quarantined()
             if times == 1:
                 assert (state.status, kept) == (Status.FAILED, ())
                 assert "413 (fault)" in (state.output or "")
@@ -208,7 +209,7 @@ def test_an_end_that_the_store_refuses_costs_no_history(place: Place) -> None:
             await late.bury()
             names, row = world.client.hub.names, await world.client.get("one")
             assert row is not None
-            before = await world.client.history("one")
+            before = await world.client.instance("one").history()
             event = ExecutionTerminated(timestamp=world.clock.utc_now(), input="enough")
             entity, _ = terminate_row(event, instance_id="one", names=names, now=event.timestamp, container_url="")
             await world.store.execute(changed(names, entity, row.etag))
@@ -216,7 +217,7 @@ def test_an_end_that_the_store_refuses_costs_no_history(place: Place) -> None:
             calls = refusing(world, names.history, 1)
             await world.settle()
             assert len(calls) == 1
-            after = await world.client.history("one")
+            after = await world.client.instance("one").history()
             assert after[: len(before)] == before
             assert after[-2].event_type.name == "ExecutionCompleted"
 
@@ -234,7 +235,7 @@ def test_a_parent_learns_that_no_store_takes_what_its_child_came_to(
         ended = await world.wait("one", SOON)
         assert ended.status is Status.COMPLETED
         assert "the limit is 50000" in json.loads(ended.output or "")
-        below = await world.client.history("below")
+        below = await world.client.instance("below").history()
         names = [event.event_type.name for event in below]
         assert names[-3:] == ["TaskCompleted", "ExecutionCompleted", "OrchestratorCompleted"], "what came is kept"
 
@@ -245,12 +246,12 @@ def test_a_start_that_no_store_takes_whatever_becomes_of_it_is_kept_at_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "check_column", lambda *_: None)
-    monkeypatch.setattr(client, "created_row", _shortened(client.created_row))
+    monkeypatch.setattr(starting, "created_row", _shortened(starting.created_row))
 
     async def drive(world: World) -> None:
         await world.client.start("child", 1, instance_id="one", version="x" * 40_000)
         await world.clock.sleep(SOON.total_seconds())
-        (kept,) = await world.client.quarantined()
+        (kept,) = await world.client.admin.quarantined()
         assert "'Version': 80000 bytes" in kept.cause
         assert kept.dequeue_count == 1
 
@@ -279,7 +280,7 @@ def test_an_activity_fails_with_what_no_store_takes_and_its_record_says_so(
         ended = await world.wait("one", SOON)
         assert ended.status is Status.COMPLETED
         assert "the limit is 50000" in json.loads(ended.output or "")
-        states = [record.state for record in await world.client.activities("one")]
+        states = [record.state for record in await world.client.instance("one").activities()]
         assert states == ([RecordState.FAILED] if activity == "grown" else [])
 
     play(place, drive)
@@ -298,7 +299,7 @@ def test_so_it_does_where_its_record_holds_what_no_message_takes(place: Place, m
             ended = await world.wait("one", SOON)
             assert "the store does not take what activity 'grown' came to" in json.loads(ended.output or "")
             await world.settle()
-            assert await world.client.quarantined() == ()
+            assert await world.client.admin.quarantined() == ()
 
     simulate(main)
 
@@ -310,7 +311,7 @@ def test_a_failure_in_another_alphabet_fits_its_record(place: Place) -> None:
         await world.client.start("trying", ["foreign", text], instance_id="one")
         ended = await world.wait("one", SOON)
         assert json.loads(ended.output or "") == f"told: {text}"
-        (record,) = await world.client.activities("one")
+        (record,) = await world.client.instance("one").activities()
         assert record.failure is not None
         assert record.failure.error_message in text
         assert len(record.failure.error_message) >= 1000

@@ -105,7 +105,7 @@ def test_a_timer_of_weeks_fires_once_and_never_early(days: float) -> None:
             before = await world.client.get("one")
             state = await world.wait("one")
             await world.ended()
-            return before, state, await world.client.history("one")
+            return before, state, await world.client.instance("one").history()
 
     before, state, history = simulate(lambda: play(), limit=timedelta(days=60))
     assert before.status is Status.RUNNING

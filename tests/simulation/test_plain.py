@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub import client as client_module
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
+from airflow_provider_taskhub.client import handle
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.messages.envelope import decode
@@ -290,7 +290,7 @@ async def standstill(hub: World, chains: int) -> float:
     longest = 0.0
     for name in names:
         await hub.wait(name)
-        times = [event.timestamp for event in await hub.client.history(name)]
+        times = [event.timestamp for event in await hub.client.instance(name).history()]
         longest = max([longest, *((after - before).total_seconds() for before, after in pairwise(times))])
     return longest
 
@@ -369,7 +369,7 @@ def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
 @pytest.mark.parametrize("ending", ["by itself", "terminated", "before it began"])
 def test_who_waits_for_an_instance_is_told_of_its_end(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """Not found by looking now and then: there is no other look within an hour."""
-    monkeypatch.setattr(client_module, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(handle, "FIRST_PAUSE", 3600.0)
 
     async def play() -> Any:
         async with World(Book().app()) as hub:

@@ -85,7 +85,7 @@ async def poisoned(
     await world.clock.sleep(1.0)
     for value in values:
         await world.client.raise_event(instance_id, "add", value)
-    while len(kept := await world.client.quarantined()) < len(values):
+    while len(kept := await world.client.admin.quarantined()) < len(values):
         await world.clock.sleep(1.0)
     return kept
 
@@ -112,16 +112,16 @@ def test_what_is_put_back_is_processed_as_if_it_were_new(broken: dict[str, bool]
         assert {item.instance_id for item in kept} == {"one"}
         assert sum(machine.backend.quarantined for machine in world.machines) == 4, "counted for /metrics"
         assert all("a defect of ours" in item.cause and item.since is not None for item in kept)
-        assert [item.text for item in await world.client.quarantined(bodies=False)] == [""] * 4
-        assert len(await world.client.quarantined(limit=2)) == 2
-        found = await world.client.find_quarantined(kept[0].message_id)
+        assert [item.text for item in await world.client.admin.quarantined(bodies=False)] == [""] * 4
+        assert len(await world.client.admin.quarantined(limit=2)) == 2
+        found = await world.client.admin.find_quarantined(kept[0].message_id)
         assert found == kept[0]
         broken["broken"] = False
-        assert [await world.client.put_back(item.message_id) for item in kept] == [True] * 4
-        assert not await world.client.put_back(kept[0].message_id)
+        assert [await world.client.admin.put_back(item.message_id) for item in kept] == [True] * 4
+        assert not await world.client.admin.put_back(kept[0].message_id)
         state = await world.wait("one")
         await world.settle()
-        return state.output, await world.client.quarantined()
+        return state.output, await world.client.admin.quarantined()
 
     assert play(drive) == ("[0,1,2,3]", ())
 
@@ -149,14 +149,14 @@ def test_what_is_at_its_limit_is_kept_with_the_last_error(
         with monkeypatch.context() as broken:
             broken.setattr(*place, fails)
             await world.client.start("fan", 1, instance_id="one")
-            while not (kept := await world.client.quarantined()):
+            while not (kept := await world.client.admin.quarantined()):
                 await world.clock.sleep(1.0)
         (item,) = kept
         assert sum(machine.backend.quarantined for machine in world.machines) == 1, "counted for /metrics"
         assert item.instance_id == "one"
         assert repr(error) in item.cause
         assert item.dequeue_count == count
-        assert await world.client.put_back(item.message_id)
+        assert await world.client.admin.put_back(item.message_id)
         return (await world.wait("one")).output
 
     assert play(drive) == "1"
@@ -183,11 +183,11 @@ def test_what_cannot_be_kept_aside_comes_again_soon(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as broken:
             broken.setattr(place, "_process", fails)
             await world.client.start("fan", 1, instance_id="one")
-            while not (kept := await world.client.quarantined()):
+            while not (kept := await world.client.admin.quarantined()):
                 await world.clock.sleep(0.1)
         assert world.clock.monotonic() - refusals[0] < 3.0
         assert sum(machine.backend.quarantined for machine in world.machines) == 1, "counted for /metrics"
-        assert await world.client.put_back(kept[0].message_id)
+        assert await world.client.admin.put_back(kept[0].message_id)
         return (await world.wait("one")).output
 
     assert play(drive) == "1"
@@ -201,10 +201,10 @@ def test_what_is_still_wrong_comes_back_with_its_bytes(text: str) -> None:
         await world.store.execute(PutMessage(queue=queue, text=text))
         found = []
         for _ in range(2):
-            while not (kept := await world.client.quarantined()):
+            while not (kept := await world.client.admin.quarantined()):
                 await world.clock.sleep(1.0)
             found.append((kept[0].text, kept[0].queue == queue))
-            await world.client.put_back(kept[0].message_id)
+            await world.client.admin.put_back(kept[0].message_id)
         return found
 
     assert play(drive) == [(text, True)] * 2
@@ -218,10 +218,10 @@ def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bo
         await world.clock.sleep(1.0)
         await world.client.raise_event("one", "add", 1)
         for _ in range(2):
-            while not (kept := await world.client.quarantined()):
+            while not (kept := await world.client.admin.quarantined()):
                 await world.clock.sleep(1.0)
             tries.append(len(world.said("episode_defect")))
-            await world.client.put_back(kept[0].message_id)
+            await world.client.admin.put_back(kept[0].message_id)
         return tries
 
     assert play(drive) == [4, 8]
@@ -257,7 +257,7 @@ def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
         text = encode(Envelope(activity_id=NO_ACTIVITY, message=message))
         await world.store.execute(PutMessage(queue=queue, text=text))
         await world.clock.sleep(5.0)
-        (kept,) = await world.client.quarantined()
+        (kept,) = await world.client.admin.quarantined()
         assert cause in kept.cause
         return kept.queue == queue, kept.text == text, kept.dequeue_count
 
@@ -277,8 +277,8 @@ def test_a_wrapper_of_a_blob_that_no_store_could_hold_is_kept_aside_and_its_read
             PutMessage(queue=queue, text=encode(Envelope(activity_id=NO_ACTIVITY, message=None, blob_name=name)))
         )
         await world.clock.sleep(5.0)
-        (kept,) = await world.client.quarantined()
-        assert await world.client.drop_quarantined(kept.message_id)
+        (kept,) = await world.client.admin.quarantined()
+        assert await world.client.admin.drop_quarantined(kept.message_id)
         await world.client.start("gathering", instance_id="one")
         for number in range(4):
             await world.client.raise_event("one", "add", number)
@@ -296,13 +296,13 @@ def test_what_is_dropped_is_gone_with_its_blob(monkeypatch: pytest.MonkeyPatch) 
         for text in ("nonsense " * 30, "more of it " * 30):
             await world.store.execute(PutMessage(queue=names.work_items, text=text))
         await world.settle()
-        kept = await world.client.quarantined()
+        kept = await world.client.admin.quarantined()
         assert sorted(item.text[:4] for item in kept) == ["more", "nons"]
         assert len(await world.store.list_blobs(names.large_messages)) == 2
-        assert await world.client.drop_quarantined(kept[0].message_id)
-        assert not await world.client.drop_quarantined(kept[0].message_id)
+        assert await world.client.admin.drop_quarantined(kept[0].message_id)
+        assert not await world.client.admin.drop_quarantined(kept[0].message_id)
         (blob,) = await world.store.list_blobs(names.large_messages)
-        return kept[1].message_id in blob.name, len(await world.client.quarantined())
+        return kept[1].message_id in blob.name, len(await world.client.admin.quarantined())
 
     assert play(drive) == (True, 1)
 
@@ -318,7 +318,7 @@ def test_what_was_spilled_outlives_the_purge_of_its_instance(broken: dict[str, b
         broken["broken"] = False
         await world.client.start("gathering", instance_id="one")
         await world.clock.sleep(1.0)
-        assert [await world.client.put_back(item.message_id) for item in kept] == [True] * 4
+        assert [await world.client.admin.put_back(item.message_id) for item in kept] == [True] * 4
         state = await world.wait("one")
         assert state.output is not None
         assert sorted(json.loads(state.output)) == LARGE
@@ -347,8 +347,8 @@ def test_what_has_lost_its_payload_is_not_put_back(broken: dict[str, bool]) -> N
         names, (item, *_) = world.client.hub.names, await poisoned(world, LARGE)
         await world.store.execute(DeleteBlob(container=names.large_messages, name=item.blobs[1]))
         with pytest.raises(InputError, match=f"payload of message {item.message_id} is gone, .*drop that message"):
-            await world.client.put_back(item.message_id)
-        return await world.client.find_quarantined(item.message_id) is not None
+            await world.client.admin.put_back(item.message_id)
+        return await world.client.admin.find_quarantined(item.message_id) is not None
 
     assert play(drive) is True
 
@@ -370,8 +370,8 @@ def test_a_spilled_message_for_an_impossible_id_can_be_dropped() -> None:
         await world.store.execute(blob)
         await world.store.execute(PutMessage(queue=names.control(0), text=wrapper))
         await world.clock.sleep(5.0)
-        (kept,) = await world.client.quarantined()
-        assert await world.client.drop_quarantined(kept.message_id)
+        (kept,) = await world.client.admin.quarantined()
+        assert await world.client.admin.drop_quarantined(kept.message_id)
         return await large_blobs(world)
 
     assert play(drive) == []
@@ -385,11 +385,11 @@ def test_what_was_spilled_and_is_dropped_leaves_no_blob(broken: dict[str, bool],
         if purge:
             await purged(world)
             broken["broken"] = False
-            assert await world.client.put_back(kept[0].message_id)  # it is written under its instance again
-            while not any("not there" in item.cause for item in await world.client.quarantined()):
+            assert await world.client.admin.put_back(kept[0].message_id)  # it is written under its instance again
+            while not any("not there" in item.cause for item in await world.client.admin.quarantined()):
                 await world.clock.sleep(10.0)
-        for item in await world.client.quarantined():
-            assert await world.client.drop_quarantined(item.message_id)
+        for item in await world.client.admin.quarantined():
+            assert await world.client.admin.drop_quarantined(item.message_id)
         left = await large_blobs(world)
         if not purge:
             assert len(left) == 4, "the instance's own, which go with it"
@@ -406,7 +406,7 @@ def test_no_instance_owns_what_is_kept_in_quarantine(broken: dict[str, bool], mo
 
     async def drive(world: World) -> Any:
         kept = await poisoned(world, LARGE)
-        before = await world.client.quarantined()
+        before = await world.client.admin.quarantined()
         blobs = await large_blobs(world)
         for folder in ("quarantine", "^quarantine", "^^quarantine"):
             for instance_id in (folder, f"{folder}/{kept[0].queue}"):
@@ -415,7 +415,7 @@ def test_no_instance_owns_what_is_kept_in_quarantine(broken: dict[str, bool], mo
                 await world.settle()
                 assert await world.client.purge(instance_id)
         assert await large_blobs(world) == blobs
-        return await world.client.quarantined() == before
+        return await world.client.admin.quarantined() == before
 
     assert play(drive) is True
 
@@ -430,16 +430,16 @@ def test_what_was_spilled_and_cannot_be_read_goes_back_with_its_bytes() -> None:
         await world.store.execute(PutMessage(queue=names.control(0), text=wrapper))
         found = []
         for _ in range(2):
-            while not (kept := await world.client.quarantined()):
+            while not (kept := await world.client.admin.quarantined()):
                 await world.clock.sleep(1.0)
             await world.store.execute(DeleteBlob(container=names.large_messages, name=there.name))
             found.append((kept[0].text == wrapper, "JSON" in kept[0].cause))
-            assert await world.client.put_back(kept[0].message_id)
+            assert await world.client.admin.put_back(kept[0].message_id)
             blob = await world.store.get_blob(names.large_messages, there.name)
             found.append((blob is not None and blob.data == b"no message", True))
-        while not (kept := await world.client.quarantined()):
+        while not (kept := await world.client.admin.quarantined()):
             await world.clock.sleep(1.0)
-        assert await world.client.drop_quarantined(kept[0].message_id)
+        assert await world.client.admin.drop_quarantined(kept[0].message_id)
         return found, await large_blobs(world)
 
     assert play(drive) == ([(True, True)] * 4, [])
@@ -451,19 +451,19 @@ def test_what_is_gone_of_a_message_is_said(monkeypatch: pytest.MonkeyPatch, brok
         names = world.client.hub.names
         wrapper = encode(Envelope(activity_id=NO_ACTIVITY, message=None, blob_name="gone/message-1.json.gz"))
         await world.store.execute(PutMessage(queue=names.control(0), text=wrapper))
-        while not (kept := await world.client.quarantined()):
+        while not (kept := await world.client.admin.quarantined()):
             await world.clock.sleep(1.0)
         assert "'gone/message-1.json.gz' does not exist" in kept[0].cause
-        assert await world.client.drop_quarantined(kept[0].message_id)
+        assert await world.client.admin.drop_quarantined(kept[0].message_id)
         monkeypatch.setattr(quarantine, "INLINE_BYTES", 10)
         await world.store.execute(PutMessage(queue=names.control(0), text="nonsense " * 30))
-        while not (kept := await world.client.quarantined()):
+        while not (kept := await world.client.admin.quarantined()):
             await world.clock.sleep(1.0)
         for name in await large_blobs(world):
             await world.store.execute(DeleteBlob(container=names.large_messages, name=name))
         with pytest.raises(InputError, match=r"is gone, blob .*: drop that message"):
-            await world.client.put_back(kept[0].message_id)
-        return await world.client.drop_quarantined(kept[0].message_id), await world.client.quarantined()
+            await world.client.admin.put_back(kept[0].message_id)
+        return await world.client.admin.drop_quarantined(kept[0].message_id), await world.client.admin.quarantined()
 
     assert play(drive) == (True, ())
 
@@ -473,7 +473,7 @@ def test_of_two_who_put_back_at_once_one_does(broken: dict[str, bool]) -> None:
     async def drive(world: World) -> Any:
         kept = await poisoned(world)
         broken["broken"] = False
-        did = await asyncio.gather(*(world.client.put_back(item.message_id) for item in kept for _ in range(5)))
+        did = await asyncio.gather(*(world.client.admin.put_back(item.message_id) for item in kept for _ in range(5)))
         state = await world.wait("one")
         return sum(did), state.output
 
@@ -495,11 +495,11 @@ def test_a_put_back_that_is_cut_off_anywhere_loses_and_doubles_nothing(
             whole = True
             for item in kept:
                 try:
-                    await client.put_back(item.message_id)
+                    await client.admin.put_back(item.message_id)
                 except Unavailable:
                     whole = False
-            for item in await world.client.quarantined():
-                await world.client.put_back(item.message_id)
+            for item in await world.client.admin.quarantined():
+                await world.client.admin.put_back(item.message_id)
             return whole, (await world.wait("one", timedelta(minutes=5))).output
 
         broken["broken"] = True
@@ -572,15 +572,15 @@ def test_an_instance_in_quarantine_is_left_alone_until_it_is_put_back() -> None:
             await world.client.raise_event("one", "add", number)
         await world.client.start("counter", [], instance_id="other")
         await world.clock.sleep(5.0)
-        kept = await world.client.quarantined()
+        kept = await world.client.admin.quarantined()
         assert [item.stuck for item in kept] == [generation] * 4
         assert Counter(item.cause for item in kept) == {"it did not end": 1, "its instance is in quarantine": 3}
         states = [await world.client.get(name) for name in ("one", "other")]
         assert [state and state.status for state in states] == [Status.RUNNING] * 2
-        assert await world.client.put_back(kept[2].message_id)
+        assert await world.client.admin.put_back(kept[2].message_id)
         state = await world.wait("one")
         await world.settle()
-        return state.output, await world.client.quarantined()
+        return state.output, await world.client.admin.quarantined()
 
     assert play(drive) == ("[0,1,2,3]", ())
 
@@ -598,7 +598,7 @@ def test_an_instance_in_quarantine_is_not_forgotten_by_a_store_that_does_not_ans
         answers.append(True)
         await world.client.raise_event("one", "add", 1)
         await world.clock.sleep(5.0)
-        return answers, [item.stuck == generation for item in await world.client.quarantined()]
+        return answers, [item.stuck == generation for item in await world.client.admin.quarantined()]
 
     assert play(drive) == ([], [True, True])
 
@@ -612,7 +612,7 @@ def test_an_instance_in_quarantine_can_be_terminated_and_started_anew() -> None:
         for number in range(4):
             await world.client.raise_event("one", "add", number)
         again = await world.wait("one")
-        return ended.status, again.output, len(await world.client.quarantined())
+        return ended.status, again.output, len(await world.client.admin.quarantined())
 
     assert play(drive) == (Status.TERMINATED, "[0,1,2,3]", 1)
 
@@ -647,7 +647,7 @@ def test_the_terminate_that_found_its_code_without_end_ends_it_without_its_code(
         ended = await world.wait("one")
         await world.settle()
         assert not world.defects()
-        kept = await client.quarantined()
+        kept = await client.admin.quarantined()
         return ended.status, ended.output, [item.cause for item in kept], await world.store.count(queue)
 
     assert play(drive) == (Status.TERMINATED, "it never ends", ["it did not end"], 0)
@@ -681,14 +681,14 @@ def test_no_code_of_an_instance_in_quarantine_runs_to_resume_its_switch(
 
         monkeypatch.setattr(Execution, "resume", endless)
         await world.join("two")
-        while len(await client.quarantined()) < 120:  # the answers to what the cut-off commit had put
+        while len(await client.admin.quarantined()) < 120:  # the answers to what the cut-off commit had put
             await world.clock.sleep(1.0)
         if end:
             monkeypatch.setattr(Execution, "advance", endless)
             await client.terminate("one", "it never ends")
         else:
             monkeypatch.setattr(Execution, "resume", real)
-            assert await client.put_back(held.message_id)
+            assert await client.admin.put_back(held.message_id)
         state = await world.wait("one")
         assert not world.defects()
         return state.status, state.output
@@ -719,10 +719,10 @@ def test_a_start_that_is_put_back_does_not_revive_what_was_terminated_meanwhile(
         await client.terminate("one", "enough")
         await world.join("two")
         ended = await world.wait("one")
-        (kept,) = await client.quarantined()
-        assert await client.put_back(kept.message_id)
+        (kept,) = await client.admin.quarantined()
+        assert await client.admin.put_back(kept.message_id)
         await world.settle()
         after = await client.get("one")
-        return ended.status, after and (after.status, after.output), await client.history("one")
+        return ended.status, after and (after.status, after.output), await client.instance("one").history()
 
     assert play(drive) == (Status.TERMINATED, (Status.TERMINATED, "enough"), ())

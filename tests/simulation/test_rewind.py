@@ -323,7 +323,7 @@ def play(drive: Drive, *, skew: timedelta = timedelta(0)) -> Any:
             await world.join("one", skew=skew)
             found = await drive(world, lab)
             assert not world.defects(), world.defects()
-            assert not await world.client.quarantined()
+            assert not await world.client.admin.quarantined()
             return found
 
     return simulate(main)
@@ -644,7 +644,7 @@ def test_an_attempt_that_is_done_again_has_a_record_of_its_own() -> None:
         lab.broken = False
         await world.client.rewind("one")
         await world.wait("one")
-        return [(record.attempt, record.state) for record in await world.client.activities("one")]
+        return [(record.attempt, record.state) for record in await world.client.instance("one").activities()]
 
     assert play(drive) == [(1, RecordState.FAILED), (2, RecordState.COMPLETED)]
 

@@ -108,7 +108,7 @@ def played(play: Callable[[World, list[Any]], Awaitable[Any]]) -> Any:
             await hub.join("only")
             found = await play(hub, ran)
             assert not hub.defects()
-            assert not await hub.client.quarantined()
+            assert not await hub.client.admin.quarantined()
             return found
 
     return simulate(whole)

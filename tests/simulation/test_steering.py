@@ -395,7 +395,7 @@ def test_every_operation_in_every_state(state: str) -> None:
                     row = await world.client.get(operation)
                     found[operation] = GONE if row is None else str(row.status)
             assert not world.defects(), world.defects()
-            assert not await world.client.quarantined()
+            assert not await world.client.admin.quarantined()
             return found
 
     assert simulate(drive) == REACTIONS[state]
@@ -470,7 +470,7 @@ def test_a_scheduled_instance_that_is_suspended_decides_nothing(ahead: float, be
         await world.client.resume("two")
         two = await world.wait("two")
         await world.clock.sleep(60.0)
-        one, history = await world.client.get("one"), await world.client.history("one")
+        one, history = await world.client.get("one"), await world.client.instance("one").history()
         await world.client.resume("one")
         return one, history, two.output, (await world.wait("one")).output, (await world.ended()).states
 
@@ -689,7 +689,7 @@ def test_a_purge_leaves_nothing_of_it_and_everything_of_others(instance_id: str)
         await bulky(world, *neighbours)
         before = await stored(world)
         await bulky(world, instance_id)
-        assert len(await world.client.logs(instance_id)) == 1
+        assert len(await world.client.instance(instance_id).logs()) == 1
         assert len(await stored(world)) >= len(before) + 20
         assert await world.client.purge(instance_id)
         assert await stored(world) == before
@@ -766,7 +766,7 @@ def test_what_is_sent_to_a_start_that_is_not_due_yet_is_not_taken_for_the_run_be
         await world.settle()
         row = await world.client.get("one")
         assert row is not None
-        assert not await world.client.quarantined()
+        assert not await world.client.admin.quarantined()
         return before, row.status, row.output
 
     assert (
@@ -809,7 +809,7 @@ def test_an_event_that_comes_after_the_end_is_set_aside_in_minutes() -> None:
         await world.client.hub.send(world.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
         began = world.clock.monotonic()
         await world.settle()
-        ((said,), kept) = world.said("message_set_aside"), await world.client.quarantined()
+        ((said,), kept) = world.said("message_set_aside"), await world.client.admin.quarantined()
         return said["reason"], 130 < world.clock.monotonic() - began < 180, kept
 
     assert play(drive) == ("its instance has ended", True, ())
@@ -830,7 +830,7 @@ def test_what_comes_for_a_purged_instance_is_set_aside_and_not_kept_for_people()
             assert await world.client.purge(instance_id)
         await world.settle()
         assert len(world.said("message_set_aside")) >= 2
-        return await world.client.quarantined(), (await world.client.list()).instances
+        return await world.client.admin.quarantined(), (await world.client.list()).instances
 
     assert play(drive) == ((), ())
 
@@ -843,7 +843,11 @@ def test_an_answer_that_comes_after_the_purge_leaves_no_payload() -> None:
         await hub.send(hub.mail(answer, OrchestrationInstance(instance_id="purged")))
         spilled = await world.store.list_blobs(hub.names.large_messages)
         await world.settle()
-        return len(spilled), await world.store.list_blobs(hub.names.large_messages), await world.client.quarantined()
+        return (
+            len(spilled),
+            await world.store.list_blobs(hub.names.large_messages),
+            await world.client.admin.quarantined(),
+        )
 
     assert play(drive) == (1, [], ())
 
@@ -896,7 +900,7 @@ def test_a_purge_and_a_new_start_of_the_same_id_do_each_other_no_harm(ends: bool
             if not happened:
                 return number
             assert intact(await world.wait("one")), number
-            assert len(await world.client.history("one")) > 5, number
+            assert len(await world.client.instance("one").history()) > 5, number
             await world.client.purge("one")
             await world.settle()
 

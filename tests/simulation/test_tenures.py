@@ -326,7 +326,7 @@ def test_what_is_of_one_instance_is_processed_strictly_one_after_another(place: 
 
 async def pass_on(hub: World, source: Machine, target: Machine) -> None:
     """The partition goes to the other, by a handover, as an administrator orders it."""
-    steering = hub.client.steering
+    steering = hub.client.admin.partition_operations
     await steering.kick(0, prohibit=[source.name])
     await served_by(hub, target)
     await steering.allow([0])
@@ -526,14 +526,14 @@ def test_a_checkpoint_never_moves_backwards(place: Place, monkeypatch: pytest.Mo
             assert witness.reasons
             sizes = []
             while not (state := await hub.client.get("one")) or not state.status.is_final:
-                sizes.append(len(await hub.client.history("one")))
+                sizes.append(len(await hub.client.instance("one").history()))
                 if sizes[-1] > sizes[0]:
                     go_on.set()
                 await hub.clock.sleep(0.5)
-            sizes.append(len(await hub.client.history("one")))
+            sizes.append(len(await hub.client.instance("one").history()))
             go_on.set()
             await hub.clock.sleep(60.0)
-            sizes.append(len(await hub.client.history("one")))
+            sizes.append(len(await hub.client.instance("one").history()))
             await hub.ended()
             refused = len([entry for entry in hub.said("session_aborted") if "committed over" in entry["reason"]])
             return sizes, refused, state.output

@@ -19,6 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
@@ -115,7 +116,7 @@ def start(name: str, input: Any = None, **more: Any) -> Drive:
     async def drive(world: World) -> Any:
         await world.client.start(name, input, instance_id="one", **more)
         await world.wait("one")
-        return await world.client.history("one")
+        return await world.client.instance("one").history()
 
     return drive
 
@@ -278,9 +279,9 @@ def test_a_context_goes_on_where_nothing_is_recorded() -> None:
             generation=0,
             parent_trace_context=context(given, "vendor=x"),
         )
-        await world.client._insert(event)
+        await Starter(world.client.hub)._insert(event)
         await world.wait("one")
-        return await world.client.history("one"), await world.client.history("child")
+        return await world.client.instance("one").history(), await world.client.instance("child").history()
 
     (history, child), seen = play(drive)
     assert seen == [given]

@@ -153,7 +153,7 @@ async def quarantined(world: World) -> tuple[Quarantined, ...]:
     """What is in quarantine within five minutes."""
     for _ in range(60):
         await world.clock.sleep(5.0)
-        if kept := await world.client.quarantined():
+        if kept := await world.client.admin.quarantined():
             return kept
     return ()
 
@@ -171,8 +171,8 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
         assert row is not None
         assert row.status is Status.RUNNING, "it cannot go on"
         with pytest.raises(HistoryUnreadable):
-            await world.client.history("child")
-        events, unreadable = await world.client.readable_history("child")
+            await world.client.instance("child").history()
+        events, unreadable = await world.client.instance("child").readable_history()
         assert len(events) >= 5
         assert len(unreadable) == 1
         assert re.search(said, unreadable[0]), unreadable
@@ -191,7 +191,7 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
         marked, ended_under = locks
         assert "*" not in (marked, ended_under), "the worker marks the instance once, and never without the lock"
         assert ended_under == before.etag, "under the lock that it was read with"
-        history, unreadable = await world.client.readable_history("child")
+        history, unreadable = await world.client.instance("child").readable_history()
         assert unreadable == ()
         assert [event.event_type.name for event in history] == [
             "OrchestratorStarted",
@@ -200,7 +200,7 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
             "ExecutionCompleted",
             "OrchestratorCompleted",
         ]
-        assert history == await world.client.history("child")
+        assert history == await world.client.instance("child").history()
         assert isinstance(history[1], ExecutionStarted)
         if how == "the start is damaged":  # which parent waits for it nobody can read
             assert history[1].parent is None
@@ -210,7 +210,7 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
         await world.settle()
         assert await world.client.purge("child")
         assert not [key for key in await stored(world) if key[1].startswith("child")]
-        assert not await world.client.quarantined()
+        assert not await world.client.admin.quarantined()
         return top.status, top.output
 
     told = (Status.COMPLETED, '"told: enough"')
@@ -228,12 +228,12 @@ def test_what_an_unreadable_instance_runs_is_cancelled_with_it() -> None:
         await world.client.start("runs_endless", instance_id="child")
         await world.clock.sleep(5.0)
         await decides.stop()
-        asked = [event.event_id for event in await world.client.history("child")].index(1)
+        asked = [event.event_id for event in await world.client.instance("child").history()].index(1)
         await merge(world, "child", row_key(asked), EventType="OfTheFuture")
         await world.join("decides next", roles=("orchestrator",))
-        (before,) = await world.client.activities("child")
+        (before,) = await world.client.instance("child").activities()
         await asyncio.wait_for(world.client.terminate("child", "enough", wait=True), 60.0)
-        (after,) = await world.client.activities("child")
+        (after,) = await world.client.instance("child").activities()
         return before.state, after.state
 
     assert play(drive) == (RecordState.RUNNING, RecordState.CANCELLED)
@@ -264,8 +264,8 @@ def test_an_ended_instance_whose_history_cannot_be_read_is_started_anew(damage: 
         await world.client.raise_event("child", "go")
         state = await world.wait("child")
         await world.settle()
-        assert not await world.client.quarantined()
-        return state.status, state.output, len(await world.client.history("child")) > 5
+        assert not await world.client.admin.quarantined()
+        return state.status, state.output, len(await world.client.instance("child").history()) > 5
 
     assert play(drive) == (Status.COMPLETED, "5", True)
 
@@ -337,7 +337,7 @@ def test_an_attempt_in_a_state_that_this_version_does_not_know_is_not_run_again(
         await world.store.execute(Transact(table=names.activities, rows=(operation,)))
         await world.join("second")
         (kept,) = await quarantined(world)
-        (record,) = await world.client.activities("child")
+        (record,) = await world.client.instance("child").activities()
         return record.state, record.attempt, "upgrade this worker" in kept.cause
 
     assert play(drive) == (RecordState.UNKNOWN, 1, True)
@@ -367,11 +367,11 @@ def test_a_history_that_cannot_be_read_is_told_before_a_suspension(status: Statu
         state = await world.client.get("child")
         assert state is not None
         assert state.status is status
-        first, *_ = await world.client.waiting("child")
+        first, *_ = await world.client.instance("child").waiting()
         assert first.reason is Reason.UNREADABLE
         if status is Status.SUSPENDED:
-            assert (await world.client.waiting_of([state]))["child"][0].reason is Reason.UNREADABLE
-            assert (await world.client.waiting_instances()).faults == (Reason.UNREADABLE,)
+            assert (await world.client.admin.waiting_of([state]))["child"][0].reason is Reason.UNREADABLE
+            assert (await world.client.admin.waiting_instances()).faults == (Reason.UNREADABLE,)
 
     play(drive)
 
@@ -389,7 +389,7 @@ def test_a_start_over_an_ended_instance_is_not_told_as_unreadable(damage: Damage
         machine = await damaged(world, damage, "child")
         await machine.stop()
         await world.client.start("job", LARGE, instance_id="child", policy=StartPolicy.REPLACE_FINISHED)
-        assert Reason.UNREADABLE not in [one.reason for one in await world.client.waiting("child")]
+        assert Reason.UNREADABLE not in [one.reason for one in await world.client.instance("child").waiting()]
 
     play(drive)
 
@@ -401,14 +401,14 @@ def test_every_reader_is_told_that_the_history_cannot_be_read_once_its_worker_ha
         await damaged(world, damage, "child")
         await world.client.raise_event("child", "go", None)
         await world.clock.sleep(60.0)
-        (why,) = await world.client.waiting("child")
+        (why,) = await world.client.instance("child").waiting()
         assert why.reason is Reason.UNREADABLE
         assert str(why).endswith("To end it: taskhub instances terminate child")
-        scanned = await world.client.waiting_instances()
+        scanned = await world.client.admin.waiting_instances()
         assert scanned.faults == (Reason.UNREADABLE,)
         await world.client.terminate("child", "damaged")
         state = await world.client.wait("child", timeout=timedelta(minutes=5))
         assert state.status is Status.TERMINATED
-        assert await world.client.waiting("child") == ()
+        assert await world.client.instance("child").waiting() == ()
 
     play(drive)

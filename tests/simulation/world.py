@@ -464,7 +464,7 @@ class World:
     async def ended(self) -> Ended:
         """Read everything back; nothing may be left to do, nothing in quarantine, no row may lag (K29)."""
         await self.settle()
-        assert not await self.client.quarantined()
+        assert not await self.client.admin.quarantined()
         assert not self.defects(), self.defects()
         page = await self.client.list(limit=1000)
         histories, states = {}, {}
@@ -473,7 +473,7 @@ class World:
             assert full is not None
             assert full.status.is_final, f"{row.instance_id} is {row.status}"
             assert self.client.hub.container_url not in (full.input or ""), "its blob is gone"
-            past = await self.client.history(row.instance_id)
+            past = await self.client.instance(row.instance_id).history()
             histories[row.instance_id] = sorted(shape(event) for event in past if not isinstance(event, _EPISODES))
             states[row.instance_id] = (str(full.status), full.output, full.custom_status)
             await self._check_records(row.instance_id)
@@ -482,7 +482,7 @@ class World:
     async def _check_records(self, instance_id: str) -> None:
         """Of the attempts of a recorded activity at most one ended, and it is the last."""
         by_task: dict[tuple[str | None, int], list[RecordState]] = {}
-        for record in await self.client.activities(instance_id):
+        for record in await self.client.instance(instance_id).activities():
             by_task.setdefault((record.instance.execution_id, record.task_id), []).append(record.state)
         for states in by_task.values():
             assert all(state is RecordState.LOST for state in states[:-1]), states

@@ -192,7 +192,7 @@ async def check(
     client: Client, programs: Sequence[Program], wrong: Wrong, effects: Mapping[str, Sequence[str]]
 ) -> list[InstanceState]:
     """Compare everything with the model. :param effects: lines of activities by program. :returns: all instances."""
-    for kept in await client.quarantined():
+    for kept in await client.admin.quarantined():
         wrong[kept.instance_id or "quarantine"].append(f"in quarantine: {kept.cause}")
     rows = await _all(client)
     predictions = {program["id"]: predict(program) for program in programs}
@@ -263,7 +263,7 @@ async def _story(house: House, mismatch: Mismatch) -> list[str]:
     """The history of an instance, a line for each event."""
     async with house.client() as client:
         with suppress(InstanceNotFound):
-            events, unreadable = await client.readable_history(mismatch.instance_id)
+            events, unreadable = await client.instance(mismatch.instance_id).readable_history()
             return [repr(event)[:400] for event in events] + list(unreadable)
     return []
 

@@ -1,0 +1,34 @@
+"""Start, watch and steer instances, and administer a hub, from Python code.
+
+::
+
+    async with Client.open(load_settings()) as client:
+        state = await client.start("flights_delays", {"year": 2013})
+        flight = client.instance(state.instance_id)
+        ended = await flight.wait(timeout=timedelta(hours=1))
+        print(ended.status, await flight.activities())
+        print(await client.admin.workers())
+
+:class:`Client` starts and lists instances, and has the short ways to one instance by its id. :class:`InstanceHandle`
+(from :meth:`Client.instance`) has everything that concerns one instance. :class:`HubAdmin` (``client.admin``) has what
+concerns the hub: partitions, workers, quarantine.
+"""
+
+from airflow_provider_taskhub.client.admin import HubAdmin
+from airflow_provider_taskhub.client.client import Client
+from airflow_provider_taskhub.client.handle import InstanceHandle
+from airflow_provider_taskhub.client.listing import InstancePage
+from airflow_provider_taskhub.client.purging import PurgeResult
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
+
+__all__ = [
+    "Client",
+    "HubAdmin",
+    "InstanceHandle",
+    "InstancePage",
+    "InstanceState",
+    "PurgeResult",
+    "StartPolicy",
+    "Status",
+]

@@ -1,0 +1,58 @@
+"""Listing instances: a page at a time, filtered by the store where it can and by the client where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.history.queries import matches, query_filter
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.values import dataclass
+
+SCAN_PAGES = 50
+"""Pages of rows that one call may read before it answers with what it has found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePage:
+    """A page of instances.
+
+    :param instances: in the order of their ids.
+    :param continuation: pass it on for the next page; None at the end.
+    """
+
+    instances: tuple[InstanceState, ...]
+    continuation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which instances a caller asks for, as the parameters of ``Client.list`` say it."""
+
+    statuses: tuple[Status, ...] = ()
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    prefix: str = ""
+    tags: Mapping[str, str] | None = None
+
+
+async def page(hub: Hub, wanted: Wanted, *, limit: int = 100, continuation: str | None = None) -> InstancePage:
+    """Read one page. :param limit: 1 to 1000 instances. :param continuation: of the page before."""
+    where = query_filter(
+        statuses=wanted.statuses,
+        created_from=Timestamp.from_datetime(wanted.created_from) if wanted.created_from else None,
+        created_to=Timestamp.from_datetime(wanted.created_to) if wanted.created_to else None,
+        prefix=wanted.prefix,
+    )
+    found: list[InstanceState] = []
+    for _ in range(SCAN_PAGES):
+        rows = await hub.store.query(hub.names.instances, where, limit=limit - len(found), continuation=continuation)
+        states = [hub.state_of(entity) for entity in rows.entities if entity.row_key == ""]
+        found.extend(state for state in states if matches(state, prefix=wanted.prefix, tags=wanted.tags))
+        continuation = rows.continuation
+        if continuation is None or len(found) >= limit:
+            break
+    return InstancePage(instances=tuple(found), continuation=continuation)

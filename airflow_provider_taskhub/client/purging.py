@@ -1,0 +1,90 @@
+"""Purging many instances: page by page, a few at a time, at the rate that the caller allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from datetime import timedelta
+
+from airflow_provider_taskhub.client import listing
+from airflow_provider_taskhub.client.handle import InstanceHandle
+from airflow_provider_taskhub.client.listing import Wanted
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Throttled, Unavailable
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.retries import Retries, retry
+from airflow_provider_taskhub.values import dataclass
+
+PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
+"""Of each instance."""
+PURGED_AT_ONCE = 8
+"""Instances that are purged side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeResult:
+    """What ``Client.purge_many`` has done.
+
+    :param purged: number of instances.
+    :param complete: False if instances are left, since the time or the limit was over: call it again.
+    :param failed: by instance id, the error of each instance that the store could not purge; these are left too.
+    """
+
+    purged: int
+    complete: bool
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+async def purge_many(
+    hub: Hub,
+    handle: Callable[[str], InstanceHandle],
+    wanted: Wanted,
+    *,
+    limit: int | None,
+    timeout: timedelta | None,
+    rate: float | None,
+    progress: Callable[[int], None],
+) -> PurgeResult:
+    """Purge the ended instances that match. Parameters and errors: ``Client.purge_many``."""
+    if rate is not None and not rate > 0:
+        raise InputError(f"rate is {rate}: give more than 0 instances a second, or None")
+    if open_ones := [str(status) for status in wanted.statuses if not status.is_final]:
+        raise InputError(f"{', '.join(open_ones)}: only instances that have ended can be purged")
+    wanted = replace(wanted, statuses=wanted.statuses or tuple(status for status in Status if status.is_final))
+    failed: dict[str, str] = {}
+    clock, began, purged = hub.clock, hub.clock.monotonic(), 0
+    continuation: str | None = None
+    while True:
+        page = await listing.page(hub, wanted, continuation=continuation)
+        left = list(page.instances)
+        while left:
+            late = timeout is not None and clock.monotonic() - began >= timeout.total_seconds()
+            room = PURGED_AT_ONCE if limit is None else min(PURGED_AT_ONCE, limit - purged)
+            if late or room <= 0:
+                return PurgeResult(purged=purged, complete=False, failed=failed)
+            some, left = left[:room], left[room:]
+            purged += sum(await asyncio.gather(*(_purge_one(hub, handle(row.instance_id), failed) for row in some)))
+            progress(purged)
+            if rate is not None:
+                await clock.sleep(max(0.0, began + purged / rate - clock.monotonic()))
+        continuation = page.continuation
+        if continuation is None:
+            return PurgeResult(purged=purged, complete=not failed, failed=failed)
+
+
+async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str]) -> bool:
+    """Purge one of many. An instance that was started again since it was listed is left alone.
+
+    :param failed: takes the error if the store cannot purge the instance.
+    :returns: whether it was purged. :raises Unavailable: if the store answers nothing at all.
+    """
+    try:
+        return await retry(instance.purge, PURGES, hub.clock)
+    except (InputError, Conflict, NotFound):
+        return False
+    except (Throttled, Unavailable) as error:
+        failed[instance.id] = str(error)
+        if isinstance(error, Unavailable):
+            await instance.get(payloads=False)  # raises if the whole store is down, and not only this instance's purge
+    return False

@@ -1,0 +1,138 @@
+"""Starting an instance: its row first, conditionally, then the start message with the same execution id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from uuid import uuid4
+
+from airflow_provider_taskhub import tracing
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import ExecutionStarted, OrchestrationInstance, Status
+from airflow_provider_taskhub.errors import Conflict, InstanceExists, NotFound
+from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
+from airflow_provider_taskhub.hub.history.instances import created_row
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.outbound import Letter
+from airflow_provider_taskhub.storage.primitives import (
+    Entity,
+    EtagOf,
+    PutBlob,
+    RowOperation,
+    RowVerb,
+    Step,
+    Transact,
+    Unit,
+)
+
+
+class Starter:
+    """Starts instances of one hub, and settles what happens when an id is taken."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    async def begin(
+        self,
+        orchestrator: str,
+        text: str | None,
+        instance_id: str,
+        version: str,
+        tags: Mapping[str, str] | None,
+        start_at: datetime | None,
+        policy: StartPolicy,
+    ) -> InstanceState:
+        """Start an instance. Parameters and errors: ``Client.start``. :param text: the input as JSON."""
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
+        with tracing.creating(orchestrator, version, instance) as carried:
+            start = ExecutionStarted(
+                timestamp=self.hub.clock.utc_now(),
+                instance=instance,
+                name=orchestrator,
+                input=text,
+                version=version,
+                tags=dict(tags) if tags else None,
+                parent_trace_context=carried,
+                scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
+                generation=0,
+            )
+            try:
+                return await self._insert(start)
+            except Conflict:
+                return await self._taken(start, policy)
+
+    async def _insert(self, start: ExecutionStarted) -> InstanceState:
+        # the start says that it inserted its row: its first delivery then runs without reading anything
+        mark = uuid4().hex
+        made, entity, blobs = self._start_parts(replace(start, taskhub_row_etag=mark))
+        put = replace(made.put(), naming=(mark, EtagOf(step=1)))
+        if made.blob is not None:
+            made, entity, blobs = self._start_parts(start)
+            put = made.put()
+        insert = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
+        steps = (
+            Step(name="payloads", operations=blobs),
+            Step(name="instance", operations=(insert,)),
+            Step(name="outbound", operations=(put,)),
+        )
+        etags = (await self.hub.store.commit(Unit(steps=steps)))[1][0]
+        assert isinstance(etags, tuple)
+        return self.hub.state_of(replace(entity, etag=etags[0]))
+
+    def _start_parts(self, start: ExecutionStarted) -> tuple[Letter, Entity, tuple[PutBlob, ...]]:
+        hub = self.hub
+        made = hub.mail(start, start.instance)
+        entity, blobs = created_row(
+            start, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url, message_blob=made.blob
+        )
+        return made, entity, ((made.blob,) if made.blob is not None else ()) + tuple(blobs)
+
+    async def _write_row(self, verb: RowVerb, entity: Entity, blobs: Sequence[PutBlob], etag: str | None) -> str:
+        row = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=verb, entity=entity, etag=etag),))
+        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        etags = (await self.hub.store.commit(Unit(steps=steps)))[1][0]
+        assert isinstance(etags, tuple)
+        return etags[0]
+
+    async def _taken(self, start: ExecutionStarted, policy: StartPolicy) -> InstanceState:
+        instance_id = start.instance.instance_id
+        for _ in range(5):
+            row = await self.hub.instance(instance_id)
+            if row is None:
+                try:
+                    return await self._insert(start)  # purged between
+                except Conflict:
+                    continue
+            if policy is StartPolicy.ATTACH:
+                if row.status is Status.PENDING:
+                    await self._put_again(row)
+                return row
+            if policy is StartPolicy.REFUSE or not row.status.is_final:
+                raise InstanceExists(f"instance {instance_id!r} exists already ({row.status})")
+            try:
+                return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)
+            except (Conflict, NotFound):
+                continue  # somebody else was faster: look again
+        raise InstanceExists(f"instance {instance_id!r} is being started by others")
+
+    async def _replace(self, start: ExecutionStarted, row: InstanceState) -> InstanceState:
+        made, entity, blobs = self._start_parts(start)
+        etag = await self._write_row(RowVerb.REPLACE, entity, blobs, row.etag)
+        await self.hub.send(made)
+        return self.hub.state_of(replace(entity, etag=etag))
+
+    async def _put_again(self, row: InstanceState) -> None:
+        """The client that wrote a Pending row may have died before its message: the same start, once more."""
+        full = await self.hub.instance(row.instance_id, payloads=True) or row
+        start = ExecutionStarted(
+            timestamp=row.created or self.hub.clock.utc_now(),
+            instance=OrchestrationInstance(instance_id=row.instance_id, execution_id=row.execution_id),
+            name=row.name,
+            input=full.input,
+            version=row.version,
+            tags=dict(row.tags) if row.tags else None,
+            scheduled_start_time=row.scheduled_start,
+            generation=row.generation,
+        )
+        await self.hub.send(self.hub.mail(start, start.instance))
