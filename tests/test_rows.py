@@ -62,6 +62,16 @@ def test_every_row_that_a_test_names_exists() -> None:
     assert {row: places for row, places in rows.cited().items() if row not in known} == {}
 
 
+def test_every_row_has_one_sentence_of_its_own_in_the_documentation() -> None:
+    page = (Path(__file__).parents[1] / "docs/contributing/rows.md").read_text(encoding="utf-8")
+    met_otherwise, _, sentences = page.partition("\n## K:")
+    known, said = rows.statements(), re.findall(r"^\| ([KTED]\d+) \| (.*) \|$", sentences, re.MULTILINE)
+    assert [row for row, _ in said] == list(known)
+    assert [row for row, text in said if len(text) < 30 or not text.endswith((".", "?", ")"))] == []
+    assert [row for row, text in said if known[row].startswith(text.rstrip("."))] == []
+    assert sorted(re.findall(r"^\| ([KTED]\d+) \|", met_otherwise, re.MULTILINE)) == sorted(rows.DEVIATIONS)
+
+
 def test_the_readme_has_no_placeholders_left() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     assert not re.findall(r"@[A-Z]{3,}@", text)
