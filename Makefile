@@ -53,6 +53,10 @@ else
 	wait $$rest || status=$$?; cat .rest.log; exit $$status
 endif
 
+.PHONY: quick
+quick: check ## the inner loop, under 2 minutes on 2 cores: check, then the tests that start no process and are not long
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --numprocesses $$(nproc) -m 'not process and not long' $(TESTS)
+
 .PHONY: check
 check: .venv/.test ## lint, format, types and layers
 	@echo "lint, format, types, layers"

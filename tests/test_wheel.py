@@ -17,6 +17,8 @@ import pytest
 
 from airflow_provider_taskhub import __version__
 
+pytestmark = pytest.mark.process
+
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = "airflow_provider_taskhub"
 

@@ -138,6 +138,7 @@ async def test_the_hook_also_runs_where_a_loop_runs(hub: FakeHub) -> None:
     assert TaskHubHook().run(use) == 4
 
 
+@pytest.mark.process
 def test_a_dag_that_uses_us_imports_nothing_heavy() -> None:
     """DAG files are parsed for ever: azure, pyspark, fastapi, pandas, the client and the stores stay out."""
     code = """

@@ -52,6 +52,7 @@ def written(dag: DAG) -> DAG:
     return dag
 
 
+@pytest.mark.long
 def test_a_dag_waits_inline(database: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.airflow.fake import FakeClient
 
@@ -75,6 +76,7 @@ def test_a_dag_waits_inline(database: None, hub: FakeHub, monkeypatch: pytest.Mo
     assert instance.instance_id == f"inline:hub:{run.run_id}:g1"
 
 
+@pytest.mark.long
 def test_a_dag_fails_inline_with_the_orchestrations_error(
     database: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

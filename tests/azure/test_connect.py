@@ -68,6 +68,7 @@ def test_a_wrong_connection_string_is_named_and_not_echoed() -> None:
         ("azure.identity", "https://flights.blob.core.windows.net"),
     ],
 )
+@pytest.mark.process
 def test_a_missing_package_names_the_extra(missing: str, connection: str) -> None:
     program = f"""
 import asyncio, sys
@@ -89,6 +90,7 @@ except ConfigurationError as error:
     assert "pip install 'airflow-provider-taskhub[azure]'" in done.stdout, done.stderr
 
 
+@pytest.mark.process
 def test_connecting_imports_nothing_of_azure_before_it_is_asked_for() -> None:
     program = (
         "import sys, airflow_provider_taskhub.storage.connect\n"

@@ -56,6 +56,7 @@ def operations(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {kind: value for kind, value in kinds.items() if kind not in TIMED}
 
 
+@pytest.mark.process
 def test_every_workload_has_its_figures(lines: Lines) -> None:
     figures = {workload: [name for name in found if not name.startswith(REQUESTS)] for workload, found in lines.items()}
     assert figures == {
@@ -175,6 +176,7 @@ def test_cpu_is_told_by_role_over_processes_that_come_and_go() -> None:
     assert spent(before, after) == {HOST: 2.5, EXECUTORS: 0.75, SERVICE: 0.0}
 
 
+@pytest.mark.process
 def test_a_process_that_has_ended_has_no_usage() -> None:
     me = psutil.Process()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -259,6 +261,7 @@ async def test_the_ceilings_writes_are_those_of_an_orchestration() -> None:
 
 
 @pytest.mark.parametrize(("direct", "one", "activity"), [(False, 11, 4), (True, 9, 2)])
+@pytest.mark.process
 async def test_azurites_ceiling_sends_the_budget_and_no_more(direct: bool, one: int, activity: int) -> None:
     """With responses that are no messages it sends what TaskHub itself does (tests/hub/test_counts.py)."""
     with Azurite(AZURITE) as azurite:
@@ -294,6 +297,7 @@ def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "'z' is none of a0, a, b, c, d, i" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_nothing_stays_behind_on_ctrl_c(tmp_path: Path) -> None:
     """Neither the worker nor its executors, nor the folder of the hub."""
     command = [sys.executable, "-m", "tests.benchmarks", "--store", "embedded", "--workloads", "d"]

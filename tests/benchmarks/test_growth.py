@@ -9,6 +9,7 @@ from tests.benchmarks.histories import LONG, long_history, replayed
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part in ("replay", "size")])
+@pytest.mark.process
 def test_a_part_comes_to_its_end(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--parts", part, "--scale", "0.01", "--rounds", "1"]) == 0
     shown = capsys.readouterr().out

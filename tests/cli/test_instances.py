@@ -230,6 +230,7 @@ async def of_the_future(path: Path, instance_id: str) -> None:
         await store.execute(Transact(table=HubNames("TaskHub").activities, rows=(insert,)))
 
 
+@pytest.mark.process
 def test_what_is_logged_stands_in_no_answer(path: Path) -> None:
     as_json("start", "flights", "--id", "bad")
     asyncio.run(of_the_future(path, "bad"))

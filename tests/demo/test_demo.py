@@ -22,6 +22,8 @@ from airflow_provider_taskhub.demo.processes import marked
 from airflow_provider_taskhub.errors import ConfigurationError
 from tests.demo import plain
 
+pytestmark = pytest.mark.process
+
 TASKHUB = Path(sys.executable).with_name("taskhub")
 CHECKOUT = Path(__file__).parents[2]
 

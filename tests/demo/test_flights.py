@@ -13,6 +13,8 @@ import pytest
 
 from tests.demo import plain
 
+pytestmark = pytest.mark.process
+
 MONTHS = (1, 2)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parents[2] / ".ci" / "preflight.sh"
 TOOLS = ("sh", "sed", "head", "awk", "df", "printf")
 

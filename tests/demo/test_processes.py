@@ -15,6 +15,8 @@ import pytest
 from airflow_provider_taskhub.demo import processes as module
 from airflow_provider_taskhub.demo.processes import Processes, marked, tail
 
+pytestmark = pytest.mark.process
+
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # A child whose own child leaves its process group and does not mind SIGTERM: an executor, to a worker that is killed.
 FOUNDER = [

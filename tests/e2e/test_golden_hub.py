@@ -44,6 +44,7 @@ MOMENTS: dict[tuple[str, str, str], Callable[[Client], Awaitable[None]]] = {
 
 @pytest.mark.rows("K46", "K53", "K54", "K55")
 @pytest.mark.parametrize("store", ["embedded", "azurite"])
+@pytest.mark.process
 async def test_a_hub_of_dotnets_is_taken_over(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One worker after another: each on a hub with a recorded moment."""
     for (name, moment, done), act in MOMENTS.items():

@@ -50,6 +50,7 @@ def live(name: str, input: object, answers: int) -> Play:
     ("name", "input", "answers"),
     [("waiting", 0, 0), ("waiting", "x" * 50_000, 0), ("chain", 2, 1), ("chain", 40, 39), ("fan", 40, 20)],
 )
+@pytest.mark.long
 def test_the_estimate_is_at_most_a_few_times_off_and_never_far_below(name: str, input: object, answers: int) -> None:
     live(name, input, answers)  # what is made once for all is there
     gc.collect()

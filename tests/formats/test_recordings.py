@@ -20,6 +20,7 @@ def test_all_recordings_are_here() -> None:
     assert load("purge").texts["purged.txt"].split() == ["instances", "1", "rows", "13", "requests", "10"]
 
 
+@pytest.mark.process
 def test_a_clone_needs_nothing_beside_it() -> None:
     """Every recording is a plain small file of this folder that git does not ignore; no link leads away."""
     files = sorted(FOLDER.glob("*.json.xz"))

@@ -77,6 +77,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.rows("E24", "E51", "K06")
+@pytest.mark.process
 def test_a_killed_worker_is_proven_dead_at_once(tmp_path: Path, processes: Processes) -> None:
     victim, name = processes.start("victim")
     me = Incarnation.claim("me", tmp_path)
@@ -89,6 +90,7 @@ def test_a_killed_worker_is_proven_dead_at_once(tmp_path: Path, processes: Proce
 
 
 @pytest.mark.rows("K11", "T86")
+@pytest.mark.process
 def test_a_copy_of_a_live_workers_lock_file_proves_nothing(tmp_path: Path, processes: Processes) -> None:
     """A home that was copied, to begin a second one with: nobody holds the copies, and their workers live."""
     victim, name = processes.start("victim")
@@ -105,6 +107,7 @@ def test_a_copy_of_a_live_workers_lock_file_proves_nothing(tmp_path: Path, proce
     assert not copy.exists()
 
 
+@pytest.mark.process
 def test_a_stopped_process_is_not_dead(tmp_path: Path, processes: Processes) -> None:
     victim, name = processes.start("victim")
     me = Incarnation.claim("me", tmp_path)
@@ -116,6 +119,7 @@ def test_a_stopped_process_is_not_dead(tmp_path: Path, processes: Processes) -> 
     assert me.predecessors() == (name,)
 
 
+@pytest.mark.process
 def test_a_worker_is_dead_only_when_its_executors_are(tmp_path: Path, processes: Processes) -> None:
     victim, name = processes.start("victim", "executor")
     assert victim.stdout is not None

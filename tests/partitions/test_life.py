@@ -432,6 +432,7 @@ def cost(partitions: int, workers: int, *, period: float, periods: int, lease_st
 
 
 @pytest.mark.rows("T84", "E16")
+@pytest.mark.long
 def test_the_request_budget_is_what_the_arithmetic_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,024 rows, 64 nodes, 120 s: 8.5 writes and 546 row reads a second.
 

@@ -782,6 +782,7 @@ async def test_errors_without_a_partition_are_reported_as_those_with_one_are() -
 
 @participant
 @pytest.mark.rows("T17", "T88", "K33")
+@pytest.mark.long
 async def test_wall_clocks_hours_apart_and_drifting_clocks_change_nothing() -> None:
     async with Cluster(8) as cluster:
         await cluster.join("fast", skew=timedelta(hours=3), rate=1.001)
@@ -839,7 +840,7 @@ async def test_after_an_outage_longer_than_the_app_lease_it_is_asked_for_before_
 
 
 @pytest.mark.rows("T86", "T87", "T88", "K10", "E46", "E53")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [3, 4, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1, 2, 5))])
 def test_whatever_happens_nobody_serves_beside_another(seed: int) -> None:
     """A random hour of joins, leaves, crashes, pauses and lost answers; ``Cluster`` checks throughout."""
 

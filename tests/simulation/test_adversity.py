@@ -421,6 +421,7 @@ def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
 
 
 @pytest.mark.rows("K41")
+@pytest.mark.long
 def test_a_start_may_be_scheduled_any_number_of_hops_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a queue hid a message for 20 seconds at most: with its seven days it is a start in more than two years."""
     for module in (aside, outbound):
@@ -628,6 +629,7 @@ def test_a_start_whose_client_died_between_row_and_message_is_put_again_by_the_n
 
 @pytest.mark.rows("K43")
 @pytest.mark.parametrize("told", [HOUR / 6, HOUR / 2], ids=str)
+@pytest.mark.long
 def test_what_no_live_worker_has_fails_naming_who_was_alive(told: timedelta) -> None:
     app = App("half", version="7")
 
@@ -744,6 +746,7 @@ def test_what_a_worker_learns_in_time_is_run() -> None:
 
 
 @pytest.mark.rows("K43")
+@pytest.mark.long
 def test_as_long_as_a_live_worker_could_run_it_no_timeout_runs() -> None:
     async def play() -> Any:
         async with world() as hub:
@@ -765,6 +768,7 @@ def test_as_long_as_a_live_worker_could_run_it_no_timeout_runs() -> None:
 
 @pytest.mark.rows("K43")
 @pytest.mark.parametrize("learnt", [True, False])
+@pytest.mark.long
 def test_a_switch_cut_off_where_nobody_has_its_code_waits_and_then_fails(learnt: bool) -> None:
     """Its rest is what the code decides: a worker that joins in time makes it, or it fails naming who was alive."""
     other = App("other", version="7")

@@ -181,6 +181,7 @@ async def steady(world: World, names: Sequence[str], minutes: int) -> float:
 
 
 @pytest.mark.rows("K43", "E48")
+@pytest.mark.long
 def test_partitions_rest_where_everything_can_be_run() -> None:
     """Fair shares would take back what was handed over, and it would have to be handed over again."""
 
@@ -197,6 +198,7 @@ def test_partitions_rest_where_everything_can_be_run() -> None:
 
 
 @pytest.mark.rows("K43", "E48")
+@pytest.mark.long
 def test_turns_are_long_enough_for_work_and_short_enough_to_wait_for() -> None:
     async def drive(world: World) -> tuple[float, int]:
         await world.join("one", app=app_with("a"))

@@ -22,6 +22,13 @@ from tests.simulation.world import MEMORY, WHOLE, Place
 SAMPLE = 24
 """Deaths of each scenario in CI."""
 OTHERS = tuple(kind for kind in Kind if kind not in DEATHS)
+QUICK = ("chain", "parent", "recorded")
+"""Scenarios of `make quick`: activities, a child with its parent, and an activity with a record of its own."""
+each_scenario = pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=() if each.name in QUICK else pytest.mark.long) for each in SCENARIOS.values()],
+    ids=str,
+)
 
 
 def sample(scenario: Scenario) -> list[Trouble] | None:
@@ -40,13 +47,13 @@ def check(scenario: Scenario, kinds: Sequence[Kind], place: Place, **options: An
 
 
 @pytest.mark.rows("K26", "K27", "K28", "K29")
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+@each_scenario
 def test_every_death_is_made_good(scenario: Scenario) -> None:
     check(scenario, DEATHS, MEMORY, only=sample(scenario))
 
 
 @pytest.mark.rows("K10", "K26", "K27", "K37", "K39")
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+@each_scenario
 def test_everything_else_that_goes_wrong_at_a_call_is_made_good(scenario: Scenario) -> None:
     check(scenario, OTHERS, MEMORY, sample=3)
     check(scenario, (Kind.AFTER, Kind.LOST, Kind.UNHEARD, Kind.TWICE), WHOLE, sample=2)

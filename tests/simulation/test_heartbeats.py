@@ -296,6 +296,7 @@ def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothi
 @pytest.mark.rows("D60", "K46")
 @pytest.mark.parametrize("purged", [False, True], ids=["ended", "purged"])
 @pytest.mark.parametrize("name", ["recorded", "plain"])
+@pytest.mark.long
 def test_what_has_waited_for_a_slot_since_its_instance_ended_is_not_begun(name: str, purged: bool) -> None:
     async def play() -> Any:
         lab = Lab()

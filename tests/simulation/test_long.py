@@ -93,6 +93,7 @@ def test_an_activity_outlives_a_time_without_renewals(kind: str, others: int) ->
 
 @pytest.mark.rows("K40", "K59")
 @pytest.mark.parametrize("days", [6.5, 20.25])
+@pytest.mark.long
 def test_a_timer_of_weeks_fires_once_and_never_early(days: float) -> None:
     hour = timedelta(hours=1)  # nothing else happens meanwhile, so that it can be played
     times = LeaseTimes(renew=hour, give_up=2 * hour, take=3 * hour, scan=hour, visibility=hour)

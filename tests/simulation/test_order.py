@@ -96,6 +96,7 @@ def _answer(event: Any) -> bool:
 
 
 @pytest.mark.rows("K26", "K28")
+@pytest.mark.long
 def test_a_checkpoint_of_10_000_events_survives_a_death_in_its_middle() -> None:
     app = App("wide")
 

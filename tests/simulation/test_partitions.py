@@ -28,7 +28,7 @@ def test_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.rows("K43", "T86", "T87", "E48")
-@pytest.mark.parametrize("seed", [1, 2, 4, 9])
+@pytest.mark.parametrize("seed", [9, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 4))])
 def test_whatever_happens_to_hosts_with_different_apps(seed: int) -> None:
     """A partition comes to rest with a host that has all that its instances need."""
     assert simulate(seed, 0.2, differ=True).events["taken"] > 0
@@ -42,6 +42,7 @@ def test_partitions_that_rest_where_nothing_can_be_run_are_caught(monkeypatch: p
 
 
 @pytest.mark.rows("T17", "T88", "E59", "K33")
+@pytest.mark.long
 def test_wall_clocks_decide_nothing() -> None:
     """The same world with every wall clock right: everything happens at the same moments to the same hosts."""
     off, right = simulate(11, 0.3), simulate(11, 0.3, skewed=False)
@@ -109,9 +110,15 @@ def no_check_of_ages(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("broken", "caught"),
     [
-        pytest.param(ages_from_answers, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T16")),
+        pytest.param(
+            ages_from_answers,
+            r"is served by .* and .* \(T86\)",
+            marks=[pytest.mark.rows("T16"), pytest.mark.long],
+        ),
         pytest.param(ages_by_wall_clocks, r"is (served|read) by .* and .*", marks=pytest.mark.rows("T17")),
-        pytest.param(no_watchdog, r"is read by .* and .* \(T20\)", marks=pytest.mark.rows("T20", "E25")),
+        pytest.param(
+            no_watchdog, r"is read by .* and .* \(T20\)", marks=[pytest.mark.rows("T20", "E25"), pytest.mark.long]
+        ),
         pytest.param(no_check_of_ages, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T21")),
     ],
 )
@@ -123,6 +130,7 @@ def test_a_broken_promise_is_caught(broken: Break, caught: str, monkeypatch: pyt
 
 
 @pytest.mark.rows("T20")
+@pytest.mark.long
 def test_a_claim_that_was_answered_late_ends_by_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog slept for as long as a tenure lasts, since it had nothing to watch, when the claim was sent."""
     simulate(1011, 6.0)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import uuid4
 
+import pytest
+
 from airflow_provider_taskhub.storage.azure import AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
@@ -70,6 +72,7 @@ def calls(store: AzureStore) -> list[tuple[str, Awaitable[object]]]:
     ]
 
 
+@pytest.mark.process
 def test_a_request_takes_no_virtual_time() -> None:
     """Else deadlines of 30 s pass within milliseconds, and a worker that starts gives up on a store that answers."""
 

@@ -293,6 +293,7 @@ def test_a_context_goes_on_where_nothing_is_recorded() -> None:
 
 
 @pytest.mark.rows("K51")
+@pytest.mark.process
 def test_off_nothing_is_carried_and_nothing_is_imported() -> None:
     history, seen = play(start("hello", "World"))
     assert seen == [None]

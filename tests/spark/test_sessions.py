@@ -125,6 +125,7 @@ async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
     assert not alive(worker)
 
 
+@pytest.mark.process
 async def test_a_spark_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     pool = ExecutorPool(

@@ -52,6 +52,7 @@ def finish(process: Process) -> list[str]:
     return output.splitlines()
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_get_even_shares(tmp_path: Path) -> None:
     """SQLite's own busy handler gave one process 15,245 puts and three others one each (spec/azurite.md §5)."""
     path = tmp_path / "hub.db"
@@ -72,6 +73,7 @@ def test_processes_that_write_at_once_get_even_shares(tmp_path: Path) -> None:
     assert max(waits) < 1.5, waits
 
 
+@pytest.mark.process
 async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with contender(path, "kept", 30, 1) as process:
@@ -100,6 +102,7 @@ def signals_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("signals_only")
+@pytest.mark.process
 async def test_a_put_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     async with SqliteStore(path) as store:
@@ -119,6 +122,7 @@ async def test_a_put_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
             await asyncio.to_thread(finish, second)
 
 
+@pytest.mark.process
 async def test_a_stopped_process_holds_nobody_up(tmp_path: Path) -> None:
     """SIGSTOP outside a transaction: no turn is reserved for a process that does not run."""
     path = tmp_path / "hub.db"
@@ -131,6 +135,7 @@ async def test_a_stopped_process_holds_nobody_up(tmp_path: Path) -> None:
             process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.process
 async def test_stale_listeners_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     code = (
@@ -173,6 +178,7 @@ async def test_a_long_path_gets_its_socket_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.process
 async def test_a_forked_child_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     async with SqliteStore(path) as store:

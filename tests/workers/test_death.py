@@ -344,6 +344,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(make_pool: PoolMaker) ->
     assert not any(alive(pid) for pid in begun)
 
 
+@pytest.mark.process
 async def test_a_launch_that_is_cancelled_at_any_turn_leaves_nothing() -> None:
     """Before the pool knows of the process, too."""
     turns = 0
@@ -382,6 +383,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_path: pathlib.Path) -> None:
     """No process of a dead worker goes on, not even one whose interpreter stands still (DESIGN §5, §9)."""
     lock = tmp_path / "lock"

@@ -252,6 +252,7 @@ async def test_no_more_at_once_than_asked_for_and_every_instance_gets_its_turn(
         ("tests.workers.exiting_app:app", "SystemExit"),
     ],
 )
+@pytest.mark.process
 async def test_an_app_that_does_not_load_is_told_at_the_start(app: str, told: str) -> None:
     pool = ExecutorPool(apps=[app], size=1, spark=SparkSettings(), logs=Logs())
     with pytest.raises(ConfigurationError, match=told):
