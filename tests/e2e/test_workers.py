@@ -249,15 +249,16 @@ async def test_an_endless_orchestrator_ends_its_worker_and_no_other_instance(hou
         assert (await client.wait("endless", timeout=LIMIT)).output == "7"
 
 
-async def test_what_a_finally_does_when_it_is_put_aside_holds_up_nobody(house: House) -> None:
-    """The instances are put aside at the end of each episode; their worker goes on, with them too, and stops."""
+async def test_a_finally_that_does_not_end_when_its_orchestrator_is_evicted_holds_up_no_work(house: House) -> None:
+    """The instances are evicted at the end of each episode; their worker goes on, with them too, and stops."""
     ways = ("blocks", "loops", "raises")
     one = house.worker("one", app="untidy_app:app", TASKHUB_SESSION_IDLE="PT0S").ready()
     async with house.client() as client:
         for how in ways:
             await client.start("untidy", how, instance_id=how)
-        until(lambda: one.text().count("orchestrator_not_closed") >= 2, what="two of them are told")
-        assert set(re.findall(r"orchestrator_not_closed .*instance_id=(\w+)", one.text())) == {"blocks", "loops"}
+        until(lambda: "orchestrator_not_closed" in one.text(), what="the first one that is not closed is logged")
+        (first,) = re.findall(r"orchestrator_not_closed .*instance_id=(\w+)", one.text())
+        assert first in {"blocks", "loops"}
         await client.start("other", instance_id="other")
         assert (await client.wait("other", timeout=LIMIT)).output == "14"
         for how in ways:
