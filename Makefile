@@ -42,7 +42,7 @@ demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLi
 	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
 
 .PHONY: test
-test: check .venv/.azurite .venv/.browser ## everything: check, then all tests (TESTS="tests/engine -k timer")
+test: check docs .venv/.azurite .venv/.browser ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")
 ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
 else
@@ -64,6 +64,13 @@ check: .venv/.test ## lint, format, types and layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config setup.cfg
+
+.PHONY: docs
+docs: .venv/.test ## the documentation as HTML into docs/_build/html; warnings and broken links are errors
+	@echo "documentation"
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet --jobs auto \
+		docs docs/_build/html --doctree-dir docs/_build/doctrees
+	@$(BIN)/python docs/_ext/check_links.py docs/_build/html
 
 .PHONY: rows
 rows: .venv/.test ## which rows of the specification have tests, which have none, which are met otherwise
@@ -143,7 +150,7 @@ constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
 
 .PHONY: clean
 clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
-	@rm -rf .venv .demo .azurite .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
+	@rm -rf .venv .demo .azurite .bench docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed again only when one of the inputs changes. The preflight runs before anything is made.
