@@ -11,6 +11,8 @@ import pytest
 
 from tests.docs.blocks import PAGES, ROOT, Block, Runner, blocks, compare, needs
 
+pytestmark = pytest.mark.process
+
 NEEDS = {"azurite", "airflow"}
 BIN = Path(sys.executable).parent
 
