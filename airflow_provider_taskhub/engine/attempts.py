@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
-from airflow_provider_taskhub.engine.decisions import Action, Where
-from airflow_provider_taskhub.engine.events import EventType, FailureDetails, OrchestrationInstance, TimerCreated
-from airflow_provider_taskhub.engine.identity import action_id
+from airflow_provider_taskhub.engine.decisions import TIMER, Action, Where
+from airflow_provider_taskhub.engine.events import EventType, FailureDetails
+from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
 from airflow_provider_taskhub.engine.waits import Notes
@@ -22,30 +22,6 @@ from airflow_provider_taskhub.errors import InputError, TaskFailedError
 LONGEST_TIMER = timedelta(days=6)
 """A longer timer is several TimerCreated (K40): queues hide a message for at most 7 days. Histories depend on this
 value: never change it."""
-
-
-def retry_role(verdict: Verdict, number: int) -> str:
-    """The role of the timer that follows a failed attempt.
-
-    :param number: of the attempt's action: of two tasks that fail one after the other only one may take the timer.
-    """
-    return f"retry {verdict} {number}"
-
-
-def verdict_of(timer: TimerCreated, number: int, instance: OrchestrationInstance, *, rewinds: int) -> Verdict | None:
-    """What a retry policy of ours has decided about a failed attempt, if it is this timer that followed.
-
-    :param number: of the attempt's action. :param instance: with the generation's execution id.
-    :param rewinds: tried up to here: what was decided while suspended goes by a later count, and earlier versions
-        counted the messages of rewinds.
-    """
-    for count in range(rewinds + 1):
-        for verdict in (Verdict.AGAIN, Verdict.LAST):
-            role = retry_role(verdict, number)
-            name = action_id(instance, timer.event_id, role, "", input=timer.fire_at.text(), rewinds=count)
-            if name == timer.taskhub_action_id:
-                return verdict
-    return None
 
 
 class Answerable(Protocol):
@@ -129,7 +105,7 @@ class Timer(CancellableTask[None]):
 
     __slots__ = ("_engine", "_fire_at", "_number", "_role", "_until", "_where")
 
-    def __init__(self, engine: Engine, fire_at: Timestamp, where: Where, *, role: str = "timer") -> None:
+    def __init__(self, engine: Engine, fire_at: Timestamp, where: Where, *, role: str = TIMER) -> None:
         super().__init__()
         self._engine = engine
         self._fire_at = fire_at

@@ -33,6 +33,8 @@ FIRE_AND_FORGET = "FireAndForget"
 """Tag of a child whose parent does not wait (spec §7.2)."""
 WATCH_TAG = "taskhub.watch"
 """Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions``."""
+TIMER = "timer"
+"""The role of a timer of the user's own. Its row does not need it."""
 _OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 """Tags that a child does not inherit."""
 
@@ -173,7 +175,13 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
 
 def _timer(action: Action, scope: Scope, name: str) -> Decided:
     fire_at = action.fire_at or scope.time
-    created = TimerCreated(timestamp=scope.time, event_id=action.number, fire_at=fire_at, taskhub_action_id=name)
+    created = TimerCreated(
+        timestamp=scope.time,
+        event_id=action.number,
+        fire_at=fire_at,
+        taskhub_action_id=name,
+        taskhub_role=None if action.role == TIMER else action.role,
+    )
     fired = TimerFired(timestamp=scope.time, timer_id=action.number, fire_at=fire_at, taskhub_action_id=name)
     return created, Outbound(event=fired, target=scope.instance, action_id=name)
 

@@ -256,10 +256,15 @@ class SubOrchestrationInstanceFailed(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerCreated(HistoryEvent):
+    """:param taskhub_role: of the timer behind a failed attempt: what its retry policy decided, as ``recorded`` writes
+    it. None: another timer, or the row is of .NET or of an earlier version.
+    """
+
     event_type = EventType.TimerCreated
 
     fire_at: Timestamp
     taskhub_action_id: str | None = None
+    taskhub_role: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

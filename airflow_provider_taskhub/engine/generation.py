@@ -9,12 +9,12 @@ are taken; the only difference is that scheduling events of the past *confirm* d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait, verdict_of
+from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait
 from airflow_provider_taskhub.engine.awaits import CHILD_IDS, LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
@@ -42,6 +42,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
+from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
 from airflow_provider_taskhub.engine.waits import Notes
@@ -86,9 +87,7 @@ class Generation:
 
     :param definition: the orchestrator. :param started: its start.
     :param instance: with this generation's execution id.
-    :param timers: TimerCreated events of the past by number: retries are replayed as recorded.
-    :param past_rewinds: an upper bound of the rewinds in the past, however they were counted.
-    :param rewound: completions in the past that rewinds took back.
+    :param past: what the history says about retries and rewinds.
     """
 
     def __init__(
@@ -99,9 +98,7 @@ class Generation:
         instance: OrchestrationInstance,
         *,
         time: Timestamp,
-        timers: Mapping[int, TimerCreated] | None = None,
-        past_rewinds: int = 0,
-        rewound: int = 0,
+        past: Recorded | None = None,
         custom_status: str | None = None,
         log: Log | None = None,
     ) -> None:
@@ -122,9 +119,7 @@ class Generation:
         self.numbers = 0
         self._keep_events = True
         self._wants_generation = False
-        self._timers = timers or {}
-        self._past_rewinds = past_rewinds
-        self._rewound = rewound
+        self._past = past or Recorded()
         self._undecided: dict[int, Action] = {}
         self._forgets = False  # all of that: it was terminated while a suspend held it back
         self._open: dict[int, _Open] = {}
@@ -201,7 +196,7 @@ class Generation:
         """
         self.notes.clear()
         # Before the end that was taken back the code may decide what it had not come to for its failure (K46).
-        live = self.rewinds >= self._rewound and self.status is not Status.SUSPENDED
+        live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
         if self._undecided and live and not self.is_decided:
             extra = [action for number, action in self._undecided.items() if number not in self._excused]
             if extra:
@@ -332,13 +327,8 @@ class Generation:
             self._open[action.number] = _Open(action, waiter)
 
     def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
-        """What the history says followed the failure of attempt ``number``: the identity of its timer tells."""
-        event = self._timers.get(self.numbers)
-        if event is not None:
-            verdict = verdict_of(event, number, self.instance, rewinds=self._past_rewinds)
-            if verdict is not None:
-                return verdict, event.fire_at
-        return Verdict.STOP, self.time
+        """What followed the failure of attempt ``number``. If a timer of its policy did, that timer is next."""
+        return self._past.verdict(self.numbers, number, self.instance) or (Verdict.STOP, self.time)
 
     def wait(self, name: str, annotation: Any) -> Wait:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""

@@ -39,6 +39,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.generation import Generation
 from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError
 
@@ -99,7 +100,6 @@ class Execution:
         self._generation: Generation | None = None
         self._episodes = 0
         self._time = Timestamp(0)
-        self._rewinds = 0
         self._last_number = -1
         self._completed = False
         self._status = Status.PENDING
@@ -339,8 +339,6 @@ class Execution:
             self._time = max(self._time, event.timestamp)
         elif isinstance(event, _FAILURES):
             self._size += _size_of(event.failure)
-        elif isinstance(event, GenericEvent):
-            self._rewinds += event.is_rewind or event.is_message
         elif isinstance(event, ExecutionCompleted):
             self._completed = True
             self._status = event.status
@@ -357,9 +355,7 @@ class Execution:
             started,
             instance,
             time=self._time,
-            timers={event.event_id: event for event in self._history if isinstance(event, TimerCreated)},
-            past_rewinds=self._rewinds,
-            rewound=sum(isinstance(event, GenericEvent) and event.is_rewind for event in self._history),
+            past=Recorded(self._history),
             custom_status=self._custom_status,
             log=self._log,
         )
@@ -496,7 +492,7 @@ class Execution:
         self._instance = generation.instance
         if switched:
             self._history.clear()
-            self._episodes, self._rewinds, self._size = 0, 0, _LIVE
+            self._episodes, self._size = 0, _LIVE
             self._last_number = -1
         else:
             self._episodes -= 1  # its OrchestratorStarted is counted below

@@ -93,6 +93,7 @@ BASE = (
 """Members of every event; they come last."""
 
 _ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
+_ROLE = _ours("TaskHubRole", "taskhub_role", Where.ROW)
 _MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
 _ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
 _PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
@@ -163,7 +164,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
         ),
         _layout(ev.SubOrchestrationInstanceCompleted, _TASK, _RESULT, own=_IDENTIFIED),
         _layout(ev.SubOrchestrationInstanceFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),
-        _layout(ev.TimerCreated, _FIRE_AT, own=_IDENTIFIED),
+        _layout(ev.TimerCreated, _FIRE_AT, own=(_ACTION_ID, _ROLE)),
         _layout(
             ev.TimerFired,
             Member(name="TimerId", field="timer_id", kind=Kind.INT, required=True),

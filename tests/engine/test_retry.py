@@ -16,11 +16,13 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionSuspended,
     FailureDetails,
     GenericEvent,
+    HistoryEvent,
     SubOrchestrationInstanceFailed,
     TimerCreated,
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import action_id
+from airflow_provider_taskhub.engine.recorded import Recorded, retry_of, retry_role
 from airflow_provider_taskhub.engine.retry import LONGEST_DELAY, Verdict, judge
 from airflow_provider_taskhub.errors import ConfigurationError
 from tests.engine.play import INSTANCE, START, Play
@@ -126,13 +128,22 @@ def test_the_activitys_own_policy_is_the_default() -> None:
 @pytest.mark.rows("K49")
 @pytest.mark.parametrize("new", [None, RetryPolicy(max_attempts=1), RetryPolicy(max_attempts=9)])
 @pytest.mark.parametrize("fails", [1, 2, 3])
-def test_an_edited_policy_does_not_touch_what_was_recorded(new: RetryPolicy | None, fails: int) -> None:
+@pytest.mark.parametrize("without_role", [False, True], ids=["now", "earlier version"])
+def test_an_edited_policy_does_not_touch_what_was_recorded(
+    new: RetryPolicy | None, fails: int, without_role: bool
+) -> None:
     """Three attempts recorded, the last with its dummy timer: replayed so under any other policy."""
     play = Play(app_with(RetryPolicy(max_attempts=3, first_retry_interval=timedelta(seconds=4))))
     play.start("work")
     fail_until(play, fails)
     if fails < 3:
         play.answer(5)
+    timers = [event for event in play.past if isinstance(event, TimerCreated)]
+    assert [timer.taskhub_role for timer in timers] == ["retry again 0", "retry again 2", "retry last 4"][:fails]
+    if without_role:
+        play.past = tuple(
+            replace(event, taskhub_role=None) if isinstance(event, TimerCreated) else event for event in play.past
+        )
     episode = play.replay(app_with(new), play.raised("go", 1))
     assert episode.output == ("[5,1]" if fails < 3 else '["broken 2",1]')
 
@@ -161,7 +172,7 @@ def test_a_retry_held_back_by_a_suspend_is_not_given_up() -> None:
 
 @pytest.mark.rows("K46", "K49")
 def test_a_retry_is_known_however_its_rewinds_were_counted() -> None:
-    """Earlier versions counted their messages, of which there may be more than rewinds, or fewer."""
+    """The rows of earlier versions have no role. They counted the messages of rewinds: more than rewinds, or fewer."""
     play = Play(app_with(RetryPolicy(max_attempts=3)))
     play.start("work")
     for _ in range(2):
@@ -172,9 +183,26 @@ def test_a_retry_is_known_however_its_rewinds_were_counted() -> None:
     for rewinds in range(3):
         at = created.fire_at.text()
         name = action_id(INSTANCE, created.event_id, "retry again 0", "", input=at, rewinds=rewinds)
-        swap = {id(event): replace(event, taskhub_action_id=name) for event in (created, fired)}
+        swap: dict[int, HistoryEvent] = {
+            id(created): replace(created, taskhub_action_id=name, taskhub_role=None),
+            id(fired): replace(fired, taskhub_action_id=name),
+        }
         play.past = tuple(swap.get(id(event), event) for event in past)
         assert play.replay(app_with(None), play.raised("go")).completed is None
+
+
+def test_the_role_of_a_timer_tells_its_retry_whatever_its_identity() -> None:
+    """No identity is made for comparison: the row says the verdict and the attempt."""
+    timer = TimerCreated(timestamp=START, event_id=7, fire_at=START, taskhub_role=retry_role(Verdict.LAST, 3))
+    past = Recorded([timer])
+    assert past.verdict(7, 3, INSTANCE) == (Verdict.LAST, START)
+    assert past.verdict(7, 2, INSTANCE) is None, "another attempt's"
+    assert past.verdict(8, 3, INSTANCE) is None, "no timer of that number"
+
+
+@pytest.mark.parametrize("role", ["", "timer", "retry", "retry again", "retry never 3", "retry again x", "again 3"])
+def test_a_role_that_cannot_be_read_is_none(role: str) -> None:
+    assert retry_of(TimerCreated(timestamp=START, event_id=7, fire_at=START, taskhub_role=role)) is None
 
 
 def test_a_timer_of_the_users_own_is_no_retry() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.attempts import verdict_of
 from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     REWOUND,
@@ -33,6 +32,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.recorded import verdict_of
 from airflow_provider_taskhub.engine.retry import Verdict
 from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.history.payloads import batches
