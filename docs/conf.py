@@ -30,10 +30,11 @@ graphviz_dot = str(Path(sys.executable).with_name("graphviz-pure"))
 if not Path(graphviz_dot).exists():
     graphviz_dot = shutil.which("graphviz-pure") or shutil.which("dot") or "graphviz-pure"
 graphviz_output_format = "svg"
+# Arial, because the drawing program knows its widths. The margins leave room where a browser takes a wider font.
 graphviz_dot_args = [
-    "-Gfontname=sans-serif", "-Nfontname=sans-serif", "-Efontname=sans-serif",
+    "-Gfontname=Arial", "-Nfontname=Arial", "-Efontname=Arial",
     "-Gfontsize=12", "-Nfontsize=12", "-Efontsize=11",
-    "-Nshape=box", "-Nstyle=rounded", "-Gbgcolor=transparent",
+    "-Nshape=box", "-Nstyle=rounded", "-Nmargin=0.25,0.1", "-Gbgcolor=transparent",
 ]  # fmt: skip
 
 html_theme = "furo"
