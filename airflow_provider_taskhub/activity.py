@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 
 from airflow_provider_taskhub.errors import TaskHubError
 
+__all__ = ["ActivityCancelled", "ActivityInfo", "activity_info", "cancelled", "check_cancelled", "progress"]
+
 _attempt: ContextVar[Attempt] = ContextVar("taskhub_attempt")
 
 

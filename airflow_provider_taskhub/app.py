@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import user_frames
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import RetryPolicy
@@ -29,6 +30,7 @@ from airflow_provider_taskhub.errors import (
 
 __all__ = [
     "App",
+    "FailureDetails",
     "OrchestrationContext",
     "OrchestrationError",
     "Registry",

@@ -33,6 +33,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.events import FailureDetails
 
+__all__ = [
+    "AccessDenied",
+    "ConfigurationError",
+    "Conflict",
+    "HubError",
+    "InputError",
+    "InstanceExists",
+    "InstanceNotFound",
+    "InvalidStateError",
+    "LeaseLost",
+    "NonDeterminismError",
+    "NotFound",
+    "OrchestrationError",
+    "PartitionNotFound",
+    "PayloadTooLarge",
+    "StorageError",
+    "SubOrchestrationFailedError",
+    "TaskFailedError",
+    "TaskHubError",
+    "Throttled",
+    "Unavailable",
+    "UnknownActivity",
+    "UnknownOrchestrator",
+    "WorkerFailed",
+]
+
 
 class TaskHubError(Exception):
     """Root of every error that TaskHub raises on purpose."""

@@ -36,6 +36,8 @@ from pydantic_settings import (
 
 from airflow_provider_taskhub.errors import ConfigurationError
 
+__all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
+
 PREFIX = "TASKHUB_"
 _BESIDE = ("HOME", "CONFIG", "DEMO_RUN")
 """Variables that are no settings: see :func:`home` and :func:`_file`; the last is the mark of a demo's processes."""

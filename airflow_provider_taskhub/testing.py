@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import structlog
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered
-from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import loads
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.failures import chain, failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
 from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
@@ -35,6 +36,8 @@ from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.calls import arguments, result_text
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.peers import Peers
+
+__all__ = ["Event", "run"]
 
 _TIME_LIMIT = timedelta(days=3650)
 _ALONE = LeaseTimes(
@@ -47,6 +50,16 @@ _ALONE = LeaseTimes(
 """One worker that never dies: nothing has to happen while an orchestration waits."""
 
 
+class _Options(TypedDict, total=False):
+    """Options of :func:`run`."""
+
+    app: App | Iterable[App]
+    activities: Mapping[str, Callable[..., Any]] | None
+    events: Iterable[Event]
+    spark: Any
+    limit: timedelta
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """An external event that is raised while the orchestration runs.
@@ -57,6 +70,28 @@ class Event:
     name: str
     data: Any = None
     after: timedelta = field(default=timedelta(0))
+
+
+@overload
+def run(
+    orchestrator: Callable[[OrchestrationContext, A], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+    input: A,
+    **options: Unpack[_Options],
+) -> J: ...
+@overload
+def run(orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **options: Unpack[_Options]) -> Any: ...
+@overload
+def run(
+    orchestrator: Callable[[OrchestrationContext], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+    input: None = None,
+    **options: Unpack[_Options],
+) -> J: ...
+@overload
+def run(
+    orchestrator: Callable[[OrchestrationContext], Any], input: None = None, **options: Unpack[_Options]
+) -> Any: ...
+@overload
+def run(orchestrator: str, input: Any = None, **options: Unpack[_Options]) -> Any: ...
 
 
 def run(

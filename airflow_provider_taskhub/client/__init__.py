@@ -19,16 +19,34 @@ from airflow_provider_taskhub.client.client import Client
 from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.client.listing import InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
-from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
+from airflow_provider_taskhub.engine.events import HistoryEvent, Status
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    HubInfo,
+    InstanceState,
+    Member,
+    PartitionState,
+    StartPolicy,
+)
+from airflow_provider_taskhub.hub.history.blame import FailedAttempt
+from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting import Why
 
 __all__ = [
+    "ActivityRecord",
     "Client",
+    "FailedAttempt",
+    "HistoryEvent",
     "HubAdmin",
+    "HubInfo",
     "InstanceHandle",
     "InstancePage",
     "InstanceState",
+    "Member",
+    "PartitionState",
     "PurgeResult",
+    "Quarantined",
     "StartPolicy",
     "Status",
+    "Why",
 ]

@@ -6,10 +6,10 @@ Owns the reading of arguments. Decisions, events and time are the generation's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
 from airflow_provider_taskhub.engine.limits import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, J, T
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.errors import InputError
 
@@ -60,7 +61,7 @@ class _Levels(Protocol):
 
 
 class ReplaySafeLogger:
-    """Logs only what happens for the first time."""
+    """Logs only what happens for the first time: on replay it says nothing."""
 
     __slots__ = ("_is_replaying", "_log")
 
@@ -86,7 +87,10 @@ class ReplaySafeLogger:
 
 
 class OrchestrationContext:
-    """The orchestrator's only way to the world. Everything here gives the same on replay."""
+    """What an orchestrator works with. Everything here gives the same on replay.
+
+    An orchestrator must read time, random values and results only from here: its code runs again over its history.
+    """
 
     def __init__(self, generation: Generation, log: Log | None) -> None:
         self._generation = generation
@@ -98,49 +102,51 @@ class OrchestrationContext:
 
     @property
     def instance_id(self) -> str:
+        """Id of this instance."""
         return self._generation.instance.instance_id
 
     @property
     def execution_id(self) -> str:
-        """Id of this generation."""
+        """Id of this generation: it changes with every ``continue_as_new``."""
         return self._generation.instance.execution_id or ""
 
     @property
     def name(self) -> str:
-        """Name that the orchestration was started under."""
+        """Name of the orchestrator, as it was started."""
         return self._generation.started.name
 
     @property
     def version(self) -> str:
-        """Version that it was started with."""
+        """Version that the instance was started with; "" if it has none."""
         return self._generation.started.version or ""
 
     @property
     def tags(self) -> Mapping[str, str]:
+        """Tags that the instance was started with, and those that it inherits from its parent."""
         return dict(self._generation.started.tags or {})
 
     @property
     def parent(self) -> ParentInstance | None:
-        """Who started it as a child."""
+        """The instance that started this one as its child; None if a client started it."""
         return self._generation.started.parent
 
     @property
     def is_replaying(self) -> bool:
-        """The code runs over what was decided before; effects of its own belong under ``if not``."""
+        """Whether the code repeats what it has decided before. Do effects of your own only if it is False."""
         return self._generation.replaying
 
     @property
     def current_utc_datetime(self) -> datetime:
-        """The orchestrator's time, in UTC: it moves from episode to episode and never goes back."""
+        """The orchestrator's time, in UTC. It is the same on replay, moves with each episode and never goes back."""
         return self._generation.time.datetime()
 
     @property
     def logger(self) -> ReplaySafeLogger:
-        """Logs what happens for the first time, to the worker's log."""
+        """A logger to the worker's log that says nothing on replay."""
         return self._logger
 
     def create_replay_safe_logger(self, logger: _Levels) -> ReplaySafeLogger:
-        """A logger of the user's own, silent on replay."""
+        """A logger that writes to yours, and says nothing on replay. :param logger: of the module ``logging``."""
         return ReplaySafeLogger(lambda: self.is_replaying, logger.log)
 
     def new_guid(self) -> UUID:
@@ -154,6 +160,41 @@ class OrchestrationContext:
 
     # ---- decisions
 
+    @overload
+    def call_activity(
+        self, activity: Callable[[A], Coroutine[Any, Any, J]], input: A, **options: Unpack[CallOptions]
+    ) -> Task[J]: ...
+    @overload
+    def call_activity(self, activity: Callable[[A], J], input: A, **options: Unpack[CallOptions]) -> Task[J]: ...
+    @overload
+    def call_activity(self, activity: Callable[[A], Any], input: A, **options: Unpack[CallOptions]) -> Task[Any]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[[Any, A], Coroutine[Any, Any, J]], input: A, **options: Unpack[CallOptions]
+    ) -> Task[J]: ...
+    @overload
+    def call_activity(self, activity: Callable[[Any, A], J], input: A, **options: Unpack[CallOptions]) -> Task[J]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[[Any, A], Any], input: A, **options: Unpack[CallOptions]
+    ) -> Task[Any]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[..., Coroutine[Any, Any, J]], **options: Unpack[CallOptions]
+    ) -> Task[J]: ...
+    @overload
+    def call_activity(self, activity: Callable[..., J], **options: Unpack[CallOptions]) -> Task[J]: ...
+    @overload
+    def call_activity(
+        self,
+        activity: Callable[..., Any] | str,
+        *,
+        arguments: Sequence[Any] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Task[Any]: ...
+    @overload
+    def call_activity(self, activity: str, input: Any, **options: Unpack[CallOptions]) -> Task[Any]: ...
+
     def call_activity(
         self,
         activity: Callable[..., Any] | str,
@@ -165,12 +206,20 @@ class OrchestrationContext:
         version: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> Task[Any]:
-        """Run an activity somewhere.
+        """Run an activity on some worker. Awaiting the task gives the activity's result.
 
-        :param activity: the declared function, or its name. :param input: its one argument.
+        The result comes back as JSON keeps it: a dataclass comes back as a dict. An activity that failed (after its
+        retries) raises :class:`TaskFailedError` where its task is awaited.
+
+        :param activity: the declared function, or its name.
+        :param input: the activity's one argument. A Spark activity gets the session by itself.
         :param arguments: instead of ``input``, the arguments of an activity of another system that takes several.
-        :param retry: policy; by default the activity's own. ``retry_policy`` is Microsoft's name for it.
-        :raises InputError: for an input that JSON cannot express, or a version or tags that no row can hold.
+        :param retry: when a failed activity is tried again; None: as the activity declares it.
+        :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
+        :param version: sent with the call, for workers of other systems that choose the code by it. TaskHub's workers
+            choose an activity by its name alone.
+        :param tags: texts by name, which the activity reads with ``activity_info().tags``.
+        :raises InputError: for an input that JSON cannot express, or a version or tags that cannot be stored.
         """
         name = _name(activity, "call_activity")
         check_column(version, f"version of activity {name[:40]!r}")
@@ -195,6 +244,30 @@ class OrchestrationContext:
         policy = retry or retry_policy or (definition.retry if definition else None)
         return Attempts(self._generation, action, policy)
 
+    @overload
+    def call_sub_orchestrator(
+        self,
+        orchestrator: Callable[[OrchestrationContext, A], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+        input: A,
+        **options: Unpack[ChildOptions],
+    ) -> Task[J]: ...
+    @overload
+    def call_sub_orchestrator(
+        self, orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **options: Unpack[ChildOptions]
+    ) -> Task[Any]: ...
+    @overload
+    def call_sub_orchestrator(
+        self,
+        orchestrator: Callable[..., Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+        **options: Unpack[ChildOptions],
+    ) -> Task[J]: ...
+    @overload
+    def call_sub_orchestrator(
+        self, orchestrator: Callable[..., Any] | str, **options: Unpack[ChildOptions]
+    ) -> Task[Any]: ...
+    @overload
+    def call_sub_orchestrator(self, orchestrator: str, input: Any, **options: Unpack[ChildOptions]) -> Task[Any]: ...
+
     def call_sub_orchestrator(
         self,
         orchestrator: Callable[..., Any] | str,
@@ -207,11 +280,17 @@ class OrchestrationContext:
         tags: Mapping[str, str] | None = None,
         fire_and_forget: bool = False,
     ) -> Task[Any]:
-        """Start a child orchestration and wait for it.
+        """Start a child orchestration. Awaiting the task gives the child's result.
 
-        :param instance_id: of the child; by default ``{own execution id}:{action number}``.
-        :param version: by default the one that its app declares. :param tags: added to those it inherits.
-        :param fire_and_forget: do not wait: the task is complete at once, with None.
+        A child that failed (after its retries) raises :class:`SubOrchestrationFailedError` where its task is awaited.
+
+        :param orchestrator: the declared function, or its name. :param input: the child's one input.
+        :param instance_id: of the child; None: ``{own execution id}:{action number}``.
+        :param retry: when a failed child is started again; None: never.
+        :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
+        :param version: of the child; None: the version that its app declares.
+        :param tags: texts by name, added to the tags that the child inherits.
+        :param fire_and_forget: do not wait for the child: the task is complete at once, with None.
         :raises InputError: for an input that JSON cannot express, an instance id that cannot be one or is its own, or
             a version or tags (its own and those it inherits, together) that no row can hold.
         """
@@ -244,8 +323,9 @@ class OrchestrationContext:
         return done
 
     def create_timer(self, fire_at: timedelta | datetime) -> CancellableTask[None]:
-        """A timer, after a duration or at a time (UTC where it has no zone). It never fires early.
+        """A timer. It never fires early.
 
+        :param fire_at: a duration from the orchestrator's time, or a time. A time without a zone is UTC.
         :raises InputError: for a time before 1601, which no row can hold.
         """
         generation = self._generation
@@ -258,14 +338,27 @@ class OrchestrationContext:
         check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")  # the stretches to a later one never come so far
         return Timer(generation, at, Where.of(sys._getframe(1)))
 
+    @overload
+    def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...
+    @overload
+    def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]: ...
+
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:
-        """The next event of this name; its data decoded by ``data_type``. Names are matched without their case."""
+        """The data of the next event of this name. An event that came before is taken, too.
+
+        Data that does not fit ``data_type`` raises :class:`InputError` where the task is awaited.
+
+        :param name: of the event; upper and lower case do not count.
+        :param data_type: the type to decode the data to, such as a dataclass; None: as JSON has it.
+        :raises InputError: for a name that cannot be stored.
+        """
         check_event(name, "wait_for_external_event")
         return self._generation.wait(name, data_type)
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
-        """Raise an event in another instance; nobody waits for it to arrive.
+        """Raise an event in another instance, without waiting until it arrives.
 
+        :param instance_id: of the other instance. :param name: of the event. :param data: one value.
         :raises InputError: for data that JSON cannot express, or a name or an instance id that no store takes.
         """
         check_event(name, "send_event")
@@ -282,28 +375,45 @@ class OrchestrationContext:
         )
 
     def continue_as_new(self, new_input: Any = None, *, save_events: bool = True) -> None:
-        """Begin anew with another input and an empty history, once the orchestrator returns.
+        """Begin again with another input and an empty history, once the orchestrator returns.
 
+        :param new_input: of the next generation; one value.
         :param save_events: events that nobody waited for go over to the new generation.
         """
         text = dumps(new_input, what=f"input of orchestrator {self.name!r}")
         self._generation.continue_as_new(text, keep_events=save_events)
 
     def set_custom_status(self, status: Any) -> None:
-        """What monitors show; any JSON value, None for nothing."""
+        """Set what monitors show of this instance. :param status: one value that JSON can express; None: nothing."""
         text = None if status is None else dumps(status, what="custom status")
         self._generation.custom_status = text
 
-    def when_all(self, tasks: Iterable[Task[Any]]) -> Task[list[Any]]:
-        """All results in order; fails as soon as one of them fails."""
+    def when_all(self, tasks: Iterable[Task[T]]) -> Task[list[T]]:
+        """A task for the results of all tasks, in their order. It fails as soon as one of them fails.
+
+        :param tasks: made by this context. :raises TypeError: for anything that is not a task.
+        """
         return when_all(tasks)
 
-    def when_any(self, tasks: Iterable[Task[Any]]) -> Task[Task[Any]]:
-        """The first task that completes or fails."""
+    def when_any(self, tasks: Iterable[Task[T]]) -> Task[Task[T]]:
+        """A task for the first task that completes or fails: awaiting it gives that task, and raises no error of it.
+
+        :param tasks: made by this context; at least one. :raises TypeError: for anything that is not a task.
+        :raises ValueError: for no task, which could never complete.
+        """
         return when_any(tasks)
 
+    @overload
+    def get_input(self, annotation: type[T]) -> T: ...
+    @overload
+    def get_input(self, annotation: Any = None) -> Any: ...
+
     def get_input(self, annotation: Any = None) -> Any:
-        """The input once more, decoded by ``annotation``."""
+        """The orchestration's input, as in Microsoft's Python SDK.
+
+        :param annotation: the type to decode the input to, such as a dataclass; None: as JSON has it.
+        :raises InputError: for an input that does not fit the type.
+        """
         self._generation.input_is_read = True
         text = self._generation.started.input
         return decode(None if text is None else loads(text), annotation, what=f"input of orchestrator {self.name!r}")

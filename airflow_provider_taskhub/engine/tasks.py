@@ -7,11 +7,10 @@ that hold it, so that a fan-out of n costs n steps and never n².
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
+from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.errors import TaskFailedError
-
-T = TypeVar("T")
 
 _PRUNE = 16
 """Groups of one task from which on the settled ones are let go of, whenever their count has doubled."""
@@ -20,8 +19,12 @@ NAME = "__taskhub_name__"
 """Attribute of a declared function: the name it was declared under."""
 
 
-class Task(Generic[T]):
-    """Something that will have a result or fail. ``await`` it, or ``yield`` it from a generator."""
+class Task(Generic[T_co]):
+    """Something that will have a result or fail. ``await`` it, or ``yield`` it from a generator.
+
+    Awaiting a failed task raises its error: :class:`TaskFailedError` for an activity, its subclass
+    :class:`SubOrchestrationFailedError` for a child orchestration.
+    """
 
     __slots__ = ("_done", "_error", "_groups", "_result")
 
@@ -33,37 +36,39 @@ class Task(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """It has a result, or has failed."""
+        """Whether the task has a result or has failed."""
         return self._done
 
     @property
     def is_failed(self) -> bool:
+        """Whether the task has failed."""
         return self._error is not None
 
-    def get_result(self) -> T:
-        """The result.
+    def get_result(self) -> T_co:
+        """The result of a completed task.
 
-        :raises TaskFailedError: what the task failed with. :raises ValueError: when it is not complete yet.
+        :raises TaskFailedError: if the task has failed. :raises ValueError: if the task is not complete yet.
         """
         if not self._done:
             raise ValueError("the task is not complete: await it first")
         if self._error is not None:
             raise self._error
-        result: T = self._result
+        result: T_co = self._result
         return result
 
     def get_exception(self) -> BaseException | None:
-        """What it failed with; None if it has a result.
+        """The error that the task failed with; None if it has a result.
 
-        :raises ValueError: when it is not complete yet.
+        :raises ValueError: if the task is not complete yet.
         """
         if not self._done:
             raise ValueError("the task is not complete: await it first")
         return self._error
 
-    def __await__(self) -> Generator[Task[T], T, T]:
+    def __await__(self) -> Generator[Any, Any, T_co]:
         # Yields even when complete: the engine counts turns, so that a loop over completed tasks is bounded.
-        return (yield self)
+        result: T_co = yield self
+        return result
 
     def complete(self, result: Any) -> None:
         """For the engine: the result is there. A settled task stays as it is."""
@@ -97,7 +102,7 @@ class Task(Generic[T]):
             group.settled(self)
 
 
-class Group(Task[T]):
+class Group(Task[T_co]):
     """A task that depends on others."""
 
     __slots__ = ()
@@ -143,7 +148,7 @@ class WhenAny(Group[Task[Any]]):
         self.complete(child)
 
 
-class CancellableTask(Task[T]):
+class CancellableTask(Task[T_co]):
     """A timer or a wait that the orchestrator may give up."""
 
     __slots__ = ()
@@ -153,17 +158,19 @@ class CancellableTask(Task[T]):
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 
-def when_all(tasks: Iterable[Task[Any]]) -> Task[list[Any]]:
-    """All results in order. Fails as soon as one of the tasks fails.
+def when_all(tasks: Iterable[Task[T]]) -> Task[list[T]]:
+    """A task for the results of all tasks, in their order. It fails as soon as one of them fails.
 
+    :param tasks: made by the context. None at all: the task is complete at once.
     :raises TypeError: for anything that is not a task.
     """
     return WhenAll(_checked(tasks, "when_all"))
 
 
-def when_any(tasks: Iterable[Task[Any]]) -> Task[Task[Any]]:
-    """The first task that completes or fails.
+def when_any(tasks: Iterable[Task[T]]) -> Task[Task[T]]:
+    """A task for the first task that completes or fails: awaiting it gives that task, and raises no error of it.
 
+    :param tasks: made by the context; at least one.
     :raises TypeError: for anything that is not a task. :raises ValueError: for none, which could never complete.
     """
     children = _checked(tasks, "when_any")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.settings import Settings
 
+__all__ = ["TaskHubHook"]
+
 R = TypeVar("R")
 
 DEFAULT_CONNECTION = "taskhub_default"

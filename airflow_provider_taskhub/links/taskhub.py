@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
+__all__ = ["TaskHubInstanceLink"]
+
 URL_PREFIX = "/taskhub"
 """Where the plugin's FastAPI application is mounted."""
 ROUTE = "taskhub"

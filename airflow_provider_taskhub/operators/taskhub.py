@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.codec import Timestamp
     from airflow_provider_taskhub.hub.contract import InstanceState
 
+__all__ = ["TaskHubOperator"]
+
 COUNTER_KEY = "taskhub"
 """Of the generation in task_state_store."""
 _BACKSTOP = timedelta(minutes=5)

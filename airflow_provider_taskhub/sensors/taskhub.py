@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.contract import InstanceState
 
+__all__ = ["TaskHubSensor"]
+
 _BACKSTOP = timedelta(minutes=5)
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.watcher import Wait
 
+__all__ = ["TaskHubTrigger"]
+
 CONFIRM_DEADLINE = 60.0
 """Seconds that a termination waits until nothing of the instance runs."""
 _KILL_TRIES = 6

@@ -1,0 +1,21 @@
+"""A user's DAG file, as a type checker sees it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
+
+with DAG("flights", schedule=None):
+    delays = TaskHubOperator(
+        task_id="delays",
+        orchestrator="flights_delays",
+        input={"year": "{{ logical_date.year }}"},
+        tags={"team": "air"},
+        no_worker_timeout=timedelta(minutes=5),
+        execution_timeout=timedelta(hours=2),
+    )
+    other = TaskHubSensor(task_id="other", instance_id="f-1", statuses=["Running"], timeout=3600)

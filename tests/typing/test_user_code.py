@@ -1,0 +1,62 @@
+"""A user's module passes ``mypy --strict`` with the types that he expects, and wrong calls are refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+import airflow_provider_taskhub
+from tests.typing import flights_client
+
+FOLDER = Path(__file__).parent
+MARK = re.compile(r"#\s*refused: (.+)$")
+ERROR = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)$", re.M)
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[str]]:
+    """What mypy says, by file and line."""
+    assert find_spec("pyspark"), "types of Spark activities are checked with pyspark's own annotations"
+    files = [str(path) for path in sorted(FOLDER.glob("*.py")) if not path.name.startswith("test_")]
+    cache = str(FOLDER.parents[1] / ".mypy_cache" / "user_code")
+    out, problem, _ = api.run([*files, "--config-file", str(FOLDER / "mypy.ini"), "--cache-dir", cache])
+    assert not problem, problem
+    assert "error: Cannot find" not in out, out
+    found: dict[tuple[str, int], list[str]] = {}
+    for match in ERROR.finditer(out):
+        found.setdefault((Path(match["file"]).name, int(match["line"])), []).append(match["text"])
+    return found
+
+
+def marked() -> Iterator[tuple[int, str]]:
+    for number, line in enumerate((FOLDER / "wrong_calls.py").read_text().splitlines(), start=1):
+        if match := MARK.search(line):
+            yield number, match[1]
+
+
+@pytest.mark.parametrize("file", ["flights_app.py", "flights_client.py", "flights_dag.py"])
+def test_a_user_s_module_has_no_type_error(errors: dict[tuple[str, int], list[str]], file: str) -> None:
+    assert {at: texts for at, texts in errors.items() if at[0] == file} == {}
+
+
+def test_wrong_calls_are_refused_and_nothing_else(errors: dict[tuple[str, int], list[str]]) -> None:
+    expected = dict(marked())
+    found = {line: texts for (file, line), texts in errors.items() if file == "wrong_calls.py"}
+    assert len(expected) > 25
+    assert found.keys() == expected.keys()
+    for line, part in expected.items():
+        assert any(part in text for text in found[line]), f"line {line}: {found[line]}"
+
+
+def test_the_types_are_those_of_a_real_run() -> None:
+    """``assert_type`` says nothing at run time: a typed result that came back as something else would fail here."""
+    flights_client.test_delays()
+
+
+def test_the_marker_for_type_checkers_is_shipped() -> None:
+    assert (Path(airflow_provider_taskhub.__file__).parent / "py.typed").is_file()
