@@ -41,11 +41,13 @@ def marked() -> Iterator[tuple[int, str]]:
             yield number, match[1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("file", ["flights_app.py", "flights_client.py", "flights_dag.py"])
 def test_a_user_s_module_has_no_type_error(errors: dict[tuple[str, int], list[str]], file: str) -> None:
     assert {at: texts for at, texts in errors.items() if at[0] == file} == {}
 
 
+@pytest.mark.process
 def test_wrong_calls_are_refused_and_nothing_else(errors: dict[tuple[str, int], list[str]]) -> None:
     expected = dict(marked())
     found = {line: texts for (file, line), texts in errors.items() if file == "wrong_calls.py"}
