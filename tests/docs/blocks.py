@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -197,6 +199,7 @@ class Runner:
             stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT if output else None,
             text=True,
+            start_new_session=True,
         )
 
 
@@ -208,12 +211,12 @@ def _pause(process: subprocess.Popen[str]) -> None:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """End a process and its children: `airflow standalone` leaves them running if only it is told to end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(15)
 
 
 def _seconds(block: Block) -> float:

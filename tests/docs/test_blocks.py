@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -55,10 +57,24 @@ def test_the_blocks_of_a_page_run(
         env["TASKHUB_CONNECTION"] = request.getfixturevalue("azurite")
     if "airflow" in wanted:
         (folder / "dags").mkdir()
+        env |= airflow_ports()
         subprocess.run([BIN / "airflow", "db", "migrate"], env=env, check=True, capture_output=True, timeout=240)
     with Runner(folder, env) as runner:
         for block in found:
             runner.run(block)
+
+
+def airflow_ports() -> dict[str, str]:
+    """Free ports. The pages use Airflow's own ones, which another Airflow on this machine may have."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        api, worker_logs, trigger_logs = (one.getsockname()[1] for one in sockets)
+    return {
+        "AIRFLOW__API__PORT": str(api),
+        "AIRFLOW__API__BASE_URL": f"http://localhost:{api}",
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_logs),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
+    }
 
 
 PAGE = ROOT / "docs" / "page.md"
