@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.storage import rules
-from airflow_provider_taskhub.storage.embedded import blobs, leases, queues, rows
+from airflow_provider_taskhub.storage.embedded import blobs, filters, leases, queues, rows
 from airflow_provider_taskhub.storage.embedded.inline import Inline
 from airflow_provider_taskhub.storage.embedded.journal import Change, Work
 from airflow_provider_taskhub.storage.embedded.moments import TICKS
-from airflow_provider_taskhub.storage.embedded.shared import Shared
+from airflow_provider_taskhub.storage.embedded.shared import Reader, Shared
 from airflow_provider_taskhub.storage.embedded.wake import heard
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
@@ -274,11 +274,12 @@ class SqliteStore(Paged):
     ) -> Page:
         rules.check_query(table, filter, select, limit)
         self.requests["table.query"] += 1
+        of_one = filters.range_of(filter, "PartitionKey").single
         return await self._access.read(
             lambda connection: rows.query(
                 connection, table, filter, select=select, limit=limit, continuation=continuation
             ),
-            long=True,
+            reader=Reader.PARTITION if of_one else Reader.LISTING,
         )
 
     # --- blobs
@@ -294,7 +295,9 @@ class SqliteStore(Paged):
     async def get_blob(self, container: str, name: str) -> Blob | None:
         rules.check_blob(container, name)
         self.requests["blob.get"] += 1
-        return await self._access.read(lambda connection: blobs.get(connection, container, name), long=True)
+        return await self._access.read(
+            lambda connection: blobs.get(connection, container, name), reader=Reader.PARTITION
+        )
 
     async def beside(self, work: Callable[[], T]) -> T:
         return work() if self._path is None else await asyncio.to_thread(work)
@@ -302,7 +305,9 @@ class SqliteStore(Paged):
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         rules.check_container_name(container)
         self.requests["blob.list"] += 1
-        return await self._access.read(lambda connection: blobs.listing(connection, container, prefix), long=True)
+        return await self._access.read(
+            lambda connection: blobs.listing(connection, container, prefix), reader=Reader.LISTING
+        )
 
     async def append_blob(self, container: str, name: str, data: bytes) -> None:
         rules.check_append(container, name, data)

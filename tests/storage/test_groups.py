@@ -6,22 +6,26 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound, Throttled, Unavailable
-from airflow_provider_taskhub.storage.embedded import rows, writer
+from airflow_provider_taskhub.storage.embedded import blobs, rows, writer
 from airflow_provider_taskhub.storage.primitives import (
     And,
+    BlobInfo,
     Compare,
     DeleteMessage,
     Entity,
     Filter,
     Or,
+    Page,
     Property,
+    PutBlob,
     PutMessage,
     Receipt,
     RowOperation,
@@ -197,6 +201,46 @@ async def test_a_long_scan_is_cut_into_pages(store: SqliteStore, monkeypatch: py
     assert page.entities == ()
     assert page.continuation is not None
     assert [entity.row_key async for entity in store.rows("Rows", Compare("A", "eq", 33))] == ["33"]
+
+
+@pytest.mark.parametrize("listing", ["instances", "blobs"])
+async def test_a_listing_delays_no_history_and_no_payload(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    """The listing ends only after the other reads have ended."""
+    await store.create_container("payloads")
+    await store.execute(PutBlob(container="payloads", name="large", data=b"payload"))
+    await store.execute(insert("1"))
+    begun, go_on = threading.Event(), threading.Event()
+    query, names = rows.query, blobs.listing
+
+    def slow_query(connection: sqlite3.Connection, table: str, filter: Filter | None, **more: Any) -> Page:
+        if filter is None:
+            begun.set()
+            assert go_on.wait(10)
+        return query(connection, table, filter, **more)
+
+    def slow_names(connection: sqlite3.Connection, container: str, prefix: str) -> list[BlobInfo]:
+        begun.set()
+        assert go_on.wait(10)
+        return names(connection, container, prefix)
+
+    monkeypatch.setattr(rows, "query", slow_query)
+    monkeypatch.setattr(blobs, "listing", slow_names)
+    wanted: Awaitable[object] = store.query("Rows") if listing == "instances" else store.list_blobs("payloads")
+    listed = asyncio.ensure_future(wanted)
+    try:
+        assert await asyncio.to_thread(begun.wait, 10)
+        async with asyncio.timeout(5):
+            history = await store.query("Rows", Compare("PartitionKey", "eq", "p"))
+            payload = await store.get_blob("payloads", "large")
+        assert not listed.done()
+    finally:
+        go_on.set()
+    assert [entity.row_key for entity in history.entities] == ["1"]
+    assert payload is not None
+    assert payload.data == b"payload"
+    await listed
 
 
 @pytest.mark.parametrize("spread", [False, True], ids=["one partition", "many"])

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.storage.embedded import file
 from airflow_provider_taskhub.storage.embedded.journal import HalfDone, Journal, Work, translated
 from airflow_provider_taskhub.storage.embedded.moments import clock_ticks
+from airflow_provider_taskhub.storage.embedded.shared import Reader
 from airflow_provider_taskhub.storage.embedded.wake import Waiters
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class Inline:
         self.waiters.signal(outcome.touched)
         return outcome.result()
 
-    async def read(self, reading: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
+    async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
+        del reader  # nothing waits for anything here
         await asyncio.sleep(0)
         return self.glance(reading)
 

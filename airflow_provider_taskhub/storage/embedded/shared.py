@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import sqlite3
 import time
@@ -23,8 +24,20 @@ from airflow_provider_taskhub.storage.embedded.writer import Job, Writer
 T = TypeVar("T")
 
 
+class Reader(enum.Enum):
+    """A thread for reads that may take long, with a connection of its own.
+
+    One thread for both would let a listing of many instances delay the workers, which wait for histories.
+    """
+
+    PARTITION = "partition"
+    """Rows of one partition key, such as a history; one blob."""
+    LISTING = "listing"
+    """Rows of many partition keys; names of blobs."""
+
+
 class Shared:
-    """One store's access to a file. Short reads run on the event loop, long ones in a thread.
+    """One store's access to a file. Short reads run on the event loop, long ones in a thread of their kind.
 
     :param timeout: deadline of every write and read, in seconds.
     """
@@ -105,12 +118,13 @@ class Shared:
             if not future.done():
                 future.set_exception(Unavailable(f"no answer from {self._path} within {self._timeout:g} s"))
 
-    async def read(self, reading: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
-        """The result of a reading; ``long`` ones run in the store's reader thread."""
-        if long:
-            opened = self._current()
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(opened.threads, opened.read_long, reading)
+    async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
+        """The result of a reading.
+
+        :param reader: the thread that reads; None: the event loop, for what takes well under a millisecond.
+        """
+        if reader is not None:
+            return await self._current().readers[reader].read(reading)
         try:
             return self.glance(reading)
         except _Busy:  # rarely: every read of this store comes here, so the loop below is only made if it is needed
@@ -160,34 +174,48 @@ class _Opened:
 
     def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
         self.process = os.getpid()
-        self.timeout = timeout
         self.writer = Writer.share(path, clock, timeout)
         try:
-            self.connection = _reader(path, timeout)
-            self._long = _reader(path, timeout)
+            self.connection = _connect(path, timeout)
             anchor = "SELECT shift, identity FROM anchor"
             row = retried(lambda: self.connection.execute(anchor).fetchone(), timeout)
             self.shift: int = row[0]
             self.identity: int = row[1]
+            self.readers = {kind: _ReaderThread(path, timeout, kind) for kind in Reader}
         except BaseException:
             self.writer.leave()
             raise
-        self.threads = ThreadPoolExecutor(1, thread_name_prefix="taskhub-reader")
-
-    def read_long(self, reading: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return retried(lambda: reading(self._long), self.timeout)
-        except sqlite3.Error as error:
-            raise translated(error) from error
 
     def close(self) -> None:
-        self.threads.shutdown()
-        self._long.close()
+        for reader in self.readers.values():
+            reader.close()
         self.connection.close()
         self.writer.leave()
 
 
-def _reader(path: Path, timeout: float) -> sqlite3.Connection:
+class _ReaderThread:
+    """One thread and its connection."""
+
+    def __init__(self, path: Path, timeout: float, kind: Reader) -> None:
+        self._timeout = timeout
+        self._connection = _connect(path, timeout)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"taskhub-{kind.value}")
+
+    async def read(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, reading)
+
+    def _read(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return retried(lambda: reading(self._connection), self._timeout)
+        except sqlite3.Error as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._connection.close()
+
+
+def _connect(path: Path, timeout: float) -> sqlite3.Connection:
     connection = connect(path, timeout)
     retried(lambda: connection.execute("PRAGMA query_only = ON"), timeout)
     return connection
