@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,8 +31,8 @@ PROCESS_FIXTURES = {
 """Fixtures that start a process: an emulator, workers, executors, Airflow, a browser."""
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 """Events of Python's audit hooks."""
-_HARMLESS = {"file"}
-"""The standard library's ``platform`` runs it."""
+_HARMLESS = {"file", "ldconfig", "uname"}
+"""Python's own modules ``platform`` and ``ctypes.util`` run them once, for whoever asks first."""
 _now: pytest.Item | None = None
 """The test that runs without the marker ``process``."""
 
@@ -59,7 +60,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _STARTS and _now is not None and not (arguments and arguments[0] in _HARMLESS):
+    if event in _STARTS and _now is not None and not (arguments and Path(str(arguments[0])).name in _HARMLESS):
         raise AssertionError(f"{_now.nodeid} starts a process ({arguments}): mark it with pytest.mark.process")
 
 
