@@ -39,8 +39,11 @@ class ActivityCancelled(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityInfo:
-    """The call that is being carried out.
+    """What an activity may know of its own call.
 
+    :param name: of the activity. :param instance_id: of the instance that called it.
+    :param execution_id: of that instance's generation.
+    :param tags: of the call: ``call_activity(tags=…)``.
     :param task_id: number of the call in its orchestration's history.
     :param attempt: from 1; grows with every try of this call that was lost with its executor or worker. A retry by
         a ``RetryPolicy`` is a call of its own, with a ``task_id`` and an ``idempotency_key`` of its own.

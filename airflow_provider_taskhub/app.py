@@ -71,18 +71,22 @@ class App:
 
     @property
     def name(self) -> str:
+        """The app's name."""
         return self._name
 
     @property
     def version(self) -> str:
+        """The app's version; "" if it has none."""
         return self._version
 
     @property
     def orchestrators(self) -> MappingProxyType[str, OrchestratorDefinition]:
+        """The declared orchestrators, by name."""
         return MappingProxyType(self._orchestrators)
 
     @property
     def activities(self) -> MappingProxyType[str, ActivityDefinition]:
+        """The declared activities, by name."""
         return MappingProxyType(self._activities)
 
     def __repr__(self) -> str:
@@ -97,8 +101,9 @@ class App:
     def orchestrator(self, function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
         """Declare an orchestrator: ``async def f(ctx)`` or ``f(ctx, input)``, or a generator.
 
-        :param name: its name; by default the function's.
-        :raises ConfigurationError: a name taken, or a signature that does not fit.
+        :param function: given by Python where the decorator has no parentheses.
+        :param name: the name to start it by; None: the function's name.
+        :raises ConfigurationError: for a name that is taken, or a signature that does not fit.
         """
 
         def declare(function: F) -> F:
@@ -131,13 +136,19 @@ class App:
         queue_timeout: timedelta | None = None,
         record: bool = False,
     ) -> F | Callable[[F], F]:
-        """Declare an activity: a function of no argument or of one.
+        """Declare an activity: a function of no argument or of one, plain or ``async``.
 
-        :param retry: policy used where the call gives none. :param timeout: per attempt.
-        :param queue_timeout: of the wait for a free slot.
-        :param record: an activity record decides who runs, so that a crash runs it no second time while the first run
-            still lives.
-        :raises ConfigurationError: a name taken, or a signature that does not fit.
+        A plain function runs in a thread of its own. An ``async`` one shares the event loop of its executor process
+        with other activities: a blocking call in it (``time.sleep``, a request without ``await``) stalls all of them.
+
+        :param function: given by Python where the decorator has no parentheses.
+        :param name: the name to call it by; None: the function's name.
+        :param retry: when a failed attempt is repeated, if the call does not say; None: never.
+        :param timeout: of each attempt; None: no limit. :param queue_timeout: of the wait for a free slot; None: no
+            limit.
+        :param record: write a row in the hub for each attempt, which decides who runs it. An attempt is then not
+            repeated while the worker that has it lives, at the price of some storage requests.
+        :raises ConfigurationError: for a name that is taken, or a signature that does not fit.
         """
 
         def declare(function: F) -> F:
@@ -172,7 +183,7 @@ class App:
     ) -> F | Callable[[F], F]:
         """Declare an activity that gets a SparkSession first: ``f(spark)`` or ``f(spark, input)``.
 
-        Parameters and errors as in :meth:`activity`; recorded unless told otherwise.
+        Parameters and errors as in :meth:`App.activity`, but ``record`` is True unless you set it.
         """
 
         def declare(function: F) -> F:
@@ -286,8 +297,9 @@ def _mark(function: Callable[..., Any], name: str) -> None:
 
 
 def load_app(path: str) -> App:
-    """The app named ``module:attribute``; ``:app`` may be left out. The working directory is importable.
+    """Import an app, as ``taskhub worker --app`` does. The working directory is importable.
 
+    :param path: ``module:attribute``, such as ``flights_app:app``; without ``:attribute``, ``:app`` is meant.
     :raises ConfigurationError: a module that does not import, with its own error, or an attribute that is no App.
     """
     module_name, _, attribute = path.partition(":")

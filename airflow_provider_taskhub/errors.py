@@ -98,7 +98,7 @@ class InstanceNotFound(TaskHubError):
 class UnknownOrchestrator(TaskHubError):
     """No loaded app declares an orchestrator of this name and version.
 
-    :ivar name: of the orchestrator. :ivar version: of the instance; "" if it has none.
+    :param text: of the error. :param name: of the orchestrator. :param version: of the instance; "" if it has none.
     """
 
     def __init__(self, text: str, *, name: str = "", version: str = "") -> None:
@@ -134,7 +134,7 @@ class LeaseLost(StorageError):
 class Throttled(StorageError):
     """The store asks for patience.
 
-    :param retry_after: seconds to wait before the next try.
+    :param message: of the error. :param retry_after: seconds to wait before the next try.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
@@ -145,6 +145,7 @@ class Throttled(StorageError):
 class Unavailable(StorageError):
     """No answer within the deadline, a broken connection, or a server error.
 
+    :param message: of the error.
     :param maybe_done: whether the request may have been carried out all the same.
     """
 
@@ -158,6 +159,8 @@ class AccessDenied(Unavailable):
 
     Its causes come and go while a worker runs (a firewall, the propagation of a role, an expired signature, a wrong
     clock), so requests are tried again and no work is given up. A refused request was not carried out.
+
+    :param message: of the error. :param maybe_done: whether the request may have been carried out all the same.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
@@ -171,7 +174,7 @@ class PayloadTooLarge(StorageError):
 class TaskFailedError(TaskHubError):
     """Raised inside an orchestrator where a failed activity is awaited. Its text is the text of the activity's error.
 
-    :param details: what failed, as recorded in the history.
+    :param message: of the error. :param details: what failed, as recorded in the history.
     :param name: of the activity or child that failed; "" if no activity or child did, as for a cancelled timer.
     """
 
@@ -188,6 +191,7 @@ class SubOrchestrationFailedError(TaskFailedError):
 class OrchestrationError(TaskHubError):
     """Raised by an orchestrator to fail the instance.
 
+    :param message: becomes the instance's output.
     :param retryable: whether the Airflow task that waits for the instance may be retried.
     """
 

@@ -79,9 +79,14 @@ def hub_name(value: str) -> str:
 
 
 class LeaseTimes(BaseModel):
-    """Times of partition leases (DESIGN §5). Each worker measures them on its own monotonic clock.
+    """Times of partition leases. Each worker measures them on its own monotonic clock.
 
-    All workers of a hub should have the same: what one served that renews seldom is taken late by all.
+    All workers of a hub should have the same times: one slowly renewing worker delays failover for all.
+
+    :param renew: between two renewals of a lease.
+    :param give_up: a worker that has not renewed its lease for so long stops to serve the partition.
+    :param take: a worker that has seen a lease unchanged for so long takes the partition.
+    :param scan: between two looks at all leases.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -116,7 +121,11 @@ EMBEDDED_LEASE = LeaseTimes(
 
 
 class SparkSettings(BaseModel):
-    """The Spark that executors use; jars, memory and master belong to the worker's pool (DESIGN §9)."""
+    """The Spark that a worker's executors use.
+
+    :param master: a Spark master (``local[*]``, ``spark://…``), or ``sc://…`` for Spark Connect.
+    :param conf: Spark's configuration, such as ``spark.executor.memory``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -132,6 +141,7 @@ class Settings(BaseSettings):
     )
 
     hub: str = "TaskHub"
+    """Name of the hub: 3 to 45 letters and digits, a letter first."""
     connection: SecretStr | None = None
     """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
     (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
@@ -154,6 +164,7 @@ class Settings(BaseSettings):
     buffer: int = Field(default=64, ge=1, le=10_000)
     """Messages prefetched per partition (K14). Responses that stand in no queue are bounded by their bytes alone."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
+    """Bytes of prefetched messages and responses in memory, for each partition."""
     session_idle: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
     """An idle orchestrator ends after this, and its history is kept (ExtendedSessionIdleTimeout, K22). 0: at the end of
     each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
@@ -162,7 +173,8 @@ class Settings(BaseSettings):
     request_timeout: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     """Deadline of one storage call."""
     drain_timeout: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
-    """How long a worker that stops waits for its activities and its partitions. 0: what still runs is given back."""
+    """How long a worker that stops waits until its activities have ended and its partitions are handed over (a duration
+    such as PT30S). What still runs then is given back, and runs again elsewhere. 0: at once."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
     """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
@@ -175,6 +187,7 @@ class Settings(BaseSettings):
     """Variables of the worker's environment that activities do not get, beside TaskHub's own and those that open the
     hub: names separated by commas; ``*`` stands for any characters (``DB_PASSWORD,AWS_*``)."""
     spark: SparkSettings = SparkSettings()
+    """Spark's master and configuration."""
 
     @field_validator("hub")
     @classmethod
@@ -216,6 +229,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_times(self) -> LeaseTimes:
+        """The times of leases: those that were given, else those of the hub's kind of storage."""
         return self.lease or (EMBEDDED_LEASE if self.embedded else AZURE_LEASE)
 
 
@@ -224,8 +238,9 @@ def _embedded(connection: SecretStr | None) -> bool:
 
 
 def load_settings(**arguments: object) -> Settings:
-    """Settings from arguments, environment and file.
+    """Settings from arguments, environment and file, in this order.
 
+    :param arguments: settings by name, as :class:`Settings` has them; None counts as not given.
     :raises ConfigurationError: naming each wrong value, and each variable or key that no setting has; never the value
         of a secret.
     """

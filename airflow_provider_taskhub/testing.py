@@ -64,6 +64,7 @@ class _Options(TypedDict, total=False):
 class Event:
     """An external event that is raised while the orchestration runs.
 
+    :param name: of the event. :param data: one value, which is written as JSON.
     :param after: virtual time from the start.
     """
 

@@ -46,7 +46,7 @@ class EventType(IntEnum):
 
 
 class Status(StrEnum):
-    """Runtime statuses by their names in rows; ``number`` is DurableTask's enum value in messages."""
+    """The status of an instance, by DurableTask's names."""
 
     RUNNING = "Running"
     COMPLETED = "Completed"
@@ -59,14 +59,17 @@ class Status(StrEnum):
 
     @property
     def number(self) -> int:
+        """The value of DurableTask's enum, which stands in messages."""
         return _STATUS_ORDER.index(self)
 
     @classmethod
     def of_number(cls, number: int) -> Status:
+        """The status of a value of DurableTask's enum. :param number: as a message has it."""
         return _STATUS_ORDER[number]
 
     @property
     def is_final(self) -> bool:
+        """Whether an instance with this status has ended."""
         return self in (Status.COMPLETED, Status.FAILED, Status.CANCELED, Status.TERMINATED)
 
 
@@ -93,7 +96,13 @@ class ParentInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDetails:
-    """An error as DurableTask records it (spec §2.4)."""
+    """An error as DurableTask records it.
+
+    :param error_type: name of its class, with its module. :param error_message: its text.
+    :param stack_trace: of the user's code, as text. :param inner_failure: its cause.
+    :param is_non_retriable: whether no retry may follow.
+    :param properties: more that a .NET worker recorded.
+    """
 
     error_type: str
     error_message: str
@@ -116,8 +125,9 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """What every event has.
+    """What every event of a history has. Its class tells its kind.
 
+    :param timestamp: when it happened. :param is_played: for DurableTask; always False here.
     :param event_id: the action number of a scheduling event; -1 for everything that arrives or is bookkeeping.
     :param taskhub_message_id: queue message id of the message that brought the event (DESIGN §7, unknown outcomes).
     """

@@ -115,7 +115,7 @@ class Declared(Protocol):
 class Registry:
     """Everything that a worker has loaded.
 
-    :param apps: name → version.
+    :param orchestrators: by name. :param activities: by name. :param apps: versions by the app's name.
     """
 
     orchestrators: Mapping[str, OrchestratorDefinition] = field(default_factory=dict)
@@ -126,6 +126,7 @@ class Registry:
     def of(cls, apps: Iterable[Declared]) -> Registry:
         """The registry of several apps.
 
+        :param apps: each with a name of its own.
         :raises ConfigurationError: an app, orchestrator or activity declared twice; the annotation of an input that
             cannot be resolved.
         """
@@ -145,7 +146,7 @@ class Registry:
     def orchestrator(self, name: str, version: str | None = None) -> OrchestratorDefinition:
         """The orchestrator that an instance may run on.
 
-        :param version: of the instance; None for any.
+        :param name: of the orchestrator. :param version: of the instance; None for any.
         :raises UnknownOrchestrator: naming what there is.
         """
         definition = self.orchestrators.get(name)
@@ -172,7 +173,7 @@ class Registry:
         }
 
     def activity(self, name: str) -> ActivityDefinition:
-        """:raises UnknownActivity: naming what there is."""
+        """The activity of this name. :param name: as declared. :raises UnknownActivity: naming what there is."""
         definition = self.activities.get(name)
         if definition is None:
             raise UnknownActivity(_unknown("activity", name, self.activities))

@@ -64,7 +64,7 @@ class RetryPolicy:
                 raise ConfigurationError(f"RetryPolicy: {name} is {value}; give more than 0, or None for no limit")
 
     def delay(self, attempt: int) -> timedelta:
-        """The delay after attempt number ``attempt``, counted from 0; at most ``LONGEST_DELAY``."""
+        """The delay after a failed attempt; six days at most. :param attempt: its number, from 0."""
         cap = min(self.max_retry_interval or LONGEST_DELAY, LONGEST_DELAY)
         try:
             seconds = self.first_retry_interval.total_seconds() * self.backoff_coefficient**attempt

@@ -71,21 +71,24 @@ class Task(Generic[T_co]):
         return result
 
     def complete(self, result: Any) -> None:
-        """For the engine: the result is there. A settled task stays as it is."""
+        """For the engine: complete the task. A settled task stays as it is. :param result: of the task."""
         if not self._done:
             self._done = True
             self._result = result
             self._tell()
 
     def fail(self, error: BaseException) -> None:
-        """For the engine: it failed. A settled task stays as it is."""
+        """For the engine: fail the task. A settled task stays as it is. :param error: why."""
         if not self._done:
             self._done = True
             self._error = error
             self._tell()
 
     def join(self, group: Group[Any]) -> None:
-        """For the engine: tell the group when this task is settled; at once if it is."""
+        """For the engine: tell a group when this task is settled; at once if it is.
+
+        :param group: the task that depends on this one.
+        """
         if self._done:
             group.settled(self)
         elif self._groups is None:

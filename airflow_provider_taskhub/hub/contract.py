@@ -160,8 +160,11 @@ WATCHER = "watcher"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A live worker as it lists itself in ``{Hub}Members``.
+    """A worker as it lists itself in the hub.
 
+    :param worker: ``name@host/incarnation``. :param started: when, by its own clock.
+    :param apps: versions by the app's name. :param orchestrators: names of those that it can run.
+    :param activities: names of those that it can run. :param running: activities that run in it.
     :param roles: of ``orchestrator``, ``activity``, or ``watcher`` for a reader that runs nothing.
     :param weight: its share of partitions against that of others.
     :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
@@ -182,7 +185,7 @@ class Member:
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
-        """Names of its orchestrators, or of its activities."""
+        """Names of its orchestrators, or of its activities. :param kind: ``orchestrator`` or ``activity``."""
         return self.orchestrators if kind == ORCHESTRATOR else self.activities
 
 
@@ -218,9 +221,16 @@ class ActivityRecord:
     """One attempt of a recorded activity: a row of ``{Hub}Activities``.
 
     :param instance: the orchestration and its generation. :param task_id: number of its TaskScheduled event.
+    :param action_id: of the call, the same for each of its attempts.
     :param attempt: from 1; counts deliveries that were claimed, loss of workers included.
-    :param progress: between 0 and 1, or None. :param application_id, job_ids: Spark's.
-    :param log: blob name in the log container.
+    :param name: of the activity. :param state: what became of the attempt.
+    :param worker: that runs or ran it. :param executor: the process of that worker.
+    :param claimed: when it began, by the worker's clock. :param ended: when it ended; None: it has not.
+    :param progress: between 0 and 1, or None. :param message: what the activity last said of its progress.
+    :param application_id: Spark's. :param job_group: Spark's. :param spark_ui: address of Spark's own page.
+    :param log: name of its log, for ``InstanceHandle.log``.
+    :param result: JSON text; None if it has none, or if it is stored apart.
+    :param failure: why it failed.
     """
 
     instance: OrchestrationInstance
@@ -289,8 +299,15 @@ class Steered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
-    """An instance as its row says it (spec §2.5); large values already fetched when asked for.
+    """An instance as its row says it; large values already fetched when asked for.
 
+    :param instance_id: its id. :param execution_id: of its present generation.
+    :param name: of the orchestrator. :param status: its status. :param version: that it was started with.
+    :param created: when it was started. :param updated: when its row was last written.
+    :param completed: when it ended; None: it has not.
+    :param scheduled_start: it does not begin before this time; None: at once.
+    :param generation: how often its id was started before; None: unknown, as with a .NET client.
+    :param tags: that it was started with.
     :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
     :param suspended_by: who ordered its suspension; None: it is not suspended, or the order does not say so.
@@ -334,7 +351,12 @@ TABLE, BLOB = "table", "blob"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubInfo:
-    """The hub row: the one place that says how a hub is made (DESIGN §5)."""
+    """How a hub is made, as its row says it.
+
+    :param partitions: number of its control queues, fixed for ever.
+    :param lease_store: where its leases are: ``table`` or ``blob``.
+    :param format_version: of what is stored. :param ready: whether its creation was finished.
+    """
 
     partitions: int
     lease_store: str = TABLE
@@ -371,8 +393,12 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """A row of ``{Hub}Partitions`` for people.
+    """A partition: who serves it, and how much waits.
 
+    :param partition: its number. :param queue: name of its control queue. :param state: whether its owner lives.
+    :param next_owner: the worker that is to take it; None: nobody. :param draining: its owner is handing it over.
+    :param epoch: count of its owners. :param owned_since: by the owner's clock.
+    :param last_renewal: of the lease, by the owner's clock. :param messages: in its queue, about.
     :param owner: of the lease, alive or not as ``state`` says. :param load: messages a second, as its owner
         published it; None: it has not been served for long enough to tell.
     :param offline: by order nobody is to serve it.

@@ -92,8 +92,9 @@ LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """One reason.
+    """One reason why an instance does not go on.
 
+    :param reason: its kind.
     :param text: what is waited for; to be read after "waits: ". :param remedy: the way out; "" where none is needed.
     """
 

@@ -73,10 +73,12 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param orchestrator: name that an ``App`` of the hub's workers declares.
     :param input: one value that JSON can express, templated (XComArgs included); never a secret.
     :param taskhub_conn_id: connection of type ``taskhub``; without one, the embedded hub or what the environment says.
-    :param instance_id: of your own choice; default: derived from DAG, task, map index, run and generation.
-    :param version: of the orchestration, empty for the workers' own. :param tags: texts to find the instance by.
-    :param no_worker_timeout: fail when no live worker could run what the instance needs for so long (its orchestrator
-        in its version, or an activity that it awaits), or the owner of its partition cannot; default 10 minutes.
+    :param instance_id: of your own choice; None: derived from DAG, task, map index, run and generation.
+    :param version: the instance goes on only on a worker whose app declares this version compatible. "": on any.
+    :param tags: texts by name, to find the instance by.
+    :param no_worker_timeout: a timedelta, or seconds. The task fails when for so long no live worker could run what the
+        instance needs (its orchestrator in its version, or an activity that it awaits), or when the owner of its
+        partition cannot run it. None: the triggerer's setting ``no_worker_timeout``, 10 minutes unless it is changed.
     """
 
     template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")
@@ -149,6 +151,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     ) -> Any:
         """Called when the trigger has fired: return the output, or fail with the orchestration's own error.
 
+        :param context: Airflow's. :param event: of the trigger.
         :param waits_for: instance id and owner of the start that this try waits for; ``dag.test()`` does not pass it.
         :param deadline: of the whole try (ISO 8601); ``dag.test()`` does not pass it.
         :raises AirflowFailException: when the error forbids retries.

@@ -31,8 +31,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     Without ``statuses``: until it has completed; one that failed or was terminated fails the sensor. With them: until
     it is in one of them; another final status fails the sensor. Returns the output of a completed instance.
 
-    :param instance_id: templated. :param statuses: for example ``["Running"]`` or ``["Failed", "Terminated"]``.
-    :param timeout: of the whole wait, in seconds; an instance that never appears ends it, too.
+    :param instance_id: of the instance; templated.
+    :param statuses: names, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: completed.
+    :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the hub is the
+        embedded one, or what the environment says.
+    :param timeout: of the whole wait, in seconds. An instance that never appears ends the wait, too.
     """
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
@@ -87,7 +90,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         raise AssertionError("defer() raises")
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when the trigger has fired."""
+        """Called when the trigger has fired. :param context: Airflow's. :param event: of the trigger."""
         from airflow_provider_taskhub.engine.events import Status
 
         if (event["instance_id"], event["owner"]) != (self.instance_id, None):

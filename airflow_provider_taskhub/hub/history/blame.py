@@ -18,7 +18,11 @@ _TASK_FAILED = (*TASK_FAILED, "TaskFailedException", "SubOrchestrationFailedExce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt that failed. :param name: of the activity. :param log: name of its log."""
+    """An attempt that failed.
+
+    :param name: of the activity. :param task_id: number of its TaskScheduled event. :param attempt: from 1.
+    :param log: name of its log, for ``InstanceHandle.log``.
+    """
 
     name: str
     task_id: int

@@ -59,8 +59,11 @@ before anything was begun is none: waiting is no failure, however long."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A row of ``{Hub}Quarantine``.
+    """A message that could not be processed.
 
+    :param queue: that it came from. :param message_id: to put it back or drop it. :param cause: why it is here.
+    :param dequeue_count: how often it was delivered. :param inserted: when it was sent, by the storage service.
+    :param instance_id: that it is for; "" if that cannot be read.
     :param text: the message as it was in the queue; "" when it was not asked for, or is lost.
     :param stuck: the execution id of an instance that is in quarantine with this message; None: only the message is.
     :param since: the storage service's time of the row; None in writes. :param etag: of the row.
