@@ -47,6 +47,7 @@ from airflow_provider_taskhub.workers.protocol import (
     Run,
     StartFailed,
     encode,
+    joined,
 )
 from airflow_provider_taskhub.workers.spark import LaunchError, WarmSpark
 
@@ -62,7 +63,7 @@ class Link:
         self._connection.set_inheritable(False)
         self._decoder = Decoder()
         self._lock = threading.Lock()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, ...]] = deque()
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
@@ -72,11 +73,11 @@ class Link:
         self._waiting.append(encode(message))
         try:
             with self._lock:  # whoever comes first sends what all others have made meanwhile
-                frames = []
+                pieces: list[bytes] = []
                 while self._waiting:
-                    frames.append(self._waiting.popleft())
-                if frames:
-                    self._connection.sendall(b"".join(frames))
+                    pieces.extend(self._waiting.popleft())
+                for piece in joined(pieces):
+                    self._connection.sendall(piece)
         except OSError:
             end()
 

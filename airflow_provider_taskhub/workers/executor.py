@@ -22,6 +22,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
+from airflow_provider_taskhub.workers.executor_process import ExecutorTimes
 from airflow_provider_taskhub.workers.lanes import (
     ActivityOutcome,
     ActivityProgress,
@@ -31,8 +32,9 @@ from airflow_provider_taskhub.workers.lanes import (
     choose,
 )
 from airflow_provider_taskhub.workers.output import LogSink
-from airflow_provider_taskhub.workers.process import Executor, ExecutorError, ExecutorTimes, ProgressListener
+from airflow_provider_taskhub.workers.process import Executor, ExecutorError
 from airflow_provider_taskhub.workers.protocol import Configure
+from airflow_provider_taskhub.workers.remote_attempt import ProgressListener
 from airflow_provider_taskhub.workers.warden import Warden
 
 __all__ = [
@@ -389,10 +391,9 @@ class ExecutorPool:
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,
             times=self._times,
-            environment=self._environment,
         )
         try:
-            await executor.start()
+            await executor.start(self._environment)
         except OSError as error:
             raise ExecutorError(f"executor {name} could not be started: {error}") from error
         seat.executor, seat.broken = executor, False

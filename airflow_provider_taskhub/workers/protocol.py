@@ -1,4 +1,4 @@
-"""What a worker's host and its executors say to each other over their socket. No I/O here.
+"""The messages between a worker's host and its executors. No I/O here.
 
 A message is a frame: the lengths of a JSON header and of a raw body, the header, the body. Inputs, results and log
 bytes travel as bodies, so that megabytes are neither escaped nor parsed on their way.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic_core import to_json
 
@@ -20,6 +20,8 @@ from airflow_provider_taskhub.values import dataclass
 _LENGTHS = struct.Struct("!II")
 MAX_HEADER = 4 * 1024 * 1024
 MAX_BODY = 256 * 1024 * 1024
+LARGE = 64 * 1024
+"""Bytes of a body from which a copy costs more than a system call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +167,8 @@ _HEADERS = {
 """What stands in a frame's header."""
 
 
-def encode(message: Message) -> bytes:
-    """One frame.
+def encode(message: Message) -> tuple[bytes, ...]:
+    """One frame, in one piece or two: a large body is a piece of its own, so that it is not copied.
 
     :raises InputError: for a message above the frame's limits, naming it.
     """
@@ -181,22 +183,55 @@ def encode(message: Message) -> bytes:
             f"{type(message).__name__} message of {len(header):,} + {len(message.body):,} bytes is too large for an "
             f"executor: at most {MAX_HEADER:,} + {MAX_BODY:,}. Keep large data in files or tables and pass its place."
         )
-    return _LENGTHS.pack(len(header), len(message.body)) + header + message.body
+    head = _LENGTHS.pack(len(header), len(message.body)) + header
+    return (head + message.body,) if len(message.body) < LARGE else (head, message.body)
+
+
+def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in fewer pieces: neighbours are joined, large pieces stay as they are."""
+    small: list[bytes] = []
+    for piece in pieces:
+        if len(piece) < LARGE:
+            small.append(piece)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield piece
+    if small:
+        yield b"".join(small)
 
 
 class Decoder:
-    """Bytes in, messages out; keeps what is incomplete."""
+    """Bytes in, messages out; keeps what is incomplete.
+
+    The chunks of a large body are kept as they come, and joined once.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._header = b""
+        """Of the large body that is on its way."""
+        self._body: list[bytes] = []
+        self._missing = 0
+        """Bytes of the large body that have not come."""
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages completed by ``data``.
 
         :raises InputError: for bytes that are no frame; the stream cannot be trusted after that.
         """
+        messages: list[Message] = []
+        if self._missing:
+            part = data[: self._missing]
+            data = data[len(part) :]
+            self._body.append(part)
+            self._missing -= len(part)
+            if self._missing:
+                return messages
+            messages.append(_message(self._header, b"".join(self._body)))
+            self._body = []
         self._buffer += data
-        messages = []
         while (message := self._next()) is not None:
             messages.append(message)
         return messages
@@ -207,12 +242,16 @@ class Decoder:
         header, body = _LENGTHS.unpack_from(self._buffer)
         if header > MAX_HEADER or body > MAX_BODY:
             raise InputError(f"not a frame between host and executor: {bytes(self._buffer[:40])!r}")
-        end = _LENGTHS.size + header + body
-        if len(self._buffer) < end:
-            return None
-        frame = bytes(self._buffer[_LENGTHS.size : end])
-        del self._buffer[:end]
-        return _message(frame[:header], frame[header:])
+        start, end = _LENGTHS.size + header, _LENGTHS.size + header + body
+        if len(self._buffer) >= end:
+            message = _message(bytes(self._buffer[_LENGTHS.size : start]), bytes(self._buffer[start:end]))
+            del self._buffer[:end]
+            return message
+        if body >= LARGE and len(self._buffer) >= start:
+            self._header, self._body = bytes(self._buffer[_LENGTHS.size : start]), [bytes(self._buffer[start:])]
+            self._missing = end - len(self._buffer)
+            self._buffer.clear()
+        return None
 
 
 def _message(header: bytes, body: bytes) -> Message:

@@ -67,7 +67,7 @@ def of_an_activity(error: BaseException) -> FailureDetails:
     try:
         users_code(error)
     except BaseException as caught:
-        (message,) = Decoder().feed(encode(attempt.failure(caught)))
+        (message,) = Decoder().feed(b"".join(encode(attempt.failure(caught))))
     assert isinstance(message, Failed)
     return message.failure
 

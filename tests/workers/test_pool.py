@@ -13,8 +13,8 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceC
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.executor_process import ExecutorProcess
 from airflow_provider_taskhub.workers.lanes import ActivityProgress
-from airflow_provider_taskhub.workers.process import Executor
 from tests.breaking import Breaker
 from tests.workers.conftest import Logs, PoolMaker, request, started, until
 
@@ -276,10 +276,10 @@ async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
 async def test_an_attempt_ends_when_its_worker_meets_a_defect_in_burying_the_executor(
     pool: ExecutorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: Executor, session: int) -> None:
+    async def broken(self: ExecutorProcess, session: int) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(Executor, "_bury", broken)
+    monkeypatch.setattr(ExecutorProcess, "_bury", broken)
     async with asyncio.timeout(20.0):
         outcome = await pool.run(request("crash", "kill"))
     assert outcome.crashed

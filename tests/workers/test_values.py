@@ -58,7 +58,7 @@ MESSAGES: list[Message] = [
 
 @given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.data())
 def test_messages_survive_any_cut_of_the_stream(messages: list[Message], data: st.DataObject) -> None:
-    stream = b"".join(encode(message) for message in messages)
+    stream = b"".join(piece for message in messages for piece in encode(message))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     decoder = Decoder()
     read: list[Message] = []
