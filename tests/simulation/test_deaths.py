@@ -60,6 +60,7 @@ def test_everything_else_that_goes_wrong_at_a_call_is_made_good(scenario: Scenar
 
 
 @pytest.mark.rows("K26", "K36", "K57")
+@pytest.mark.long
 def test_a_child_is_started_again_under_its_id_whatever_overtakes_or_repeats_what() -> None:
     """Its next start is as little taken for the one before as what it is told meanwhile, though its worker died."""
     check(SCENARIOS["again"], (Kind.LOST, Kind.OVERTAKEN, Kind.BACKWARDS, Kind.LEFT), MEMORY)

@@ -51,6 +51,7 @@ def test_wall_clocks_decide_nothing() -> None:
 
 
 @pytest.mark.rows("T86", "T87")
+@pytest.mark.long
 def test_a_seed_is_played_the_same_way_again() -> None:
     assert simulate(4, 0.1).digest.hexdigest() == simulate(4, 0.1).digest.hexdigest()
 

@@ -319,6 +319,7 @@ def test_work_items_in_the_queue_are_not_overlooked_while_claimed_ones_take_ever
 
 @pytest.mark.rows("K58")
 @pytest.mark.parametrize("step", ["activity", "child"])
+@pytest.mark.long
 def test_messages_in_a_control_queue_are_not_overlooked_while_claimed_ones_fill_the_buffer(step: str) -> None:
     """A checkpoint takes 0.05 s, four at a time: a round of all takes 1.5 s where a step is two messages."""
     app = App("chains")
@@ -350,7 +351,7 @@ def test_messages_in_a_control_queue_are_not_overlooked_while_claimed_ones_fill_
     assert simulate(play) < 5.0
 
 
-@pytest.mark.parametrize("slots", [31, 40, 50, 100])
+@pytest.mark.parametrize("slots", [31, *(pytest.param(slots, marks=pytest.mark.long) for slots in (40, 50, 100))])
 def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
     book = Book()
 

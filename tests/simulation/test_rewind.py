@@ -435,7 +435,9 @@ def test_the_generation_that_failed_is_rewound() -> None:
 
 
 @pytest.mark.rows("K46")
-@pytest.mark.parametrize("wait", [1.0, 3600.0], ids=["still to fire", "fired while nobody listened"])
+@pytest.mark.parametrize(
+    "wait", [1.0, pytest.param(3600.0, marks=pytest.mark.long)], ids=["still to fire", "fired while nobody listened"]
+)
 def test_a_timer_that_was_open_fires_again(wait: float) -> None:
     output, ran = rewound("timed", wait=wait)
     assert output is not None
@@ -486,7 +488,9 @@ def client_over(world: World, plan: Plan) -> Client:
 
 
 @pytest.mark.rows("K46", "K48")
-@pytest.mark.parametrize("wait", [1.0, 3600.0], ids=["still runs", "ended while nobody listened"])
+@pytest.mark.parametrize(
+    "wait", [1.0, pytest.param(3600.0, marks=pytest.mark.long)], ids=["still runs", "ended while nobody listened"]
+)
 def test_children_are_rewound_and_those_that_ended_meanwhile_answer_again(wait: float) -> None:
     async def drive(world: World, lab: Lab) -> Any:
         await failed(world, "mixed")
@@ -683,6 +687,7 @@ def test_only_what_has_failed_can_be_rewound(status: str) -> None:
 
 
 @pytest.mark.rows("K46")
+@pytest.mark.long
 def test_what_failed_before_its_id_was_started_anew_is_not_rewound() -> None:
     """Its history is there until the new start runs."""
 

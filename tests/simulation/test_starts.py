@@ -210,7 +210,7 @@ def test_parents_that_share_a_child_id_tell_each_its_own(gap: float, busy: bool)
 
 
 @pytest.mark.rows("K27", "K36")
-@pytest.mark.parametrize("seconds", [1.0, 100.0, 260.0, 3 * HOUR])
+@pytest.mark.parametrize("seconds", [1.0, 100.0, 260.0, pytest.param(3 * HOUR, marks=pytest.mark.long)])
 def test_what_comes_between_the_end_of_a_run_and_the_next_start_is_for_that(seconds: float) -> None:
     """However long it ran: the start looks again before that is set aside."""
 
@@ -226,7 +226,7 @@ def test_what_comes_between_the_end_of_a_run_and_the_next_start_is_for_that(seco
 
 
 @pytest.mark.rows("K36")
-@pytest.mark.parametrize("seconds", [23.0, 3 * HOUR])
+@pytest.mark.parametrize("seconds", [23.0, pytest.param(3 * HOUR, marks=pytest.mark.long)])
 def test_a_start_that_waits_for_another_run_is_run_for_each_generation_of_its_parent(seconds: float) -> None:
     """However long that takes, and though the later one was there first: nobody had begun the earlier one."""
 

@@ -421,7 +421,9 @@ def test_what_no_store_takes_is_refused_before_it_is_sent() -> None:
 
 
 @pytest.mark.rows("K41", "K57")
-@pytest.mark.parametrize("days", [1, 30], ids=["a day", "longer than a message can hide"])
+@pytest.mark.parametrize(
+    "days", [1, pytest.param(30, marks=pytest.mark.long)], ids=["a day", "longer than a message can hide"]
+)
 def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
     """Events, and a suspension with its end, are kept for as long as it takes, and are no failures."""
 
@@ -621,6 +623,7 @@ def test_a_terminate_that_comes_again_does_not_end_the_start_after_it() -> None:
 
 @pytest.mark.rows("K36", "K41", "K46")
 @pytest.mark.parametrize("seconds", [0, 60], ids=["it runs", "it is scheduled too"])
+@pytest.mark.long
 def test_a_terminate_of_a_scheduled_start_that_comes_again_does_not_end_the_next(seconds: int) -> None:
     """There was no history to remember it in. :param seconds: until the next start."""
 
@@ -746,6 +749,7 @@ async def heard(world: World) -> None:
 
 @pytest.mark.rows("K36", "K41", "K46", "K57")
 @pytest.mark.parametrize("what", ["event", "suspend", "terminate"])
+@pytest.mark.long
 def test_what_is_sent_to_a_start_that_is_not_due_yet_is_not_taken_for_the_run_before(what: str) -> None:
     async def drive(world: World) -> Any:
         await heard(world)
@@ -962,6 +966,7 @@ def test_one_that_the_store_cannot_purge_stands_in_nobodys_way(fault: Fault) -> 
 
 
 @pytest.mark.rows("K46", "K45")
+@pytest.mark.long
 def test_many_are_purged_by_what_they_are_in_pages_with_a_limit_a_rate_and_a_time() -> None:
     async def drive(world: World) -> Any:
         client = world.client

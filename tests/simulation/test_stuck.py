@@ -52,6 +52,7 @@ def test_a_reader_that_died_is_replaced_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.rows("K12", "E70")
+@pytest.mark.long
 def test_who_receives_nothing_leaves_its_partitions_to_the_others_until_it_receives_again() -> None:
     """Its leases are renewed all the time. That it counts for fair shares must not bring them back at once."""
 
