@@ -11,7 +11,9 @@ import stat
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from airflow_provider_taskhub.clock import SystemClock
@@ -202,39 +204,47 @@ async def test_a_directory_that_is_read_only_is_refused(tmp_path: Path, monkeypa
     assert "cannot write to the directory" in await refusal(tmp_path / "hub.db")
 
 
-MOUNTS = """\
-/dev/vda / ext4 rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-server:/export /mnt/share {kind} rw 0 0
-/dev/vdb /mnt/share/local ext4 rw 0 0
-server:/x /mnt/with\\040space nfs4 rw 0 0
-"""
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that these file systems are mounted, beside / and /tmp: folder and type."""
+
+    def mounted(*more: tuple[str, str]) -> None:
+        every = [("/", "ext4"), ("/tmp", "tmpfs"), *more]
+        found = [SimpleNamespace(mountpoint=folder, fstype=kind) for folder, kind in every]
+        monkeypatch.setattr(psutil, "disk_partitions", lambda all: found if all else [])
+
+    return mounted
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse.s3fs", "ceph", "afs"])
-def test_a_network_file_system_is_refused(kind: str) -> None:
+def test_a_network_file_system_is_refused(kind: str, mount: Callable[..., None]) -> None:
+    mount(("/mnt/share", kind), ("/mnt/share/local", "ext4"))
     path = Path("/mnt/share/team/hub.db")
     with pytest.raises(ConfigurationError, match="network file system") as caught:
-        file.check_local(path, MOUNTS.format(kind=kind))
+        file.check_local(path)
     assert kind in str(caught.value)
     assert str(path) in str(caught.value)
     assert "Azure Storage" in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["/home/me/hub.db", "/tmp/hub.db", "/mnt/share/local/hub.db", "/mnt/shared/hub.db"])
-def test_a_local_file_system_is_taken(path: str) -> None:
-    file.check_local(Path(path), MOUNTS.format(kind="nfs"))
+def test_a_local_file_system_is_taken(path: str, mount: Callable[..., None]) -> None:
+    mount(("/mnt/share", "nfs"), ("/mnt/share/local", "ext4"))
+    file.check_local(Path(path))
 
 
-def test_a_mount_point_may_have_a_space() -> None:
+def test_the_topmost_of_two_mounts_counts(mount: Callable[..., None]) -> None:
+    mount(("/data", "ext4"), ("/data", "nfs"))
     with pytest.raises(ConfigurationError):
-        file.check_local(Path("/mnt/with space/hub.db"), MOUNTS.format(kind="ext4"))
+        file.check_local(Path("/data/hub.db"))
+    mount(("/data", "nfs"), ("/data", "ext4"))
+    file.check_local(Path("/data/hub.db"))
 
 
-def test_the_topmost_of_two_mounts_counts() -> None:
-    mounts = "/dev/vda /data ext4 rw 0 0\nserver:/x /data nfs rw 0 0\n"
-    with pytest.raises(ConfigurationError):
-        file.check_local(Path("/data/hub.db"), mounts)
+def test_this_machines_file_systems_are_known(tmp_path: Path) -> None:
+    """A mount at / at least: without one every file would be taken for a local one."""
+    assert any(mount.mountpoint == "/" and mount.fstype for mount in psutil.disk_partitions(all=True))
+    file.check_local(tmp_path / "hub.db")
 
 
 async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
@@ -155,36 +156,18 @@ def _make(path: Path) -> None:
         raise ConfigurationError(f"cannot write to the directory of {path}; {WAY_OUT}")
 
 
-def check_local(path: Path, mounts: str | None = None) -> None:
-    """:raises ConfigurationError: when the file lies on a network file system, where SQLite's WAL loses data.
-
-    :param mounts: text of ``/proc/self/mounts``; None reads it. Other systems than Linux do not tell.
-    """
-    if mounts is None:
-        if not sys.platform.startswith("linux"):
-            return
-        mounts = Path("/proc/self/mounts").read_text()
-    kind = _filesystem(path.resolve(), mounts)
+def check_local(path: Path) -> None:
+    """:raises ConfigurationError: when the file lies on a network file system, where SQLite's WAL loses data."""
+    found = path.resolve()
+    above = [mount for mount in psutil.disk_partitions(all=True) if found.is_relative_to(mount.mountpoint)]
+    above.reverse()  # of several mounts at one place the last one is seen
+    kind = max(above, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype if above else ""
     base, _, fuse = kind.partition(".")
     if base in _NETWORK or fuse in _NETWORK_FUSE:
         raise ConfigurationError(
             f"{path} lies on a network file system ({kind}), where an SQLite file loses data; {WAY_OUT} "
             "on a local disk, or use Azure Storage for workers on several machines"
         )
-
-
-def _filesystem(path: Path, mounts: str) -> str:
-    """Type of the file system that holds a path: the longest mount point above it, the last of several."""
-    found, longest = "", -1
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = Path(fields[1].encode().decode("unicode_escape"))
-        depth = len(point.parts)
-        if depth >= longest and path.is_relative_to(point):
-            found, longest = fields[2], depth
-    return found
 
 
 def _check_header(path: Path) -> None:
