@@ -20,7 +20,7 @@ from airflow_provider_taskhub.storage.rest.account import (
     Signature,
 )
 from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
-from airflow_provider_taskhub.storage.rest.wire import Request, Wire
+from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
 from tests.azure.servers import KEY, FakeCredential, Token, account, ok, serving
 
 READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)
@@ -129,6 +129,11 @@ async def test_an_answer_of_a_proxy_is_no_answer() -> None:
         answer.json()
     with pytest.raises(Unavailable, match="proxy"):
         answer.xml()
+
+
+def test_a_row_with_half_of_a_character_is_read() -> None:
+    """Programs of others may have stored one; JSON can say it, and no UTF-8."""
+    assert Answer(status=200, headers={}, body=b'{"Result":"\\ud800"}').json() == {"Result": "\ud800"}
 
 
 async def test_a_signature_goes_along_and_is_never_shown() -> None:

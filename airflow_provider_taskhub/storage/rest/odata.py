@@ -6,12 +6,13 @@ Exact both ways: times keep their 100 ns, Int32 and Int64 stay apart, a Double s
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
+
+from pydantic_core import to_json
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Int64, Or, Property
@@ -34,7 +35,7 @@ def encode_row(entity: Entity) -> bytes:
         if edm:
             row[name + TYPE] = edm
         row[name] = plain
-    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
+    return to_json(row, ensure_ascii=True)  # rules.py has refused unpaired surrogates, _encode writes NaN as text
 
 
 def _encode(value: Property) -> tuple[str | None, object]:
