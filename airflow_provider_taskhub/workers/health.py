@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
+from prometheus_client import Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.partitions.figures import Figures
@@ -57,76 +59,86 @@ class Health:
         outage = self.owner.outage
         return f"the store refuses this worker or does not answer: {masked(outage)}" if outage else ""
 
-    def _restarts(self) -> list[str]:
-        counts = sorted(item for supervisor in self._supervisors for item in tuple(supervisor.restarts.items()))
-        return [
-            "# HELP taskhub_loop_restarts_total Background loops that failed and were started again, by loop.",
-            "# TYPE taskhub_loop_restarts_total counter",
-            *(f'taskhub_loop_restarts_total{{loop="{name}"}} {count}' for name, count in counts),
-        ]
-
-    def metrics(self) -> str:
-        """Prometheus' text format."""
-        backend = self.backend
-        tenures = self.owner.tenures
+    def metrics(self) -> Iterator[Metric]:
+        """Figures of this worker, for Prometheus."""
+        backend, figures, tenures = self.backend, self.owner.figures, self.owner.tenures
         age = max((tenure.age for tenure in tenures), default=0.0)
-        lines = [
-            _metric("taskhub_partitions_owned", len(tenures), "Partitions that this worker serves."),
-            _metric("taskhub_lease_age_seconds_max", age, "Age of its oldest lease."),
-            *_leases(self.owner.figures),
-            _metric("taskhub_activities_running", backend.work_items.slots.busy, "Activities under way."),
-            _metric("taskhub_episodes_running", backend.orchestrations.running, "Episodes under way."),
-            _metric("taskhub_sessions", len(backend.sessions), "Instances in memory."),
-            _metric("taskhub_messages_buffered", backend.queues.buffered, "Messages prefetched and not yet taken."),
-            _metric(
-                "taskhub_messages_quarantined_total",
-                backend.quarantined,
-                "Messages that this worker brought into quarantine.",
-                "counter",
-            ),
-            _metric(
-                "taskhub_oldest_poll_seconds", backend.queues.oldest_poll, "Age of the oldest last poll of a partition."
-            ),
-            _metric("taskhub_uptime_seconds", backend.hub.clock.monotonic() - self.started, "Since the start."),
-            *self._restarts(),
-            "# HELP taskhub_storage_requests_total Storage requests by kind: for work, and for leases.",
-            "# TYPE taskhub_storage_requests_total counter",
-        ]
-        # apart: those for leases go with time, the others with the work
-        for part, requests in (("work", backend.hub.store.requests), ("partitions", self.owner.requests)):
-            lines.extend(
-                f'taskhub_storage_requests_total{{kind="{kind}",part="{part}"}} {count}'
-                for kind, count in sorted(requests.items())
-            )
-        return "\n".join(lines) + "\n"
+        yield GaugeMetricFamily("taskhub_partitions_owned", "Partitions that this worker serves.", len(tenures))
+        yield GaugeMetricFamily("taskhub_lease_age_seconds_max", "Age of its oldest lease.", age)
+        yield from _leases(figures)
+        yield GaugeMetricFamily("taskhub_activities_running", "Activities under way.", backend.work_items.slots.busy)
+        yield GaugeMetricFamily("taskhub_episodes_running", "Episodes under way.", backend.orchestrations.running)
+        yield GaugeMetricFamily("taskhub_sessions", "Instances in memory.", len(backend.sessions))
+        yield GaugeMetricFamily(
+            "taskhub_messages_buffered", "Messages prefetched and not yet taken.", backend.queues.buffered
+        )
+        yield CounterMetricFamily(
+            "taskhub_messages_quarantined_total",
+            "Messages that this worker brought into quarantine.",
+            backend.quarantined,
+        )
+        yield GaugeMetricFamily(
+            "taskhub_oldest_poll_seconds", "Age of the oldest last poll of a partition.", backend.queues.oldest_poll
+        )
+        uptime = backend.hub.clock.monotonic() - self.started
+        yield GaugeMetricFamily("taskhub_uptime_seconds", "Since the start.", uptime)
+        yield self._restarts()
+        yield self._requests()
+
+    def _restarts(self) -> Metric:
+        found = CounterMetricFamily(
+            "taskhub_loop_restarts_total",
+            "Background loops that failed and were started again, by loop.",
+            labels=("loop",),
+        )
+        for name, count in sorted(item for each in self._supervisors for item in tuple(each.restarts.items())):
+            found.add_metric((name,), count)
+        return found
+
+    def _requests(self) -> Metric:
+        """Requests for leases grow with time, the others with the work."""
+        found = CounterMetricFamily(
+            "taskhub_storage_requests_total",
+            "Storage requests by kind: for work, and for leases.",
+            labels=("kind", "part"),
+        )
+        for part, requests in (("work", self.backend.hub.store.requests), ("partitions", self.owner.requests)):
+            for kind, count in sorted(requests.items()):
+                found.add_metric((kind, part), count)
+        return found
 
 
 def _failing(loops: Iterable[str]) -> str:
     return f"loops that fail again and again: {', '.join(loops)}"
 
 
-def _leases(figures: Figures) -> list[str]:
-    takes = [
-        "# HELP taskhub_partitions_taken_total Partitions taken, by what had become of them.",
-        "# TYPE taskhub_partitions_taken_total counter",
-        *(
-            f'taskhub_partitions_taken_total{{change="{change}"}} {count}'
-            for change, count in sorted(figures.takes.items())
-        ),
-    ]
-    return [
-        *takes,
-        _metric("taskhub_partitions_lost_total", figures.lost, "Partitions given up or lost.", "counter"),
-        _metric("taskhub_partitions_stuck_total", figures.stuck, "Given up, for their queues stood still.", "counter"),
-        _metric("taskhub_lease_renewals_total", figures.renewals, "Renewals confirmed.", "counter"),
-        _metric("taskhub_lease_renewal_seconds_total", figures.renewing, "Seconds that they took.", "counter"),
-        _metric("taskhub_lease_renewal_seconds_max", figures.slowest_renewal, "The slowest of them."),
-        _metric("taskhub_partition_free_seconds_max", figures.longest_free, "Longest time without a live owner."),
-    ]
+def _leases(figures: Figures) -> Iterator[Metric]:
+    takes = CounterMetricFamily(
+        "taskhub_partitions_taken_total", "Partitions taken, by what had become of them.", labels=("change",)
+    )
+    for change, count in sorted(figures.takes.items()):
+        takes.add_metric((change,), count)
+    yield takes
+    yield CounterMetricFamily("taskhub_partitions_lost_total", "Partitions given up or lost.", figures.lost)
+    yield CounterMetricFamily(
+        "taskhub_partitions_stuck_total", "Given up, for their queues stood still.", figures.stuck
+    )
+    yield CounterMetricFamily("taskhub_lease_renewals_total", "Renewals confirmed.", figures.renewals)
+    yield CounterMetricFamily("taskhub_lease_renewal_seconds_total", "Seconds that they took.", figures.renewing)
+    yield GaugeMetricFamily("taskhub_lease_renewal_seconds_max", "The slowest of them.", figures.slowest_renewal)
+    yield GaugeMetricFamily(
+        "taskhub_partition_free_seconds_max", "Longest time without a live owner.", figures.longest_free
+    )
 
 
-def _metric(name: str, value: float, text: str, kind: str = "gauge") -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value:g}"
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """What ``generate_latest`` takes: the families of one answer instead of a registry that lives on."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Sequence[Metric]:
+        return self.families
 
 
 LOOPBACK = ("127.0.0.1", "::1")
@@ -222,7 +234,7 @@ async def respond(health: Health | None, request_line: str) -> tuple[str, str]:
             why = health.unready()
             return ("503 Service Unavailable", f"{why}\n") if why else ("200 OK", "ready\n")
         case _:
-            found = health.metrics()
+            families = [*health.metrics()]
             if health.waiting is not None and query != "waiting=no":
-                found += "".join(f"{line}\n" for line in await health.waiting.lines())
-            return "200 OK", found
+                families += await health.waiting.metrics()
+            return "200 OK", generate_latest(_Collected(families)).decode()

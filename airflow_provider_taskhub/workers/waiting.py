@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError
@@ -34,8 +36,8 @@ class WaitingFigures:
         self._at = float("-inf")
         self._one = asyncio.Lock()
 
-    async def lines(self) -> list[str]:
-        """Lines for Prometheus. If the store does not answer in time, the old counts stay; their age is a metric."""
+    async def metrics(self) -> list[Metric]:
+        """Figures for Prometheus. If the store does not answer in time, the old counts stay; their age is a metric."""
         async with self._one:
             if self._clock.monotonic() - self._at >= self._believed:
                 try:
@@ -44,26 +46,24 @@ class WaitingFigures:
                     self._at = self._clock.monotonic()
                 except (StorageError, TimeoutError) as error:
                     log.info("waiting_unreadable", error=f"{type(error).__name__}: {error}")
-            return self._lines()
+            return self._metrics()
 
-    def _lines(self) -> list[str]:
+    def _metrics(self) -> list[Metric]:
         found = self._found
         if found is None:
             return []
+        waiting = GaugeMetricFamily(
+            "taskhub_instances_waiting",
+            "Instances of the hub that stand still, by reason; the least there are.",
+            labels=("reason", "fault"),
+        )
+        for reason in Reason:
+            if reason is not Reason.ACTIVITIES:
+                waiting.add_metric((reason, str(reason.is_fault).lower()), found.counts.get(reason, 0))
+        complete = "Whether every open instance was looked at for these counts."
         age = self._clock.monotonic() - self._at
         return [
-            "# HELP taskhub_instances_waiting Instances of the hub that stand still, by reason; the least there are.",
-            "# TYPE taskhub_instances_waiting gauge",
-            *(
-                f'taskhub_instances_waiting{{reason="{reason}",fault="{str(reason.is_fault).lower()}"}} '
-                f"{found.counts.get(reason, 0)}"
-                for reason in Reason
-                if reason is not Reason.ACTIVITIES
-            ),
-            "# HELP taskhub_instances_waiting_complete Whether every open instance was looked at for these counts.",
-            "# TYPE taskhub_instances_waiting_complete gauge",
-            f"taskhub_instances_waiting_complete {int(found.complete)}",
-            "# HELP taskhub_instances_waiting_age_seconds Age of these counts.",
-            "# TYPE taskhub_instances_waiting_age_seconds gauge",
-            f"taskhub_instances_waiting_age_seconds {age:g}",
+            waiting,
+            GaugeMetricFamily("taskhub_instances_waiting_complete", complete, int(found.complete)),
+            GaugeMetricFamily("taskhub_instances_waiting_age_seconds", "Age of these counts.", age),
         ]

@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit, run
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hub.partitions.figures import Figures
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
@@ -47,7 +49,8 @@ def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None
             assert status == "503 Service Unavailable"
             assert "orchestrations, partitions: renew" in body
         restarts = mine.restarts["orchestrations"]
-        assert f'taskhub_loop_restarts_total{{loop="orchestrations"}} {restarts}' in health._restarts()
+        counted = {sample.labels["loop"]: sample.value for sample in health._restarts().samples}
+        assert counted["orchestrations"] == restarts
         await mine.close()
         await partitions.close()
         assert await respond(health, "GET /ready HTTP/1.1") == ("200 OK", "ready\n")
@@ -105,6 +108,62 @@ async def test_a_worker_that_starts_lives_and_is_not_ready() -> None:
         port.close()
         with pytest.raises(OSError, match=r"Connect call failed|refused"):
             await _get(port.port, "/live")
+
+
+def figures() -> Health:
+    """A worker's figures, each of them another number."""
+    counted = Figures()
+    counted.takes.update({"new": 4, "handed over": 2})
+    counted.lost, counted.stuck = 5, 6
+    for seconds in (0.5, 0.25):
+        counted.renewed(seconds)
+    counted.seen(1.5)
+    backend = SimpleNamespace(
+        supervisor=SimpleNamespace(restarts={'odd "loop"\n': 1}),
+        work_items=SimpleNamespace(slots=SimpleNamespace(busy=7)),
+        orchestrations=SimpleNamespace(running=8),
+        sessions=[None] * 9,
+        quarantined=11,
+        queues=SimpleNamespace(buffered=10, oldest_poll=12.5),
+        hub=SimpleNamespace(
+            clock=SimpleNamespace(monotonic=lambda: 100.0), store=SimpleNamespace(requests={"queue.put": 13})
+        ),
+    )
+    owner = SimpleNamespace(
+        supervisor=None, figures=counted, tenures=[SimpleNamespace(age=3.25)], requests={"table.get": 14}
+    )
+    return Health(backend=cast(Any, backend), owner=cast(Any, owner), started=58.0)
+
+
+async def test_metrics_keep_their_names_units_and_labels() -> None:
+    status, text = await respond(figures(), "GET /metrics HTTP/1.1")
+    assert status == "200 OK"
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation for family in families)
+    assert {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples} == {
+        ("taskhub_partitions_owned",): 1,
+        ("taskhub_lease_age_seconds_max",): 3.25,
+        ("taskhub_partitions_taken_total", ("change", "new")): 4,
+        ("taskhub_partitions_taken_total", ("change", "handed over")): 2,
+        ("taskhub_partitions_lost_total",): 5,
+        ("taskhub_partitions_stuck_total",): 6,
+        ("taskhub_lease_renewals_total",): 2,
+        ("taskhub_lease_renewal_seconds_total",): 0.75,
+        ("taskhub_lease_renewal_seconds_max",): 0.5,
+        ("taskhub_partition_free_seconds_max",): 1.5,
+        ("taskhub_activities_running",): 7,
+        ("taskhub_episodes_running",): 8,
+        ("taskhub_sessions",): 9,
+        ("taskhub_messages_buffered",): 10,
+        ("taskhub_messages_quarantined_total",): 11,
+        ("taskhub_oldest_poll_seconds",): 12.5,
+        ("taskhub_uptime_seconds",): 42,
+        ("taskhub_loop_restarts_total", ("loop", 'odd "loop"\n')): 1,
+        ("taskhub_storage_requests_total", ("kind", "queue.put"), ("part", "work")): 13,
+        ("taskhub_storage_requests_total", ("kind", "table.get"), ("part", "partitions")): 14,
+    }
+    counters = {family.name for family in families if family.type == "counter"}
+    assert {family.name for family in families if family.name + "_total" in text} == counters
 
 
 async def test_a_port_in_use_ends_a_worker_before_it_takes_anything(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+
+from prometheus_client import Metric
 
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.snapshots import Waiting
@@ -11,9 +14,9 @@ from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.workers.waiting import DEADLINE, WaitingFigures
 
 
-def value(lines: list[str], name: str) -> str:
-    (line,) = [line for line in lines if line.startswith(name)]
-    return line.rpartition(" ")[2]
+def value(metrics: Iterable[Metric], name: str, **labels: str) -> float:
+    (sample,) = [s for metric in metrics for s in metric.samples if s.name == name and s.labels == labels]
+    return sample.value
 
 
 def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> None:
@@ -36,20 +39,20 @@ def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> No
     async def play() -> None:
         figures = WaitingFigures(read, believed=10.0, clock=clock)
         for _ in range(3):
-            lines = await figures.lines()
+            found = await figures.metrics()
         assert reads == 1, "believed"
-        fault = 'taskhub_instances_waiting{reason="no_worker_knows_activity",fault="true"}'
-        assert value(lines, fault) == "3"
-        assert value(lines, 'taskhub_instances_waiting{reason="event",fault="false"}') == "2"
-        assert value(lines, 'taskhub_instances_waiting{reason="suspended",fault="false"}') == "0"
-        assert value(lines, "taskhub_instances_waiting_complete") == "0"
+        waiting, fault = "taskhub_instances_waiting", {"reason": "no_worker_knows_activity", "fault": "true"}
+        assert value(found, waiting, **fault) == 3
+        assert value(found, waiting, reason="event", fault="false") == 2
+        assert value(found, waiting, reason="suspended", fault="false") == 0
+        assert value(found, "taskhub_instances_waiting_complete") == 0
         await clock.sleep(11)
-        lines = await figures.lines()
-        assert (reads, value(lines, fault)) == (2, "3"), "the former counts"
-        assert value(lines, "taskhub_instances_waiting_age_seconds") == "11"
-        lines = await figures.lines()
-        assert (reads, value(lines, fault)) == (3, "0")
-        assert value(lines, "taskhub_instances_waiting_complete") == "1"
+        found = await figures.metrics()
+        assert (reads, value(found, waiting, **fault)) == (2, 3), "the former counts"
+        assert value(found, "taskhub_instances_waiting_age_seconds") == 11
+        found = await figures.metrics()
+        assert (reads, value(found, waiting, **fault)) == (3, 0)
+        assert value(found, "taskhub_instances_waiting_complete") == 1
 
     run(play())
 
@@ -63,7 +66,7 @@ def test_a_store_that_does_not_answer_holds_no_probe() -> None:
 
     async def play() -> None:
         began = clock.monotonic()
-        assert await WaitingFigures(read, believed=10.0, clock=clock).lines() == []
+        assert await WaitingFigures(read, believed=10.0, clock=clock).metrics() == []
         assert clock.monotonic() - began <= DEADLINE
 
     run(play())
