@@ -67,7 +67,9 @@ def _file() -> Path:
 
 
 def hub_name(value: str) -> str:
-    """A hub name that Azure accepts in names of queues, tables and containers (spec §1: 3 to 45, a letter first).
+    """A hub name that can be part of the names of Azure's queues, tables and containers.
+
+    It has 3 to 45 letters and digits, a letter first.
 
     :raises ValueError: naming the value and the rule.
     """
@@ -146,40 +148,40 @@ class Settings(BaseSettings):
     """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
     (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
     partitions: int = Field(default=4, ge=1, le=1024)
-    """Control queues of a hub that is created (DESIGN §5)."""
+    """Partitions of a hub that is created, from 1 to 1,024. Fixed for the life of the hub."""
     lease_store: Literal["table", "blob"] | None = None
     """Where a hub that is created keeps its leases: rows of a table (the default) or leased blobs. A hub that is there
     keeps its own, and another one is refused."""
     lease: LeaseTimes | None = None
-    """None: 10/20/30 s on Azure, 1/2/4 s embedded (DESIGN §5); what is not given of it in the environment or the file
-    is so too."""
+    """None: 10/20/30 s on Azure, 1/2/4 s embedded. A part that is not given in the environment or the file has this
+    default too."""
     app_name: str = ""
-    """AppName of DurableTask's app lease (spec §2.7)."""
+    """AppName of DurableTask's app lease: at one time, only workers with the same name serve a hub."""
     weight: int = Field(default=1, ge=1, le=100)
     """This worker's share of the partitions: one of weight 2 gets twice as many as one of weight 1."""
     activities: int = Field(default=4, ge=1, le=1000)
-    """Activities at once in a worker."""
+    """Activities that run at the same time in a worker."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)
-    """Episodes under way at once in a worker."""
+    """Episodes that run at the same time in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)
-    """Messages prefetched per partition (K14). Responses that stand in no queue are bounded by their bytes alone."""
+    """Messages prefetched for each partition. Responses that are in no queue are bounded by their bytes alone."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
     """Bytes of prefetched messages and responses in memory, for each partition."""
     session_idle: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
-    """An idle orchestrator ends after this, and its history is kept (ExtendedSessionIdleTimeout, K22). 0: at the end of
-    each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
+    """An idle orchestrator ends after this, and its history is kept (DurableTask's ExtendedSessionIdleTimeout). 0: at
+    the end of each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
     max_polling: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
-    """Ceiling of the polling back-off (MaxQueuePollingInterval, K38)."""
+    """Ceiling of the polling back-off (DurableTask's MaxQueuePollingInterval)."""
     request_timeout: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     """Deadline of one storage call."""
     drain_timeout: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
     """How long a worker that stops waits until its activities have ended and its partitions are handed over (a duration
     such as PT30S). What still runs then is given back, and runs again elsewhere. 0: at once."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
-    """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again (K30)."""
+    """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
-    """An instance that has waited so long for an orchestrator or an activity which no live worker has had for so long
-    fails; its Airflow task may be retried (K43)."""
+    """An instance fails when it has waited this long for an orchestrator or an activity that no live worker has. Its
+    Airflow task may be retried."""
     executor_timeout: timedelta = Field(default=timedelta(minutes=5), gt=_ZERO)
     """How long an activity waits for an executor of this worker whose starts fail, such as a Spark without Java; then
     the activity fails. Starts are repeated meanwhile."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# The reference imports Airflow, which writes a configuration into its home.
+os.environ["AIRFLOW_HOME"] = str(HERE / "_build" / "airflow")
+os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
 sys.path.insert(0, str(HERE / "_ext"))
 
 from airflow_provider_taskhub import __version__  # noqa: E402 - the extensions need the path above
@@ -16,8 +19,8 @@ author = "the TaskHub authors"
 project_copyright = "Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz"]
-exclude_patterns = ["_build", "_ext"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz", "taskhub_reference"]
+exclude_patterns = ["_build", "_ext", "reference/_generated"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
 
@@ -43,3 +46,12 @@ html_static_path = ["_static"]
 html_css_files = ["taskhub.css"]
 html_show_sphinx = False
 html_copy_source = False
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "__init__, model_config, model_post_init"}
+python_use_unqualified_type_names = True
+
+# Type hints and docstrings name classes of Python, of libraries and of internal modules, which have no page here.
+nitpick_ignore_regex = [("py:.*", ".*")]

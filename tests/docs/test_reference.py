@@ -1,0 +1,92 @@
+"""The generated reference has everything that the code has."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.cli.output import Exit
+from airflow_provider_taskhub.settings import LeaseTimes, Settings, SparkSettings
+from tests.docs.blocks import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+import check_links
+import taskhub_reference as reference
+
+
+def rows(markdown: str) -> dict[str, list[str]]:
+    """Cells of each row of a table by its first cell."""
+    lines = [line for line in markdown.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return {one[0].strip("`"): one[1:] for one in cells}
+
+
+def test_every_setting_has_its_variable_and_a_meaning() -> None:
+    found = rows(reference.settings())
+    names = {*Settings.model_fields, *(f"lease.{name}" for name in LeaseTimes.model_fields)}
+    names |= {f"spark.{name}" for name in SparkSettings.model_fields}
+    assert set(found) == names - {"lease", "spark"}
+    for name, (variable, default, kind, meaning) in found.items():
+        assert variable == f"`TASKHUB_{name.upper().replace('.', '__')}`"
+        assert default, name
+        assert kind, name
+        assert len(meaning.split()) > 2, f"{name} needs a text under it in settings.py"
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = reference.command_reference()
+    found = reference.commands()
+    assert len(found) > 20
+    for name, command in found:
+        assert f"# {name}\n" in text
+        for one in command.params:
+            for option in one.opts if one.param_type_name == "option" else ():
+                assert option == "--help" or f"`{option}`" in text, (name, option)
+
+
+def test_the_demo_is_not_in_the_reference_of_commands() -> None:
+    assert "taskhub demo" not in reference.command_reference()
+
+
+def test_every_log_event_has_a_meaning_and_no_meaning_is_left_over() -> None:
+    logged, told = set(reference.events()), set(reference.meanings())
+    assert logged - told == set(), "write their meaning into docs/reference/log-events.toml"
+    assert told - logged == set(), "no code logs them: remove them from docs/reference/log-events.toml"
+
+
+@pytest.mark.parametrize("event", ["worker_ready", "quarantined", "partition_not_renewed", "receive_failed"])
+def test_events_are_found_however_they_are_logged(event: str) -> None:
+    assert event in reference.events()
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    sources = (ROOT / "airflow_provider_taskhub" / "workers").rglob("*.py")
+    named = {
+        name
+        for source in sources
+        for name in re.findall(r'(?<!ContextVar\()["\s](taskhub_[a-z_]+)["\s{]', source.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 15
+    assert named - set(reference.metrics()) == set()
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
+    for code in Exit:
+        assert f"| {code.value} | `{code.name}` |" in text
+
+
+def test_broken_links_and_foreign_scripts_of_the_site_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="here">A</h1><a href="b.html">b</a><a href="#here">ok</a><a href="#nowhere">no</a>'
+        '<script src="https://example.org/x.js"></script><a href="https://example.org">fine</a>'
+    )
+    assert check_links.problems(tmp_path) == [
+        "a.html: loads https://example.org/x.js from another server",
+        "a.html: b.html: there is no such file",
+        "a.html: #nowhere: there is no such anchor",
+    ]
