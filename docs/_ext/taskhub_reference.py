@@ -199,21 +199,22 @@ def connection() -> str:
 def metrics() -> dict[str, tuple[str, str]]:
     """Kind and meaning of every metric that the sources of the workers name."""
     found: dict[str, tuple[str, str]] = {}
-    kinds: dict[str, str] = {}
     for path in sorted((PACKAGE / "workers").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {
+            node.targets[0].id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }  # fmt: skip
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if match := re.match(r"# HELP (taskhub_\w+) (.+)", node.value):
-                    found[match[1]] = ("gauge", match[2])
-                elif match := re.match(r"# TYPE (taskhub_\w+) (\w+)", node.value):
-                    kinds[match[1]] = match[2]
-            if isinstance(node, ast.Call):
-                texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-                if texts and texts[0].startswith("taskhub_") and len(texts) > 1:
-                    counter = "counter" in texts[2:] or "Counter" in ast.unparse(node.func)
-                    found[texts[0]] = ("counter" if counter else "gauge", texts[1])
-    return {name: (kinds.get(name, kind), text) for name, (kind, text) in sorted(found.items())}
+            function = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and function.endswith("MetricFamily"):
+                name, text = (
+                    texts[one.id] if isinstance(one, ast.Name) else ast.literal_eval(one) for one in node.args[:2]
+                )
+                found[name] = ("counter" if "Counter" in function else "gauge", text)
+    return dict(sorted(found.items()))
 
 
 @dataclass
