@@ -32,7 +32,10 @@ T = TypeVar("T")
 IDLE = 60.0
 """Seconds after the last request."""
 FRESH = 1.5
-"""Seconds for which an answer serves everyone who asks the same: many open pages cost one."""
+"""Seconds for which an answer serves everyone who asks the same: many open pages cost one. An answer that took long to
+get serves for as long again, so that a large hub is not scanned without a pause."""
+MAX_FRESH = 30.0
+"""Seconds for which an answer serves after its arrival, at most: a user waits for news no longer."""
 MOST_BYTES = 64 * 1024 * 1024
 """Size of all kept answers, about. Beyond it the oldest are deleted early."""
 MOST_TALLIES = 2_000
@@ -66,7 +69,7 @@ class Desk:
         return await asyncio.shield(self._client)
 
     async def once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> T:
-        """The answer to a question that many ask at the same time; at most :data:`FRESH` seconds old."""
+        """The answer to a question that many ask at the same time; no older than :class:`_Answer` allows."""
         answer = self._answers.get(key)
         if answer is None or not answer.serves():
             answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", told=True))
@@ -98,6 +101,7 @@ class Desk:
 
     def _answered(self, key: object, answer: _Answer, _: object) -> None:
         """Delete the answer when it is no longer fresh, and the oldest answers now if all together are too large."""
+        answer.arrived()
         answer.loop.call_later(answer.left(), self._forget, key, answer)
         if answer.failed():
             return
@@ -153,10 +157,16 @@ class _Answer:
         self.loop = asyncio.get_running_loop()
         self.asked = self.loop.time()
         self.size = 0
+        self._until = self.asked + FRESH
+
+    def arrived(self) -> None:
+        """From now on the answer is fresh for as long as it took to get, within its bounds."""
+        now = self.loop.time()
+        self._until = max(self._until, now + min(now - self.asked, MAX_FRESH))
 
     def left(self) -> float:
-        """Seconds for which the answer is fresh still."""
-        return max(0.0, self.asked + FRESH - self.loop.time())
+        """Seconds for which the answer is still fresh."""
+        return max(0.0, self._until - self.loop.time())
 
     def serves(self) -> bool:
         return not self.future.done() or (self.left() > 0 and not self.failed())

@@ -127,7 +127,7 @@ def _data() -> Any:
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await desk.once("members", lambda client: client.admin.workers())
         tallies, waits = await asyncio.gather(_tallies(desk, listed.rows), _waits(desk, listed.rows, members))
-        shows = [await _show(state, user) for state in listed.rows]
+        shows = await _shows(listed.rows, user)
         return head | {
             "counts": listed.counts,
             "total": listed.total,
@@ -143,7 +143,7 @@ def _data() -> Any:
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
         desk, head = await _open(conn)
         state, damaged = await _readable(desk, id, user)
-        show = await _show(state, user)
+        (show,) = await _shows((state,), user)
         (past, unreadable), attempts, members, partitions = await asyncio.gather(
             desk.once(("history", id), lambda client: client.instance(id).readable_history()),
             desk.once(("activities", id), lambda client: client.instance(id).activities()),
@@ -207,7 +207,7 @@ def _data() -> Any:
         """The end of an attempt's log. Without an execution: of the instance's current one."""
         desk, _ = await _open(conn)
         state, _ = await _readable(desk, id, user)
-        await asyncio.to_thread(_require, user, state, "TASK_LOGS")
+        await asyncio.to_thread(_require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
         records = await desk.once(("activities", id), lambda client: client.instance(id).activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
@@ -296,26 +296,35 @@ async def _rights(user: Any) -> tuple[set[str], bool]:
     return dags, administrator
 
 
-async def _show(state: InstanceState, user: Any) -> views.Show:
-    """How this user may see the instance's payloads: through Airflow's masker, or not at all."""
+async def _shows(states: Sequence[InstanceState], user: Any) -> list[views.Show]:
+    """How this user may see the payloads of each instance: through Airflow's masker, or not at all.
+
+    Airflow is asked once for each DAG, not for each instance: it may ask its database.
+    """
+    dags = [(state.tags or {}).get(identity.DAG_TAG) for state in states]
+    shows = await asyncio.to_thread(lambda: {dag_id: _show(user, dag_id) for dag_id in set(dags)})
+    return [shows[dag_id] for dag_id in dags]
+
+
+def _show(user: Any, dag_id: str | None) -> views.Show:
     from fastapi import HTTPException
 
     try:
-        await asyncio.to_thread(_require, user, state, "TASK_INSTANCE")
+        _require(user, dag_id, "TASK_INSTANCE")
     except HTTPException:
         return lambda text: _HIDDEN if text else ""
     return masked
 
 
-def _require(user: Any, state: InstanceState, entity: str) -> None:
-    """The user's right to read an entity of the DAG that started the instance.
+def _require(user: Any, dag_id: str | None, entity: str) -> None:
+    """The user's right to read an entity of a DAG.
 
-    :raises HTTPException: 403 without it. What no DAG has started was let through for administrators before.
+    :param dag_id: None: no DAG has started the instance, and the user, an administrator, may see it.
+    :raises HTTPException: 403 without the right.
     """
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
     from airflow.api_fastapi.core_api.security import requires_access_dag
 
-    dag_id = (state.tags or {}).get(identity.DAG_TAG)
     if dag_id is not None:
         requires_access_dag("GET", DagAccessEntity[entity], dag_id)(None, user)
 

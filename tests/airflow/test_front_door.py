@@ -14,7 +14,7 @@ from airflow_provider_taskhub.jumping import run
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.plugins import desk as desks
 from airflow_provider_taskhub.plugins import generations
-from airflow_provider_taskhub.plugins.desk import FRESH, Desk, size_of
+from airflow_provider_taskhub.plugins.desk import FRESH, MAX_FRESH, Desk, size_of
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.fake import NOW, FakeHub, record
 from tests.airflow.test_page import ask, at
@@ -249,6 +249,48 @@ def test_answers_leave_the_memory_when_they_are_no_longer_fresh(hub: FakeHub) ->
             await desk.once(("log", number), lambda client: told("x" * 1000))
         assert 50_000 < desk.kept < 60_000
         await asyncio.sleep(FRESH + 0.1)
+        assert desk.kept == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("took", "scans"), [(0.0, 30), (1.0, 20), (10.0, 3), (100.0, 1)])
+def test_a_slow_scan_is_repeated_more_seldom(hub: FakeHub, took: float, scans: int) -> None:
+    """Three open pages ask for a minute, each 2 s after its last answer: half of the time nothing is scanned."""
+    asked = 0
+
+    async def scan(client: Any) -> str:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(took)
+        return "instances"
+
+    async def page(desk: Desk) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 59
+        while loop.time() < end:
+            assert await desk.once("scan", scan) == "instances"
+            await asyncio.sleep(2)
+
+    async def scenario() -> None:
+        desk = Desk(load_settings())
+        await asyncio.gather(*(page(desk) for _ in range(3)))
+
+    run(scenario())
+    assert asked == scans
+
+
+def test_a_very_slow_scan_serves_for_half_a_minute(hub: FakeHub) -> None:
+    async def slow(client: Any) -> str:
+        await asyncio.sleep(100)
+        return "instances"
+
+    async def scenario() -> None:
+        desk = Desk(load_settings())
+        await desk.once("scan", slow)
+        await asyncio.sleep(MAX_FRESH - 0.1)
+        assert desk.kept > 0
+        await asyncio.sleep(0.2)
         assert desk.kept == 0
 
     run(scenario())

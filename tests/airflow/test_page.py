@@ -306,6 +306,25 @@ def test_lists_are_filtered_by_the_dags_that_the_user_may_read(ask: Any, filled:
     assert ids("vera") == set()
 
 
+def test_rights_are_asked_for_once_for_each_dag(ask: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.api_fastapi.core_api import security
+
+    asked: list[str] = []
+    real = security.requires_access_dag
+
+    def counted(method: Any, entity: Any, dag_id: str) -> Any:
+        asked.append(dag_id)
+        return real(method, entity, dag_id)
+
+    monkeypatch.setattr(security, "requires_access_dag", counted)
+    for number in range(30):
+        hub.put(f"i{number}", Status.RUNNING, tags={"airflow.dag_id": f"dag-{number % 3}"}, created=NOW)
+    hub.put("nobodys", Status.RUNNING, tags=None, created=NOW)
+    status, answer = ask("/api/instances?window=all&limit=200")
+    assert (status, len(answer["rows"])) == (200, 31)
+    assert sorted(asked) == ["dag-0", "dag-1", "dag-2"]
+
+
 def test_an_instance_that_may_not_be_seen_does_not_exist(ask: Any, filled: FakeHub) -> None:
     hidden = ask("/api/instance?id=theirs", "vera", dags=("flights",))
     assert hidden == (404, {"detail": "there is no instance 'theirs', or you may not see it"})
