@@ -135,3 +135,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         fail(str(error), Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def time_text(time: Timestamp | None) -> str:
+    """A time for people, to the second."""
+    return "" if time is None else f"{time.text()[:19]}Z"

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from airflow_provider_taskhub.cli.instances import _print_activities
+from airflow_provider_taskhub.cli.instances.attempts import print_activities
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.client import HubAdmin, InstanceHandle
@@ -542,7 +542,7 @@ def test_recorded_activities_of_several_generations_are_in_their_order_and_told_
     second = next_execution_id(first)
     third = next_execution_id(second)
     records = [attempt(third), attempt(first), attempt(second, 1), attempt(second, 0, 2), attempt(second)]
-    _print_activities([*records, attempt("a" * 32)], third)
+    print_activities([*records, attempt("a" * 32)], third)
     rows = [re.split(r"\s{2,}", line.strip(" │┃|"))[:4] for line in capsys.readouterr().out.splitlines()]
     told = [[cell.strip(" │") for cell in row] for row in rows if "load" in "".join(row)]
     assert [" ".join(" ".join(row).replace("│", " ").split()).split(" running")[0] for row in told] == [
@@ -553,5 +553,5 @@ def test_recorded_activities_of_several_generations_are_in_their_order_and_told_
         "2 load1 1 1",
         "3 load0 0 1",
     ]
-    _print_activities(records[:1], third)
+    print_activities(records[:1], third)
     assert "generation" not in capsys.readouterr().out

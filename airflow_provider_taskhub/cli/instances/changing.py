@@ -1,0 +1,153 @@
+"""Commands that change what an instance does: end it, hold it, let it go on, repeat it, send it an event."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.instances.options import (
+    InstanceId,
+    Reason,
+    value_of,
+    with_client,
+)
+from airflow_provider_taskhub.cli.instances.starting import finish, warn_if_nobody, watch
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import as_json, console
+from airflow_provider_taskhub.cli.watching import terminated
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.hub.contract import (
+    InstanceState,
+)
+
+
+def terminate(
+    instance_id: InstanceId,
+    reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing that has a record runs any more.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of --wait; exit status 6 when they are over.")
+    ] = None,
+    recurse: Annotated[bool, typer.Option("--recurse/--no-recurse", help="Children that still run end too.")] = True,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """End an instance now, and its children.
+
+    Activities without a record are stopped at their next renewal (1 s; on Azure 10 s).
+
+    Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        if not wait:
+            return await client.terminate(instance_id, reason, recurse=recurse)
+        limit = None if timeout is None else timedelta(seconds=timeout)
+        return await terminated(client, instance_id, reason, recurse=recurse, timeout=limit, quiet=json)
+
+    state = with_client(hub, work)
+    if json:
+        as_json(state)
+        return
+    console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
+
+
+def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Hold an instance: activities that run go on, but it decides nothing before it is resumed.
+
+    Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await client.suspend(instance_id, reason)
+
+    _steered(with_client(hub, work), "asked to hold", json=json)
+
+
+def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Let a suspended instance go on, with everything that has come meanwhile.
+
+    Example: taskhub instances resume flights-2013
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await client.resume(instance_id, reason)
+
+    _steered(with_client(hub, work), "asked to go on", json=json)
+
+
+def rewind(
+    instance_id: InstanceId,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended again.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Let a failed instance go on from before its failure; what had completed by then is not done again.
+
+    What it did after the failure, such as cleaning up, is taken back. A failure that it handled stays handled if it
+    decided something after that and before the one that it ended with; else what failed is done again too.
+
+    Example: taskhub instances rewind flights-2013 --reason "the table is there now" --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.rewind(instance_id, reason)
+        return await watch(client, instance_id, None, quiet=json) if wait else state
+
+    state = with_client(hub, work)
+    if wait:
+        finish(state, json=json, ended=True)
+    else:
+        _steered(state, "rewound", json=json)
+
+
+def restart(
+    instance_id: InstanceId,
+    new_id: Annotated[bool, typer.Option("--new-id", help="Under a new id, whatever the old one does.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Start an instance anew, with the input, version and tags that it had; its id is printed.
+
+    Example: taskhub instances restart flights-2013 --wait
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.restart(instance_id, new_id=new_id)
+        await warn_if_nobody(client, state.name)
+        return await watch(client, state.instance_id, None, quiet=json) if wait else state
+
+    finish(with_client(hub, work), json=json, ended=wait)
+
+
+def raise_event(
+    instance_id: InstanceId,
+    name: Annotated[str, typer.Argument(help="Name of the event.")],
+    data: Annotated[str | None, typer.Option("--data", help="One JSON value.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Send an external event to an instance.
+
+    Example: taskhub instances raise-event flights-2013 approve --data '{"by": "ann"}'
+    """
+
+    async def work(client: Client) -> None:
+        await client.raise_event(instance_id, name, value_of(data, "--data"))
+
+    with_client(hub, work)
+    if json:
+        as_json({"instance_id": instance_id, "event": name, "sent": True})
+        return
+    console.print(f"{instance_id}: event {name} sent", soft_wrap=True)
+
+
+def _steered(state: InstanceState, what: str, *, json: bool) -> None:
+    if json:
+        as_json(state)
+    else:
+        console.print(f"{state.instance_id}: {what}", soft_wrap=True)

@@ -1,0 +1,119 @@
+"""``taskhub instances list``: pages of instances, the newest first or by id."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from airflow_provider_taskhub.cli.instances.options import (
+    CreatedFrom,
+    CreatedTo,
+    Prefix,
+    Statuses,
+    Tags,
+    moment_of,
+    tags_of,
+    with_client,
+)
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import as_json, console, table, time_text, warn
+from airflow_provider_taskhub.client import Client, InstancePage
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hub.contract import (
+    InstanceState,
+)
+
+MAX_LISTED = 1000
+MAX_SORTED = 5000
+"""Instances that are read at most to sort them by age: the store returns them by id."""
+NEWEST = "newest:"
+"""Begins the continuation of a page that shows the newest first."""
+
+
+class Order(StrEnum):
+    """How a list is sorted."""
+
+    NEWEST = "newest"
+    ID = "id"
+
+
+def list_(
+    status: Statuses = None,
+    prefix: Prefix = None,
+    tag: Tags = None,
+    created_from: CreatedFrom = None,
+    created_to: CreatedTo = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
+    order: Annotated[Order | None, typer.Option(help="newest if not given; with --json id.")] = None,
+    continuation: Annotated[str | None, typer.Option(help="The next page: from what a page says.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """List instances, the newest first. With --json a page at a time, by id, unless --order newest is given.
+
+    Example: taskhub instances list --status Running --status Failed --json
+    """
+
+    by = order or (Order.ID if json else Order.NEWEST)
+    if continuation is not None:  # a page goes on in the order of the one before
+        by = Order.NEWEST if continuation.startswith(NEWEST) else Order.ID
+    where: dict[str, Any] = {
+        "statuses": status or (),
+        "prefix": prefix,
+        "tags": tags_of(tag),
+        "created_from": moment_of(created_from, "--created-from"),
+        "created_to": moment_of(created_to, "--created-to"),
+    }
+
+    async def work(client: Client) -> Any:
+        if by is Order.ID:
+            return await client.list(**where, limit=limit, continuation=continuation)
+        return await _newest(client, limit, where, continuation)
+
+    page = with_client(hub, work)
+    if json:
+        as_json({"instances": page.instances, "continuation": page.continuation})
+        return
+    table(
+        "instances",
+        ("id", "orchestrator", "status", "created", "ended", "custom status"),
+        [
+            (i.instance_id, i.name, i.status, time_text(i.created), time_text(i.completed), i.custom_status)
+            for i in page.instances
+        ],
+    )
+    if page.continuation:
+        console.print(f"more: --continuation {shlex.quote(page.continuation)}", soft_wrap=True)
+
+
+async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:
+    """A page of instances, the newest first. Of a larger hub only the first :data:`MAX_SORTED` by id are sorted.
+
+    :param after: the continuation of the page before. :raises InputError: when it is not one.
+    """
+    found: list[InstanceState] = []
+    continuation: str | None = None
+    while len(found) < MAX_SORTED:
+        page = await client.list(**where, limit=MAX_LISTED, continuation=continuation)
+        found.extend(page.instances)
+        continuation = page.continuation
+        if continuation is None:
+            break
+    else:
+        warn(f"these are the newest of the first {MAX_SORTED} by id: choose with --prefix, --status or --created-from")
+    if after is not None:
+        age, _, last = after.removeprefix(NEWEST).partition(":")
+        if not age.removeprefix("-").isdigit():
+            raise InputError(f"--continuation {after!r}: no page says so")
+        found = [state for state in found if _age(state) > (int(age), last)]
+    found.sort(key=_age)
+    shown = found[:limit]
+    rest = f"{NEWEST}{_age(shown[-1])[0]}:{shown[-1].instance_id}" if len(found) > len(shown) else None
+    return InstancePage(instances=tuple(shown), continuation=rest)
+
+
+def _age(state: InstanceState) -> tuple[int, str]:
+    return -(state.created.ticks if state.created else 0), state.instance_id

@@ -1,0 +1,65 @@
+"""Options that several commands share, what they mean, and the client that a command works with."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from airflow_provider_taskhub.cli.options import settings_of
+from airflow_provider_taskhub.cli.output import run
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import (
+    Status,
+)
+from airflow_provider_taskhub.errors import InputError
+
+InstanceId = Annotated[str, typer.Argument(help="Id of the instance.")]
+Statuses = Annotated[list[Status] | None, typer.Option("--status", case_sensitive=False, help="Only these; repeats.")]
+Prefix = Annotated[str | None, typer.Option(help="Only ids that start so.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only with NAME=VALUE; repeats.")]
+CreatedFrom = Annotated[str | None, typer.Option(help="Only from this time on, ISO 8601; UTC without a zone.")]
+CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
+Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
+
+
+def moment_of(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text!r} is not a time such as 2026-10-01 or 2026-10-01T12:00") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def tags_of(pairs: list[str] | None) -> dict[str, str]:
+    tags = {}
+    for pair in pairs or ():
+        name, found, value = pair.partition("=")
+        if not found or not name:
+            raise InputError(f"--tag {pair!r} is not NAME=VALUE")
+        tags[name] = value
+    return tags
+
+
+def value_of(text: str | None, option: str) -> Any:
+    if text is None:
+        return None
+    try:
+        return jsonlib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{option} is not JSON: {error}. Quote texts twice, as in '\"World\"'") from None
+
+
+def with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
+    settings = settings_of(hub=hub)
+
+    async def opened() -> Any:
+        async with Client.open(settings) as client:
+            return await work(client)
+
+    return run(opened())

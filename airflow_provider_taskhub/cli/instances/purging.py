@@ -1,0 +1,122 @@
+"""``taskhub instances purge``: remove ended instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from airflow_provider_taskhub.cli.instances.options import (
+    CreatedFrom,
+    CreatedTo,
+    Prefix,
+    Statuses,
+    Tags,
+    moment_of,
+    tags_of,
+    with_client,
+)
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail
+from airflow_provider_taskhub.client import Client, PurgeResult
+from airflow_provider_taskhub.errors import InputError, StorageError, TaskHubError
+
+
+def purge(
+    instance_ids: Annotated[list[str] | None, typer.Argument(help="Ids; without them all that match.")] = None,
+    status: Statuses = None,
+    prefix: Prefix = None,
+    tag: Tags = None,
+    created_from: CreatedFrom = None,
+    created_to: CreatedTo = None,
+    every: Annotated[bool, typer.Option("--all", help="All that have ended, without any other option.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="At most so many a second.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when some are left.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Remove ended instances with all that is stored of them: history, payloads, records, logs.
+
+    Cut off anywhere, the same command does the rest. Children are instances of their own.
+
+    Example: taskhub instances purge flights-2013
+
+    Example: taskhub instances purge --status Completed --created-to 2026-10-01 --rate 50 --yes
+    """
+    where: dict[str, Any] = {
+        "statuses": status or (),
+        "prefix": prefix,
+        "tags": tags_of(tag),
+        "created_from": moment_of(created_from, "--created-from"),
+        "created_to": moment_of(created_to, "--created-to"),
+    }
+    chosen = any(value for value in where.values())
+    if instance_ids and (chosen or every):
+        raise typer.BadParameter("give ids, or options that choose instances, not both")
+    if not instance_ids and chosen == every:
+        raise typer.BadParameter("say which: ids, or options such as --status and --created-to, or --all alone")
+    if instance_ids:
+        _purge_these(instance_ids, hub, json=json)
+        return
+    if not yes and not typer.confirm("Remove all ended instances that match, for ever?"):
+        fail("nothing was purged", Exit.FAILED)
+
+    async def work(client: Client) -> PurgeResult:
+        until = timedelta(seconds=timeout) if timeout is not None else None
+        with _counting(quiet=json) as progress:
+            return await client.purge_many(**where, limit=limit, rate=rate, timeout=until, progress=progress)
+
+    result = with_client(hub, work)
+    if json:
+        as_json(result)
+    else:
+        console.print(f"{result.purged} purged" + ("" if result.complete else ", more are left"), soft_wrap=True)
+    if result.failed:
+        fail("\n".join(f"{one!r} cannot be purged: {error}" for one, error in result.failed.items()), Exit.UNAVAILABLE)
+    if not result.complete and limit is None:
+        raise typer.Exit(int(Exit.TIMEOUT))
+
+
+def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> None:
+    async def work(client: Client) -> tuple[dict[str, bool], dict[str, TaskHubError]]:
+        done: dict[str, bool] = {}
+        failed: dict[str, TaskHubError] = {}
+        for instance_id in instance_ids:
+            try:
+                done[instance_id] = done.get(instance_id) or await client.purge(instance_id)
+            except (InputError, StorageError) as error:  # one of many that cannot be: the others nevertheless
+                failed[instance_id] = error
+        return done, failed
+
+    done, failed = with_client(hub, work)
+    if json:
+        shown = {instance_id: str(error) for instance_id, error in failed.items()}
+        as_json({"purged": sum(done.values()), "complete": all(done.values()) and not failed, "failed": shown})
+    for instance_id in () if json else done:
+        if done[instance_id]:
+            console.print(f"{instance_id}: purged", soft_wrap=True)
+    wrong = [f"{instance_id!r} cannot be purged: {error}" for instance_id, error in failed.items()]
+    if missing := [instance_id for instance_id, purged in done.items() if not purged]:
+        wrong.append(f"no instance {', '.join(map(repr, missing))} in hub {settings_of(hub=hub).hub}")
+    if wrong:
+        unavailable = any(isinstance(error, StorageError) for error in failed.values())
+        code = Exit.UNAVAILABLE if unavailable else Exit.USAGE if failed else Exit.NOT_FOUND
+        fail("\n".join(wrong), code)
+
+
+@contextmanager
+def _counting(*, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A line that says how far it has come."""
+    if quiet or not errors.is_terminal:
+        yield lambda purged: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("0 purged")
+        yield lambda purged: progress.update(line, description=f"{purged} purged")

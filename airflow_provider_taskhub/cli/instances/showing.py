@@ -1,0 +1,174 @@
+"""``taskhub instances show``: one instance with all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from airflow_provider_taskhub.cli.instances.attempts import print_activities
+from airflow_provider_taskhub.cli.instances.options import (
+    InstanceId,
+    with_client,
+)
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import as_json, console, plain, table, time_text, warn
+from airflow_provider_taskhub.cli.watching import told
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import (
+    HistoryEvent,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
+    TimerFired,
+)
+from airflow_provider_taskhub.engine.failures import chain, place_of
+from airflow_provider_taskhub.errors import InstanceNotFound
+from airflow_provider_taskhub.hub.contract import (
+    ActivityRecord,
+    InstanceState,
+    Member,
+    Ownership,
+)
+from airflow_provider_taskhub.hub.waiting import AWAITED, is_foreign, unreadable_history
+from airflow_provider_taskhub.masking import masked, masked_json
+
+MAX_CHILDREN = 20
+"""Children that ``show`` lists."""
+
+
+def show(
+    instance_id: InstanceId,
+    once: Annotated[
+        bool, typer.Option("--once", help="Believe that every worker listed lives: answers at once.")
+    ] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Print one instance: state, input and output, recorded activities, history, and what it waits for.
+
+    Looks until every worker listed has renewed its row, at most 1.5 renewal intervals, unless the instance has ended:
+    a worker that has died stays listed for a while.
+
+    What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
+    Such an instance does not go on: terminate it, then purge it.
+
+    Values of secrets are shown as ***; --json prints everything as it is stored.
+
+    Example: taskhub instances show flights-2013
+    """
+
+    async def work(client: Client) -> Any:
+        state = await client.get(instance_id)
+        if state is None:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
+        served = None if state.status.is_final else await client.admin.routes.refresh(instance_id)
+        activities, history = (
+            await client.instance(instance_id).activities(),
+            await client.instance(instance_id).readable_history(),
+        )
+        if not json:
+            _show(state, activities, *history)
+        members = None if once or served is None else await client.admin.workers(prove=True)
+        waits = await client.instance(instance_id).waiting(members=members)
+        if history[1] and not state.status.is_final:
+            waits = (unreadable_history(instance_id, history[1][0]), *(w for w in waits if w.reason not in AWAITED))
+        if not json and served is not None:
+            _print_served(served, members)
+        if not json and waits:
+            console.print(f"waits: {told(waits)}", soft_wrap=True)
+        return state, served, activities, history, waits
+
+    state, served, activities, (history, unreadable), waits = with_client(hub, work)
+    if json:
+        events = [{"type": event.event_type.name, **plain(event)} for event in history]
+        worker = None if served is None else served.owner
+        shown = {"instance": state, "worker": worker, "served": served, "activities": activities, "history": events}
+        as_json(shown | {"unreadable": unreadable, "waits": waits})
+
+
+def _show(
+    state: InstanceState,
+    activities: tuple[ActivityRecord, ...],
+    history: tuple[HistoryEvent, ...],
+    unreadable: tuple[str, ...],
+) -> None:
+    print_state(state)
+    if activities:
+        print_activities(activities, state.execution_id)
+    table(
+        f"history ({len(history)} events)",
+        ("event", "id", "time", "what"),
+        [(event.event_type.name, event.event_id, time_text(_time_of(event)), _what(event)) for event in history],
+    )
+    for line in unreadable:
+        warn(f"unreadable: {line}")
+    if not state.status.is_final:
+        _print_children(history)
+    for failure in chain(state.failure):
+        if failure.stack_trace:
+            console.print(f"stack trace of {failure.error_type}", style="table.title", soft_wrap=True)
+            typer.echo(masked(failure.stack_trace).rstrip())
+
+
+def print_state(state: InstanceState) -> None:
+    rows: list[tuple[str, object]] = [
+        ("orchestrator", state.name + (f" version {state.version}" if state.version else "")),
+        ("status", state.status),
+        ("created", time_text(state.created)),
+        ("ended", time_text(state.completed)),
+        ("custom status", _short(state.custom_status)),
+        ("tags", masked(", ".join(f"{name}={value}" for name, value in (state.tags or {}).items()))),
+        ("input", _short(state.input)),
+        # before the end, the column holds why the instance was suspended or resumed
+        ("output", _short(state.output) if state.status.is_final else None),
+        ("failed at", place_of(state.failure)),
+    ]
+    table(f"instance {state.instance_id}", ("", ""), [row for row in rows if row[1] not in (None, "")])
+
+
+def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
+    """:param members: workers, proven to live or not; None: nothing is proven."""
+    if served.owner is None:
+        told = f"{served.state}, served by nobody"
+    elif members is None or is_foreign(served):  # workers of .NET are no members
+        told = f"owned by {served.owner}; whether it lives: taskhub partitions show {served.partition}"
+    else:
+        lives = any(member.alive and member.worker == served.owner for member in members)
+        told = f"owned by {served.owner}, which is {'alive' if lives else 'not alive'}"
+    console.print(f"partition {served.partition}: {told}", soft_wrap=True, highlight=False)
+
+
+def _print_children(history: Sequence[HistoryEvent]) -> None:
+    """Children that the instance awaits, with their ids."""
+    ended = {
+        event.task_scheduled_id
+        for event in history
+        if isinstance(event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
+    }
+    created = [event for event in history if isinstance(event, SubOrchestrationInstanceCreated)]
+    running = [(event.name, event.instance_id) for event in created if event.event_id not in ended]
+    if running:
+        more = f", the first {MAX_CHILDREN}" if len(running) > MAX_CHILDREN else ""
+        table(f"awaited children ({len(running)}{more})", ("orchestrator", "id"), running[:MAX_CHILDREN])
+
+
+def _time_of(event: HistoryEvent) -> Timestamp:
+    return event.fired_at if isinstance(event, TimerFired) else event.timestamp
+
+
+def _what(event: Any) -> str:
+    for name in ("name", "task_scheduled_id", "timer_id", "reason"):
+        value = getattr(event, name, None)
+        if value is not None:
+            return f"answers {value}" if name in ("task_scheduled_id", "timer_id") else str(value)
+    status = getattr(event, "status", None)
+    return str(status) if status else ""
+
+
+def _short(text: str | None, limit: int = 2000) -> str | None:
+    """A text of user code as ``show`` prints it: without the values of secrets, and not longer than the limit."""
+    text = None if text is None else masked_json(text)
+    return text if text is None or len(text) <= limit else f"{text[:limit]}… ({len(text)} characters; --json has all)"

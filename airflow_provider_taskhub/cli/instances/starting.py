@@ -1,0 +1,114 @@
+"""``taskhub instances start`` and ``wait``, and how every command waits for an instance and ends with its status."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.instances.options import (
+    InstanceId,
+    moment_of,
+    tags_of,
+    value_of,
+    with_client,
+)
+from airflow_provider_taskhub.cli.instances.showing import print_state
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import Exit, as_json, errors, fail, warn
+from airflow_provider_taskhub.cli.watching import waited
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import (
+    Status,
+)
+from airflow_provider_taskhub.hub.contract import (
+    InstanceState,
+    StartPolicy,
+)
+
+
+def start(
+    orchestrator: Annotated[str, typer.Argument(help="Name that a worker's app declares.")],
+    input: Annotated[str | None, typer.Option("--input", help="One JSON value.")] = None,
+    instance_id: Annotated[str | None, typer.Option("--id", help="Instance id; else a new one.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeats.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="Not before this time, ISO 8601; UTC without a zone.")] = None,
+    version: Annotated[str, typer.Option(help="Goes on only on a worker whose app declares it compatible.")] = "",
+    policy: Annotated[StartPolicy, typer.Option(help="What to do when the id is taken.")] = StartPolicy.REFUSE,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Start an instance; its id is printed.
+
+    Example: taskhub instances start flights_delays --input '{"year": 2013}' --wait
+
+    Example: taskhub instances start flights_delays --version 3
+    """
+
+    async def work(client: Client) -> InstanceState:
+        state = await client.start(
+            orchestrator,
+            value_of(input, "--input"),
+            instance_id=instance_id,
+            version=version,
+            tags=tags_of(tag),
+            start_at=moment_of(at, "--at"),
+            policy=policy,
+        )
+        if state.name != orchestrator:
+            warn(f"{state.instance_id} is an instance of orchestrator {state.name!r}, not of {orchestrator!r}")
+        await warn_if_nobody(client, state.name)
+        if not wait:
+            return state
+        if not json:
+            errors.print(f"instance {state.instance_id}", soft_wrap=True)
+        return await watch(client, state.instance_id, None, quiet=json)
+
+    finish(with_client(hub, work), json=json, ended=wait)
+
+
+def wait(
+    instance_id: InstanceId,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when they are over.")] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Wait until an instance has ended, showing what it does. Exit status 1 unless it completed.
+
+    Example: taskhub instances wait flights-2013 --timeout 600
+    """
+
+    async def work(client: Client) -> InstanceState:
+        return await watch(client, instance_id, timeout, quiet=json)
+
+    finish(with_client(hub, work), json=json, ended=True)
+
+
+async def warn_if_nobody(client: Client, orchestrator: str) -> None:
+    """The instance waits for a worker that has its orchestrator; say so now and not in ten minutes."""
+    members = [member for member in await client.admin.workers() if "orchestrator" in member.roles]
+    if any(orchestrator in member.orchestrators for member in members):
+        return
+    known = sorted({name for member in members for name in member.orchestrators})
+    there = f"workers here have {', '.join(known[:20]) or 'none'}" if members else "no worker is running"
+    warn(f"nobody has orchestrator {orchestrator!r} now ({there}): the instance waits")
+
+
+async def watch(client: Client, instance_id: str, timeout: float | None, *, quiet: bool) -> InstanceState:
+    limit = timedelta(seconds=timeout) if timeout is not None else None
+    return await waited(client, instance_id, timeout=limit, quiet=quiet)
+
+
+def finish(state: InstanceState, *, json: bool, ended: bool) -> None:
+    if json:
+        as_json(state)
+    elif ended:
+        print_state(state)
+    else:
+        typer.echo(state.instance_id)
+    if ended and state.status is not Status.COMPLETED:
+        if json:
+            raise typer.Exit(int(Exit.FAILED))
+        fail(f"{state.instance_id} ended {state.status}", Exit.FAILED)

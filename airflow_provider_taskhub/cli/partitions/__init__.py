@@ -1,0 +1,25 @@
+"""``taskhub partitions``: who serves what, and orders about it. The commands stand in the order of the help."""
+
+from __future__ import annotations
+
+import typer
+
+from airflow_provider_taskhub.cli.partitions import checking, limiting, serving, showing
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at partitions, and order who may serve them. Exit status 3: the hub has no partition of that number.",
+)
+app.command()(serving.create)
+app.command()(showing.show)
+app.command()(serving.kick)
+app.command()(serving.prohibit)
+app.command()(serving.allow)
+app.command()(serving.offline)
+app.command()(serving.online)
+app.command()(limiting.cap)
+app.command()(limiting.drain_node)
+app.command()(limiting.undrain_node)
+app.command()(showing.controls)
+app.command()(checking.detect_stale)
+app.command()(checking.check)

@@ -1,0 +1,108 @@
+"""``taskhub partitions detect-stale`` and ``check``: exit statuses for monitors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, run, table
+from airflow_provider_taskhub.cli.partitions.orders import (
+    carry_out,
+)
+from airflow_provider_taskhub.cli.partitions.showing import show_controls
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.hub.partitions.steering import Findings
+from airflow_provider_taskhub.hub.snapshots import Waiting
+
+
+def detect_stale(
+    seconds: Annotated[
+        float, typer.Argument(min=0.0, help="1.5 renewal intervals of the slowest owner, or more.")
+    ] = 15.0,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Look twice: exit status 1 when a partition shows no sign of life in between, or has no lease row.
+
+    Exit status 2 for seconds within which a live owner need not renew its lease: looking so soon proves nothing.
+
+    Example: taskhub partitions detect-stale 30 || page-somebody
+    """
+    found = carry_out(hub, lambda steering: steering.stale(seconds))
+    if json:
+        as_json(found)
+    elif found:
+        table(
+            f"no sign of life for {seconds:g} s",
+            ("partition", "owner", "row"),
+            [(item.partition, item.owner or "nobody", "deleted" if item.deleted else "unchanged") for item in found],
+        )
+    else:
+        console.print(f"every partition that is not offline was renewed within {seconds:g} s")
+    if found:
+        raise typer.Exit(int(Exit.FAILED))
+
+
+def check(
+    min_nodes: Annotated[int, typer.Option(min=0, help="Live workers that there should be; drained ones are not.")] = 1,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Exit status 1 when a partition has no lease row or nobody alive to serve it, too few workers live, or an instance
+    waits for something that somebody must mend.
+
+    Says what instances wait for, with examples. To be mended: no live worker knows the orchestrator or an activity, or
+    accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline.
+    Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant to. A
+    triggerer that is missing now is told, too.
+
+    At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
+
+    Also when workers were given different lease times: partitions of one that renews seldom are taken late by all.
+
+    Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: who does
+    not by then counts as dead. Ends after two minutes: who renews more seldom than that is not called dead, and
+    its partitions are reported as those of one that may live or not. Lists the orders in force, too.
+
+    Example: taskhub partitions check --min-nodes 3 --json
+    """
+    settings = settings_of(hub=hub)
+
+    async def work() -> tuple[Findings, Waiting]:
+        async with Client.open(settings) as client:
+            findings = await client.admin.partition_operations.check(floor=min_nodes)
+            return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
+
+    findings, waiting = run(work())
+    well = not findings.problems and not waiting.faults
+    if json:
+        found = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
+        as_json(found | {"waiting": _waiting(waiting), "waiting_complete": waiting.complete})
+    else:
+        for problem in findings.problems:
+            console.print(problem, soft_wrap=True)
+        if well:
+            console.print(f"all is well: {plural(len(findings.live), 'live worker')}")
+        _show_waiting(waiting)
+        if findings.controls:
+            show_controls(findings.controls)
+    if not well:
+        raise typer.Exit(int(Exit.FAILED))
+
+
+def _waiting(waiting: Waiting) -> list[dict[str, object]]:
+    return [
+        {"reason": reason, "count": count, "fault": reason.is_fault, "examples": waiting.examples[reason]}
+        for reason, count in waiting.counts.items()
+    ]
+
+
+def _show_waiting(waiting: Waiting) -> None:
+    """What must be mended comes first."""
+    least = "" if waiting.complete else "at least "
+    for reason, count in sorted(waiting.counts.items(), key=lambda item: not item[0].is_fault):
+        console.print(f"{least}{plural(count, 'instance')} waiting, {reason}:", soft_wrap=True)
+        for example in waiting.examples[reason]:
+            console.print(f"  {example.instance_id}: {example.text}", soft_wrap=True)

@@ -1,0 +1,92 @@
+"""Orders about workers: how many partitions one may hold, and that one serves none."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import Exit, fail
+from airflow_provider_taskhub.cli.partitions.orders import (
+    NODE,
+    Reason,
+    carry_out,
+    done,
+    nothing_lifted,
+)
+from airflow_provider_taskhub.hub.contract import ControlKind
+from airflow_provider_taskhub.hub.partitions.steering import Steering
+
+
+def cap(
+    value: Annotated[int | None, typer.Argument(help="Partitions; shares are fair without a cap.")] = None,
+    node: Annotated[str | None, typer.Option(help=f"For these workers only. {NODE}")] = None,
+    per_turn: Annotated[
+        int | None, typer.Option("--per-turn", min=0, help="Partitions that a worker takes or asks for in one scan.")
+    ] = None,
+    lift: Annotated[bool, typer.Option("--lift", help="Lift the caps instead.")] = False,
+    reason: Reason = "",
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Let no worker hold more partitions than this, or take more than so many at a time.
+
+    A cap for some workers is lifted with their --node; --lift without lifts those of every worker.
+
+    Example: taskhub partitions cap 8 --node etl@node7, or cap --per-turn 1, or cap --lift
+    """
+    limits = {"cap": value, "per_turn": per_turn}
+    if lift == any(limit is not None for limit in limits.values()):
+        fail("give a number or --per-turn, or else --lift", Exit.USAGE)
+    if node is not None and per_turn is not None:
+        fail("--per-turn is for every worker: give it without --node", Exit.USAGE)
+    if lift:
+        _lift_caps(hub, node, json)
+        return
+
+    async def order(steering: Steering) -> None:
+        if value is not None:
+            await steering.cap(value, node=node, reason=reason)
+        if per_turn is not None:
+            await steering.turn(per_turn, reason=reason)
+
+    carry_out(hub, order, nodes=() if node is None else (node,))
+    told = [] if value is None else [f"{node or 'every worker'} holds at most {value}"]
+    told += [] if per_turn is None else [f"every worker takes at most {per_turn} a scan"]
+    done(json, ", ".join(told), node=node, **limits)
+
+
+def _lift_caps(hub: str | None, node: str | None, json: bool) -> None:
+    async def order(steering: Steering) -> list[str]:
+        lifted = [] if not await steering.cap(None, node=node) else [f"cap of {node or 'every worker'}"]
+        return lifted + ([] if node is not None or not await steering.turn(None) else ["limit per scan"])
+
+    lifted = carry_out(hub, order)
+    if not lifted:
+        nothing_lifted(hub, ControlKind.CAP, ControlKind.TURN)
+    done(json, f"lifted: {', '.join(lifted) or 'nothing'}", node=node, lifted=len(lifted))
+
+
+def drain_node(
+    node: Annotated[str, typer.Argument(help=NODE)], reason: Reason = "", hub: HubName = None, json: AsJson = False
+) -> None:
+    """Let a worker, or all on a host, serve no partitions: it hands them over and takes none until `undrain-node`.
+
+    Activities it goes on to take: to end these too, send it SIGTERM.
+
+    Example: taskhub partitions drain-node @node7 --reason "kernel update"
+    """
+    carry_out(hub, lambda steering: steering.drain_node(node, reason), nodes=(node,))
+    done(json, f"{node}: serves no partitions after one scan and the episodes that run", node=node, drained=True)
+
+
+def undrain_node(node: Annotated[str, typer.Argument(help=NODE)], hub: HubName = None, json: AsJson = False) -> None:
+    """Lift what `drain-node` ordered.
+
+    Example: taskhub partitions undrain-node @node7
+    """
+    lifted = carry_out(hub, lambda steering: steering.undrain_node(node))
+    if not lifted:
+        nothing_lifted(hub, ControlKind.DRAIN)
+    done(json, f"{node}: {'back in service' if lifted else 'was not drained'}", node=node, lifted=lifted)

@@ -1,0 +1,81 @@
+"""What the commands share that give orders to partitions: their arguments, and how an order is given and told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeVar
+
+import typer
+
+from airflow_provider_taskhub.cli.options import settings_of
+from airflow_provider_taskhub.cli.output import as_json, console, run, warn
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member
+from airflow_provider_taskhub.hub.partitions.controls import names
+from airflow_provider_taskhub.hub.partitions.steering import Steering
+
+T = TypeVar("T")
+
+
+def once(given: list[T] | None) -> list[T] | None:
+    """Each once, in whatever case it was repeated."""
+    found: dict[str, T] = {}
+    for item in given or ():
+        found.setdefault(str(item).casefold(), item)
+    return list(found.values()) or None
+
+
+Partitions = Annotated[list[int], typer.Argument(help="Numbers of partitions.", metavar="PARTITION...", callback=once)]
+NODE = "A worker: name@host, name, @host for all on a host, or name@host/incarnation. Case does not count."
+Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for several.", callback=once)]
+Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
+
+
+def carry_out(hub: str | None, order: Callable[[Steering], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
+    """:param nodes: whom it is about. It may be meant for one that is still to come; a typing error looks the same."""
+    settings = settings_of(hub=hub)
+
+    async def work() -> tuple[T, tuple[Member, ...]]:
+        async with Client.open(settings) as client:
+            return await order(client.admin.partition_operations), await client.admin.workers() if nodes else ()
+
+    done, listed = run(work())
+    for node in nodes:
+        if not any(names(node, member.worker) for member in listed):
+            warn(f"no worker is called {node} now: the order waits for one. Listed: {_workers(listed)}")
+    return done
+
+
+def _workers(listed: Sequence[Member]) -> str:
+    return ", ".join(sorted({member.worker.rpartition("/")[0] for member in listed})) or "nobody"
+
+
+def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
+    """An order is lifted by the name that it was given with."""
+    found = [
+        _order(control) for control in carry_out(hub, lambda steering: steering.controls()) if control.kind in kinds
+    ]
+    warn(f"nothing was lifted. In force: {', '.join(sorted(found))}" if found else "nothing was lifted: none in force")
+
+
+def _order(control: Control) -> str:
+    """An order in a few words."""
+    where = "" if control.partition is None else f" from partition {control.partition}"
+    match control.kind:
+        case ControlKind.CAP:
+            return f"cap of {control.node or 'every worker'}: {control.value}"
+        case ControlKind.TURN:
+            return f"at most {control.value} a scan"
+        case _:
+            return f"{control.node}{where}"
+
+
+def done(json: bool, told: str, **facts: object) -> None:
+    if json:
+        as_json(facts)
+    else:
+        console.print(told, soft_wrap=True)
+
+
+def listed(partitions: Sequence[int]) -> str:
+    return f"partition{'s' if len(partitions) > 1 else ''} {', '.join(map(str, partitions))}"

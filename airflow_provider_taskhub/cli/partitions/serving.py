@@ -1,0 +1,121 @@
+"""Orders about partitions: make them, hand one over, bar workers from them, take them offline."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_provider_taskhub.cli import hub as hubs
+from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.output import plural
+from airflow_provider_taskhub.cli.partitions.orders import (
+    NODE,
+    Nodes,
+    Partitions,
+    Reason,
+    carry_out,
+    done,
+    listed,
+    nothing_lifted,
+    once,
+)
+from airflow_provider_taskhub.hub.contract import ControlKind
+from airflow_provider_taskhub.hub.partitions.steering import Steering
+
+
+def create(
+    hub: HubName = None,
+    partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
+    cap: Annotated[int | None, typer.Option(min=0, help="Partitions that a worker may hold.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Make the hub with its partitions, or complete it: queues and lease rows that are missing are made again.
+
+    Example: taskhub partitions create --partitions 16 --cap 8
+    """
+    told, facts = hubs.made(hub=hub, partitions=partitions, cap=cap)
+
+    async def complete(steering: Steering) -> None:
+        await steering.complete()
+        if cap is not None:
+            await steering.cap(cap)
+
+    carry_out(hub, complete)
+    if cap is not None:
+        told, facts = f"{told}; every worker holds at most {cap}", {**facts, "cap": cap}
+    done(json, told, **facts)
+
+
+def kick(
+    partition: Annotated[int, typer.Argument(help="Number of the partition.")],
+    prohibit: Annotated[
+        list[str] | None, typer.Option(help=f"Bar a worker from it, too. {NODE} Repeat it for several.", callback=once)
+    ] = None,
+    reason: Reason = "",
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Make the owner hand a partition over: it drains, then whoever may serve it takes it, the same worker included.
+
+    Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
+    """
+    barred = prohibit or []
+    owner = carry_out(hub, lambda steering: steering.kick(partition, prohibit=barred, reason=reason), nodes=barred)
+    told = f"partition {partition}: {f'{owner} is asked to hand it over' if owner else 'nobody owns it'}"
+    told += f"; prohibited to {', '.join(barred)}" if barred else ""
+    done(json, told, partition=partition, kicked=owner, prohibited=barred)
+
+
+def prohibit(
+    partitions: Partitions, node: Nodes, reason: Reason = "", hub: HubName = None, json: AsJson = False
+) -> None:
+    """Bar workers from partitions until `allow`: they hand them over within one scan and never take them.
+
+    Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
+    """
+    carry_out(hub, lambda steering: steering.prohibit(partitions, node, reason), nodes=node)
+    done(json, f"{listed(partitions)}: prohibited to {', '.join(node)}", partitions=partitions, prohibited=node)
+
+
+def allow(
+    partitions: Partitions,
+    node: Annotated[
+        list[str] | None, typer.Option(help="As it was prohibited; else all bars are lifted.", callback=once)
+    ] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Lift what `prohibit` ordered.
+
+    Example: taskhub partitions allow 3 4 --node etl@node7
+    """
+    lifted = carry_out(hub, lambda steering: steering.allow(partitions, node or ()))
+    if not lifted:
+        nothing_lifted(hub, ControlKind.PROHIBIT)
+    told = f"{listed(partitions)}: {plural(lifted, 'bar')} lifted"
+    done(json, told, partitions=partitions, lifted=lifted)
+
+
+def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+    """Let nobody serve partitions until `online`. Their messages wait.
+
+    Example: taskhub partitions offline 3 --reason "history repair"
+    """
+    carry_out(hub, lambda steering: steering.offline(partitions, reason))
+    told = f"{listed(partitions)}: served by nobody after one scan and the episodes that run"
+    done(json, told, partitions=partitions, offline=True)
+
+
+def online(partitions: Partitions, hub: HubName = None, json: AsJson = False) -> None:
+    """Lift what `offline` ordered.
+
+    Example: taskhub partitions online 3
+    """
+    lifted = carry_out(hub, lambda steering: steering.online(partitions))
+    if not lifted:
+        told = f"{listed(partitions)}: not offline before"
+    else:
+        told = f"{listed(partitions)}: online again"
+        told += f" ({lifted} of them offline before)" if lifted < len(partitions) else ""
+    done(json, told, partitions=partitions, lifted=lifted)
