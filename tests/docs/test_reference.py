@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.cli.output import Exit
+from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.settings import LeaseTimes, Settings, SparkSettings
 from tests.docs.blocks import ROOT
 
@@ -90,3 +92,31 @@ def test_broken_links_and_foreign_scripts_of_the_site_are_found(tmp_path: Path) 
         "a.html: b.html: there is no such file",
         "a.html: #nowhere: there is no such anchor",
     ]
+
+
+def test_every_table_column_and_field_that_taskhub_writes_is_in_the_storage_formats() -> None:
+    text = (ROOT / "docs" / "reference" / "storage-formats.md").read_text(encoding="utf-8")
+    names = HubNames("Flights")
+    for stored in (names.controls, names.members, names.activities, names.completions, names.quarantine):
+        assert f"`{{Hub}}{stored.removeprefix('Flights')}`" in text
+    assert set(_column_names()) >= {"TaskHubCommit", "TaskHubEpoch", "TaskHubFailures", "CurrentOwner", "Cause"}
+    assert [name for name in _column_names() if f"`{name}`" not in text] == []
+
+
+NESTED = {
+    *("ActivityStartTime", "ErrorMessage", "ErrorType", "Id", "InnerFailure", "IsNonRetriable", "Properties"),
+    *("SpanId", "StackTrace", "TaskScheduleId", "Timestamp", "TraceParent", "TraceState"),
+}
+"""Members of DurableTask's own values inside of a column or field."""
+
+
+def _column_names() -> list[str]:
+    """Keys of the dictionaries that the hub's code writes, and every name that is TaskHub's own."""
+    found = set()
+    for path in (ROOT / "airflow_provider_taskhub" / "hub").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            keys = node.keys if isinstance(node, ast.Dict) else [node] if isinstance(node, ast.Constant) else []
+            texts = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            pattern = r"[A-Z][A-Za-z]+" if isinstance(node, ast.Dict) else r"TaskHub[A-Z][A-Za-z]+"
+            found |= {text for text in texts if re.fullmatch(pattern, text)}
+    return sorted(found - NESTED)
