@@ -8,7 +8,7 @@ when a worker is merely shut down. The trigger has a guarded one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.operators.arguments import date_tags, evaluated, problems, seconds
 from airflow_provider_taskhub.operators.launch import Counter, Found, Launched, Reaction, Request, Taken, found, launch
 from airflow_provider_taskhub.triggers.ending import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
@@ -193,7 +194,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         :raises AirflowFailException: for values that no retry would change.
         """
         given = evaluated(self.input)
-        problem = next(self._problems(given), None)
+        problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
         if problem is not None:
             raise AirflowFailException(problem)
         return Request(
@@ -202,39 +203,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             input=given,
             version=self.version or "",
             instance_id=self.instance_id or None,
-            tags={**(self.tags or {}), **_dates(context)},
+            tags={**(self.tags or {}), **date_tags(context)},
             deployment=deployment(),
         )
-
-    def _problems(self, given: Any) -> Iterator[str]:
-        from airflow_provider_taskhub.codec import dumps, loads
-        from airflow_provider_taskhub.engine.identity import check_new_instance_id
-        from airflow_provider_taskhub.engine.limits import check_column, check_tags
-        from airflow_provider_taskhub.errors import InputError
-
-        if not self.orchestrator or not isinstance(self.orchestrator, str):
-            yield f"orchestrator is {self.orchestrator!r}: give the name that an App declares"
-        try:
-            text = dumps(given, what=f"input of orchestrator {self.orchestrator!r}")
-            if self.instance_id:
-                check_new_instance_id(self.instance_id)
-        except InputError as error:
-            yield str(error)
-            return
-        if _holds_secret(loads(text)):
-            yield (
-                "the input holds a value that Airflow masks as a secret, and inputs are stored in the hub: "
-                "pass the name of a connection, which the worker resolves"
-            )
-        try:
-            check_column(self.version or "", f"version of orchestrator {self.orchestrator!r}")
-            check_tags(self.tags or {}, f"orchestrator {self.orchestrator!r}")
-        except InputError as error:
-            yield str(error)
-            return
-        for name in self.tags or {}:
-            if name.startswith(identity.RESERVED):
-                yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
 
     def _deadline(self) -> Timestamp | None:
         """The time by which this try must end, counted from now; all its waits share it."""
@@ -260,7 +231,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 orchestrator=self.orchestrator,
                 owner=owner,
                 deadline=text,
-                no_worker_timeout=_seconds(self.no_worker_timeout),
+                no_worker_timeout=seconds(self.no_worker_timeout),
                 end_from_trigger=not needs_worker(self),
                 push_output=self.do_xcom_push,
             ),
@@ -390,52 +361,3 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 def short_wait(left: timedelta | None) -> timedelta:
     """For how long a worker waits before it defers. :param left: until the deadline; None: there is none."""
     return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))
-
-
-def evaluated(value: Any) -> Any:
-    """The value with lists in place of the sequences that Airflow evaluates lazily: results of mapped tasks."""
-    from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
-
-    def plainly(item: Any) -> Any:
-        if isinstance(item, LazyXComSequence):
-            return item[:]  # all items with one question
-        if type(item) is dict:
-            return {key: plainly(inner) for key, inner in item.items()}
-        if isinstance(item, Sequence) and not isinstance(item, str | bytes | bytearray):
-            return [plainly(inner) for inner in item]
-        return item
-
-    try:
-        return plainly(value)
-    except RecursionError:
-        return value  # refused where it is written as JSON
-
-
-def _dates(context: Context) -> dict[str, str]:
-    """Logical date and data interval as tags; a run without them (asset-triggered) has none."""
-    named = {
-        identity.LOGICAL_DATE_TAG: context.get("logical_date"),
-        identity.INTERVAL_START_TAG: context.get("data_interval_start"),
-        identity.INTERVAL_END_TAG: context.get("data_interval_end"),
-    }
-    return {name: value.isoformat() for name, value in named.items() if value is not None}
-
-
-def _holds_secret(value: Any) -> bool:
-    """Whether any text inside a plain JSON value contains what Airflow's masker knows as a secret."""
-    from airflow.sdk.log import redact
-
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, str) and redact(item) != item:
-            return True
-        if isinstance(item, dict):
-            pending.extend((*item.keys(), *item.values()))
-        elif isinstance(item, list):
-            pending.extend(item)
-    return False
-
-
-def _seconds(value: timedelta | float | None) -> float | None:
-    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -23,8 +23,9 @@ from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.operators.arguments import evaluated
 from airflow_provider_taskhub.operators.launch import REACTIONS, Found
-from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, evaluated, short_wait
+from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, record

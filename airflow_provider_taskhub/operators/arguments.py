@@ -1,0 +1,99 @@
+"""What a DAG gives to the operator: evaluated, checked, and as what it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.hooks import identity
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def problems(
+    orchestrator: str, given: Any, instance_id: str | None, version: str, tags: Mapping[str, str]
+) -> Iterator[str]:
+    """What is wrong with an operator's arguments, so that no retry would help.
+
+    :param given: the input, evaluated.
+    """
+    from airflow_provider_taskhub.codec import dumps, loads
+    from airflow_provider_taskhub.engine.identity import check_new_instance_id
+    from airflow_provider_taskhub.engine.limits import check_column, check_tags
+    from airflow_provider_taskhub.errors import InputError
+
+    if not orchestrator or not isinstance(orchestrator, str):
+        yield f"orchestrator is {orchestrator!r}: give the name that an App declares"
+    try:
+        text = dumps(given, what=f"input of orchestrator {orchestrator!r}")
+        if instance_id:
+            check_new_instance_id(instance_id)
+    except InputError as error:
+        yield str(error)
+        return
+    if _holds_secret(loads(text)):
+        yield (
+            "the input holds a value that Airflow masks as a secret, and inputs are stored in the hub: "
+            "pass the name of a connection, which the worker resolves"
+        )
+    try:
+        check_column(version, f"version of orchestrator {orchestrator!r}")
+        check_tags(tags, f"orchestrator {orchestrator!r}")
+    except InputError as error:
+        yield str(error)
+        return
+    for name in tags:
+        if name.startswith(identity.RESERVED):
+            yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
+
+
+def evaluated(value: Any) -> Any:
+    """The value with lists in place of the sequences that Airflow evaluates lazily: results of mapped tasks."""
+    from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
+
+    def plainly(item: Any) -> Any:
+        if isinstance(item, LazyXComSequence):
+            return item[:]  # all items with one question
+        if type(item) is dict:
+            return {key: plainly(inner) for key, inner in item.items()}
+        if isinstance(item, Sequence) and not isinstance(item, str | bytes | bytearray):
+            return [plainly(inner) for inner in item]
+        return item
+
+    try:
+        return plainly(value)
+    except RecursionError:
+        return value  # refused where it is written as JSON
+
+
+def date_tags(context: Context) -> dict[str, str]:
+    """Logical date and data interval as tags; a run without them (asset-triggered) has none."""
+    named = {
+        identity.LOGICAL_DATE_TAG: context.get("logical_date"),
+        identity.INTERVAL_START_TAG: context.get("data_interval_start"),
+        identity.INTERVAL_END_TAG: context.get("data_interval_end"),
+    }
+    return {name: value.isoformat() for name, value in named.items() if value is not None}
+
+
+def _holds_secret(value: Any) -> bool:
+    """Whether any text inside a plain JSON value contains what Airflow's masker knows as a secret."""
+    from airflow.sdk.log import redact
+
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str) and redact(item) != item:
+            return True
+        if isinstance(item, dict):
+            pending.extend((*item.keys(), *item.values()))
+        elif isinstance(item, list):
+            pending.extend(item)
+    return False
+
+
+def seconds(value: timedelta | float | None) -> float | None:
+    """A duration in seconds. :param value: a timedelta, or seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
