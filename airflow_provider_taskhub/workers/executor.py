@@ -1,15 +1,15 @@
-"""The pool of executors of a worker: who runs an activity, how many at once, and what happens when an executor dies.
+"""The pool of executors of a worker: how many there are, and what happens when one dies.
 
 Plain activities share a few processes, Spark activities share one with a warm Spark context. A dead executor is
-replaced; one that keeps dying is replaced ever more slowly, and whoever waits for it is told why. Who is suspected of
-a crash gets an executor without company (:func:`lanes.choose`).
+replaced; one that keeps dying is replaced ever more slowly, and the activities that wait for it fail with the reason.
+An activity that is suspected of a crash gets an executor without company (:func:`scheduling.choose`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 
@@ -19,22 +19,17 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import storable
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
+from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.workers.assignment import Assignment, Seat, Ticket
 from airflow_provider_taskhub.workers.executor_process import ExecutorTimes
-from airflow_provider_taskhub.workers.lanes import (
-    ActivityOutcome,
-    ActivityProgress,
-    ActivityRequest,
-    FairQueue,
-    Lane,
-    choose,
-)
+from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.output import LogSink
 from airflow_provider_taskhub.workers.process import Executor, ExecutorError
 from airflow_provider_taskhub.workers.protocol import Configure
 from airflow_provider_taskhub.workers.remote_attempt import ProgressListener
+from airflow_provider_taskhub.workers.scheduling import Lane
 from airflow_provider_taskhub.workers.warden import Warden
 
 __all__ = [
@@ -42,6 +37,7 @@ __all__ = [
     "ActivityOutcome",
     "ActivityProgress",
     "ActivityRequest",
+    "ExecutorConfig",
     "ExecutorPool",
     "ExecutorTimes",
 ]
@@ -50,114 +46,63 @@ _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
 """Bytes of one attempt's log, and of one executor's own."""
-_STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
-"""Pauses before an executor is started again: none after the first death, then these."""
 _MAX_SHOWN = 4000
 """Characters of an error and of its stack trace that a log line has at most."""
 
 
-class _Ticket:
-    """A request on its way to an executor."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """What all executors of a pool have in common.
 
-    def __init__(self, lane: Lane, key: str, *, alone: bool) -> None:
-        self.lane = lane
-        self.key = key
-        self.alone = alone
-        self.failed_starts = 0
-        """Starts of executors that failed while it waited, and the time of the first failure."""
-        self.failing_since = 0.0
-        self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
-
-
-class _Seat:
-    """Place of one executor, taken by one process after another.
-
-    :param wanted: set while there shall be one. :ivar broken: its last start failed.
+    :param apps: ``module:attribute`` each, as the host loaded them.
+    :param lock_fd: the incarnation's lock, held open by every process of the pool.
+    :param max_result, max_log: bytes of one result and of one attempt's log.
+    :param environment: variables of the executors; None for those of this process.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.wanted = asyncio.Event()
-        self.broken = False
-        self.starts = 0
-        self.failures = 0
-        """Deaths and failed starts in a row; an activity that ends in an executor of this seat resets it."""
-        self.executor: Executor | None = None
-
-    @property
-    def load(self) -> int:
-        return self.executor.load if self.executor is not None else 0
-
-    @property
-    def open(self) -> bool:
-        return self.executor is not None and self.executor.eligible
-
-    @property
-    def alone(self) -> bool:
-        return self.executor is not None and self.executor.alone and self.executor.load > 0
-
-    @property
-    def backoff(self) -> float:
-        """Seconds before the next start: none after the first death, then 1, 2, 4 … 30."""
-        return 0.0 if self.failures < 2 else _STARTS.pause(self.failures - 1)
+    apps: tuple[str, ...]
+    spark: SparkSettings
+    lock_fd: int | None = None
+    max_result: int = MAX_RESULT
+    max_log: int = MAX_LOG
+    environment: Mapping[str, str] | None = None
 
 
 class ExecutorPool:
     """Runs activities in child processes. Use it in one event loop.
 
-    :param apps: ``module:attribute`` each, as the host loaded them. :param size: activities at once.
-    :param logs: appends bytes to a log. :param lock_fd: the incarnation's lock, held open by every process of the pool.
+    :param size: activities at once. :param logs: appends bytes to a log.
     :param name: of the worker; names the executors' own logs, ``executors/NAME/EXECUTOR.log``.
     :param warm: start the Spark executor at once, if any activity needs it, instead of with the first Spark activity.
-    :param environment: variables of the executors; None for those of this process.
     :param processes: plain executors; by default one per core, and no more than there are activities at once.
     """
 
     def __init__(
         self,
+        config: ExecutorConfig,
         *,
-        apps: Sequence[str],
         size: int,
-        spark: SparkSettings,
         logs: LogSink,
-        lock_fd: int | None = None,
-        clock: Clock = SYSTEM_CLOCK,
         name: str = "worker",
         warm: bool = False,
         processes: int | None = None,
         times: ExecutorTimes | None = None,
-        max_result: int = MAX_RESULT,
-        max_log: int = MAX_LOG,
-        environment: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._apps = tuple(apps)
-        self._size = size
-        self._spark = spark
-        self._logs = logs
-        self._lock_fd = lock_fd
-        self._clock = clock
-        self._name = name
-        self._warm = warm
-        self._times = times or ExecutorTimes()
-        self._max_result = max_result
-        self._max_log = max_log
-        self._environment = environment
+        self._config, self._logs, self._clock = config, logs, clock
+        self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
-        self._seats = [*(_Seat(Lane.PLAIN) for _ in range(plain)), _Seat(Lane.SPARK)]
-        self._queues: dict[bool, FairQueue[_Ticket]] = {True: FairQueue(), False: FairQueue()}
-        """By whether it is of suspects, who run alone."""
-        self._busy = 0
+        self._seats = [*(Seat(Lane.PLAIN) for _ in range(plain)), Seat(Lane.SPARK)]
+        self._assignment = Assignment(self._seats, size, clock)
         self._activities: Mapping[str, bool] = {}
         self.supervisor = Supervisor(clock)
         self._stopped = False
-        self._warden = Warden(lock_fd=lock_fd)
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._warden = Warden(lock_fd=config.lock_fd)
 
     @property
     def free(self) -> int:
         """Requests that would not have to wait for others."""
-        return max(0, self._size - self._busy - self._waiting)
+        return self._assignment.free
 
     @property
     def activities(self) -> Mapping[str, bool]:
@@ -207,10 +152,10 @@ class ExecutorPool:
         What still runs then ends as crashed; what waits for an executor, too.
         """
         self._stopped = True
-        self._refuse(tuple(Lane), ExecutorError("the worker is stopping"))
-        await first(self._idle.wait(), self._clock.sleep(timeout.total_seconds()))
-        if not self._idle.is_set():
-            _log.warning("executors_killed_busy", running=self._busy)
+        self._assignment.refuse(ExecutorError("the worker is stopping"))
+        await first(self._assignment.idle.wait(), self._clock.sleep(timeout.total_seconds()))
+        if not self._assignment.idle.is_set():
+            _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
@@ -223,13 +168,15 @@ class ExecutorPool:
         (activities beside it end as crashed; from the request on, no new ones are put there). Only when nothing of it
         runs any more does the cancellation go on. A second cancellation kills at once.
 
-        :param progress: told by whom it is run, and everything that it reports; called in this loop, must return at
-            once.
+        :param progress: called with the executor that runs it, and with everything that it reports; called in this
+            loop, must return at once.
         """
         lane = Lane.SPARK if request.spark else Lane.PLAIN
-        ticket = _Ticket(lane, request.instance.instance_id, alone=request.alone)
+        ticket = Ticket(lane, request.instance.instance_id, alone=request.alone)
         try:
-            executor = await self._assigned(ticket)
+            if self._stopped:
+                raise ExecutorError("the worker is stopping")
+            executor = await self._assignment.executor_for(ticket)
         except ExecutorError as error:
             failure = FailureDetails(
                 error_type="ExecutorUnavailable",
@@ -240,100 +187,10 @@ class ExecutorPool:
         try:
             outcome = await executor.run(request, progress)
         finally:
-            self._release(executor)
+            self._assignment.release(executor)
         if not outcome.crashed:
             self._trust(executor)
         return outcome
-
-    # assignment
-
-    async def _assigned(self, ticket: _Ticket) -> Executor:
-        if self._stopped:
-            raise ExecutorError("the worker is stopping")
-        self._queues[ticket.alone].put(ticket.lane, ticket.key, ticket)
-        self._idle.clear()
-        for seat in self._seats:
-            if seat.lane is ticket.lane:
-                seat.wanted.set()
-        self._assign()
-        try:
-            return await ticket.executor
-        except BaseException:
-            self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
-            if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
-                self._release(ticket.executor.result())  # cancelled in the very turn in which it got one
-            else:
-                self._settle()
-            raise
-
-    @property
-    def _waiting(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
-
-    def _assign(self) -> None:
-        """Give waiting requests to executors, as long as there is room."""
-        self._serve(alone=True)
-        self._serve(alone=False)
-
-    def _serve(self, *, alone: bool) -> None:
-        queue = self._queues[alone]
-        while self._busy < self._size and (
-            ticket := queue.take(lambda lane: self._place(lane, alone=alone) is not None)
-        ):
-            executor = self._place(ticket.lane, alone=alone)
-            if ticket.executor.done() or executor is None:
-                continue  # its task was cancelled a moment ago
-            self._busy += 1
-            executor.load += 1
-            executor.alone = alone
-            ticket.executor.set_result(executor)
-
-    def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
-        """The executor that takes the next attempt, if any does now."""
-        coming = [seat for seat in self._seats if seat.executor or (seat.wanted.is_set() and not seat.broken)]
-        seats = [seat for seat in coming if seat.lane is lane]
-        seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
-        return seat.executor if seat is not None else None
-
-    def _release(self, executor: Executor) -> None:
-        self._busy -= 1
-        executor.load -= 1
-        self._settle()
-
-    def _settle(self) -> None:
-        self._assign()
-        if not self._busy and not self._waiting:
-            self._idle.set()
-
-    def _refuse(self, lanes: Sequence[Lane], error: ExecutorError) -> None:
-        for lane in lanes:
-            for ticket in (*self._queues[True].drain(lane), *self._queues[False].drain(lane)):
-                if not ticket.executor.done():
-                    ticket.executor.set_exception(error)
-
-    def _despair(self, lane: Lane, error: ExecutorError) -> None:
-        """Fail the waiting activities for which no executor could be started for too long; the others wait on.
-
-        If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for it.
-        So no attempt of the activity is used up.
-        """
-        now, patience = self._clock.monotonic(), self._times.patience.total_seconds()
-        for queue in self._queues.values():
-            for ticket in queue.drain(lane):
-                ticket.failing_since = ticket.failing_since if ticket.failed_starts else now
-                ticket.failed_starts += 1
-                if ticket.executor.done():
-                    continue
-                if now - ticket.failing_since < patience:
-                    queue.put(lane, ticket.key, ticket)
-                    continue
-                ticket.executor.set_exception(
-                    ExecutorError(
-                        f"its worker could start none for {now - ticket.failing_since:.0f} s ({ticket.failed_starts} "
-                        f"tries; see executor_failed_to_start in the log of worker {self._name}): {error}",
-                        error.stack_trace,
-                    )
-                )
 
     def _trust(self, executor: Executor) -> None:
         """It has ended an activity in an orderly way: whatever kills it later is a new story."""
@@ -343,7 +200,7 @@ class ExecutorPool:
 
     # seats
 
-    async def _keep(self, seat: _Seat) -> None:
+    async def _keep(self, seat: Seat) -> None:
         """Keep a seat taken while it is wanted."""
         while True:
             await seat.wanted.wait()
@@ -351,21 +208,22 @@ class ExecutorPool:
                 await self._clock.sleep(seat.backoff)
                 await self._fill(seat)
             if seat.executor is not None:
-                self._assign()
+                self._assignment.assign()
                 await seat.executor.ended.wait()
                 if not seat.executor.alone:  # else it is clear what killed it, and that has its own limit
                     seat.failures += 1
                 seat.executor = None
 
-    async def _fill(self, seat: _Seat) -> None:
+    async def _fill(self, seat: Seat) -> None:
         try:
             await self._start_executor(seat)
         except ExecutorError as error:
             seat.failures += 1
             seat.broken = True
             if not any(other.open for other in self._seats if other.lane is seat.lane):
-                self._despair(seat.lane, error)
-            waiting = sum(queue.has(seat.lane) for queue in self._queues.values())
+                patience = self._times.patience.total_seconds()
+                self._assignment.give_up(seat.lane, error, patience=patience, worker=self._name)
+            waiting = self._assignment.waits(seat.lane)
             if not waiting:
                 # The next request starts one again. Until then further tries would only fill the log.
                 seat.wanted.clear()
@@ -377,9 +235,9 @@ class ExecutorPool:
                 error=str(error)[:_MAX_SHOWN],
                 stack_trace=(error.stack_trace or "")[-_MAX_SHOWN:] or None,
             )
-            self._settle()
+            self._assignment.settle()
 
-    async def _start_executor(self, seat: _Seat) -> Executor:
+    async def _start_executor(self, seat: Seat) -> Executor:
         seat.starts += 1
         number = self._seats.index(seat) + 1
         name = f"{seat.lane}-{number}.{seat.starts}"
@@ -393,7 +251,7 @@ class ExecutorPool:
             times=self._times,
         )
         try:
-            await executor.start(self._environment)
+            await executor.start(self._config.environment)
         except OSError as error:
             raise ExecutorError(f"executor {name} could not be started: {error}") from error
         seat.executor, seat.broken = executor, False
@@ -404,11 +262,11 @@ class ExecutorPool:
     def _configure(self, lane: Lane, name: str) -> Configure:
         return Configure(
             name=name,
-            apps=self._apps,
+            apps=self._config.apps,
             spark=lane is Lane.SPARK,
-            master=self._spark.master,
-            conf=dict(self._spark.conf),
-            lock_fd=self._lock_fd,
-            max_result=self._max_result,
-            max_log=self._max_log,
+            master=self._config.spark.master,
+            conf=dict(self._config.spark.conf),
+            lock_fd=self._config.lock_fd,
+            max_result=self._config.max_result,
+            max_log=self._config.max_log,
         )

@@ -34,7 +34,7 @@ from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.environment import child_environment
 from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
-from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.peers import Peers
@@ -146,21 +146,24 @@ class Host:
         async def keep_log(name: str, data: bytes) -> None:
             await store.append_blob(names.logs, name, data)
 
-        pool = ExecutorPool(
+        config = ExecutorConfig(
             apps=options.apps,
-            size=settings.activities,
             spark=settings.spark,
-            logs=keep_log,
             lock_fd=incarnation.lock_fd,
-            name=me.name,
-            warm=options.warm,
             max_result=settings.max_result,
-            times=ExecutorTimes(patience=settings.executor_timeout),
             environment=child_environment(
                 os.environ,
                 connection=settings.connection.get_secret_value() if settings.connection else None,
                 withheld=settings.withheld_names,
             ),
+        )
+        pool = ExecutorPool(
+            config,
+            size=settings.activities,
+            logs=keep_log,
+            name=me.name,
+            warm=options.warm,
+            times=ExecutorTimes(patience=settings.executor_timeout),
         )
         if ACTIVITY in options.roles:
             await pool.start()

@@ -27,9 +27,9 @@ from airflow_provider_taskhub.triggers.watcher import IN_TURN, MEMBERS_EVERY
 from airflow_provider_taskhub.workers.activities import QUICK
 from airflow_provider_taskhub.workers.episodes import STUCK
 from airflow_provider_taskhub.workers.executor import MAX_LOG
+from airflow_provider_taskhub.workers.executor_process import ExecutorTimes
 from airflow_provider_taskhub.workers.lanes import MAX_CRASHES, MAX_SHARED
 from airflow_provider_taskhub.workers.output import TAIL_LINES
-from airflow_provider_taskhub.workers.process import ExecutorTimes
 from airflow_provider_taskhub.workers.responses import OUTCOMES
 
 DOCS = Path(__file__).parents[2] / "docs"

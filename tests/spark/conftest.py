@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
 from tests.workers.conftest import Logs
 
 APP = "tests.spark.apps:app"
@@ -16,9 +16,8 @@ APP = "tests.spark.apps:app"
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ExecutorPool]:
-    pool = ExecutorPool(
-        apps=[APP], size=4, processes=1, spark=SparkSettings(master="local[2]"), logs=Logs(), name="spark", warm=True
-    )
+    config = ExecutorConfig(apps=(APP,), spark=SparkSettings(master="local[2]"))
+    pool = ExecutorPool(config, size=4, processes=1, logs=Logs(), name="spark", warm=True)
     await pool.start()
     yield pool
     await pool.stop(timedelta(0))

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.spark import WarmSpark
 from tests.spark.conftest import APP
@@ -129,10 +129,9 @@ async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
 async def test_a_spark_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     pool = ExecutorPool(
-        apps=[APP],
+        ExecutorConfig(apps=(APP,), spark=SparkSettings(master="local[1]")),
         size=1,
         processes=1,
-        spark=SparkSettings(master="local[1]"),
         logs=Logs(),
         times=ExecutorTimes(patience=timedelta(seconds=1)),
     )

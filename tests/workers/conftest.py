@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import pathlib
 from collections import defaultdict
@@ -15,7 +16,7 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ActivityRequest, ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executor import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
 
 APP = "tests.workers.apps:app"
 DEADLINE = 60.0
@@ -88,7 +89,7 @@ async def make_pool(logs: Logs) -> AsyncIterator[PoolMaker]:
 
     async def make(**more: Any) -> ExecutorPool:
         values: dict[str, Any] = {
-            "apps": [APP],
+            "apps": (APP,),
             "size": 4,
             "spark": SparkSettings(master="local[2]"),
             "logs": logs,
@@ -96,7 +97,9 @@ async def make_pool(logs: Logs) -> AsyncIterator[PoolMaker]:
             "times": ExecutorTimes(grace=timedelta(seconds=20)),
             **more,
         }
-        pool = ExecutorPool(**values)
+        common = {field.name for field in dataclasses.fields(ExecutorConfig)}
+        config = ExecutorConfig(**{name: values.pop(name) for name in common & set(values)})
+        pool = ExecutorPool(config, **values)
         pools.append(pool)
         await pool.start()
         return pool

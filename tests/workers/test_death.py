@@ -371,10 +371,11 @@ HOST = """
 import asyncio, sys
 from tests.workers.conftest import APP, Logs, request
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
 
 async def main():
-    pool = ExecutorPool(apps=[APP], size=4, spark=SparkSettings(), logs=Logs(), processes=2, lock_fd=int(sys.argv[1]))
+    config = ExecutorConfig(apps=(APP,), spark=SparkSettings(), lock_fd=int(sys.argv[1]))
+    pool = ExecutorPool(config, size=4, logs=Logs(), processes=2)
     await pool.start()
     folder = sys.argv[2]
     await asyncio.gather(pool.run(request("children", [folder, "c"])), pool.run(request("hold_gil", [folder, "g"])))

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorPool
+from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
 from airflow_provider_taskhub.workers.executor_process import ExecutorProcess
 from airflow_provider_taskhub.workers.lanes import ActivityProgress
 from tests.breaking import Breaker
@@ -254,7 +254,7 @@ async def test_no_more_at_once_than_asked_for_and_every_instance_gets_its_turn(
 )
 @pytest.mark.process
 async def test_an_app_that_does_not_load_is_told_at_the_start(app: str, told: str) -> None:
-    pool = ExecutorPool(apps=[app], size=1, spark=SparkSettings(), logs=Logs())
+    pool = ExecutorPool(ExecutorConfig(apps=(app,), spark=SparkSettings()), size=1, logs=Logs())
     with pytest.raises(ConfigurationError, match=told):
         await pool.start()
     await pool.stop(timedelta(0))

@@ -22,12 +22,10 @@ from airflow_provider_taskhub.workers.lanes import (
     ActivityOutcome,
     ActivityProgress,
     Crashes,
-    FairQueue,
-    Lane,
-    choose,
 )
 from airflow_provider_taskhub.workers.launch import describe
 from airflow_provider_taskhub.workers.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
+from airflow_provider_taskhub.workers.scheduling import FairQueue, Lane, choose
 from tests.workers.apps import Job, app
 
 MESSAGES: list[Message] = [
