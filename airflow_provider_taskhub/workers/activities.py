@@ -42,17 +42,17 @@ FORGOTTEN = timedelta(minutes=10)
 
 
 @dataclass(slots=True, eq=False)
-class _Plain:
+class _Unrecorded:
     """An activity without a record that runs.
 
     :ivar known: something of its instance has been seen: when nothing is left, it was purged.
-    :ivar told: it was asked to end, which may take longer than the time between two looks.
+    :ivar asked_to_end: it was asked to end, which may take longer than the time between two looks.
     """
 
     life: asyncio.Timeout
     known: bool = False
     purged: bool = False
-    told: bool = False
+    asked_to_end: bool = False
 
 
 class Activities:
@@ -75,7 +75,7 @@ class Activities:
         absences: Absences,
     ) -> None:
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
-        self._plain: dict[Held, _Plain] = {}
+        self._unrecorded_running: dict[Held, _Unrecorded] = {}
         self._watch = asyncio.Event()
         self._work_items, self._reader = work_items, work_items.reader
         self._responses, self._recorded = responses, recorded
@@ -173,7 +173,7 @@ class Activities:
     async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
         try:
             async with asyncio.timeout(None) as life:
-                self._plain[held] = plain = _Plain(life)
+                self._unrecorded_running[held] = plain = _Unrecorded(life)
                 self._watch.set()
                 begun = self._hub.clock.monotonic()
                 outcome = await self._run(held, event, definition)
@@ -187,20 +187,20 @@ class Activities:
                 await self._responses.drop(held, "its instance was ended")
             return
         finally:
-            self._plain.pop(held, None)
+            self._unrecorded_running.pop(held, None)
         await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
         """End activities without a record whose instance has ended, for ever; the others are told by their record."""
         outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
         while True:
-            if not self._plain:
+            if not self._unrecorded_running:
                 self._watch.clear()
                 await self._watch.wait()
-            before = tuple(self._plain.items())
+            before = tuple(self._unrecorded_running.items())
             await self._hub.clock.sleep(self._times.renew.total_seconds())
             for held, plain in before:
-                if held not in self._plain or plain.told:
+                if held not in self._unrecorded_running or plain.asked_to_end:
                     continue
                 try:
                     fate = await fate_of(self._hub, held)
@@ -213,8 +213,8 @@ class Activities:
                     continue
                 plain.purged = fate is Fate.NOTHING and plain.known
                 plain.known |= fate is not Fate.NOTHING
-                if held in self._plain and (fate is Fate.ENDED or plain.purged):
-                    plain.told = True
+                if held in self._unrecorded_running and (fate is Fate.ENDED or plain.purged):
+                    plain.asked_to_end = True
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:

@@ -27,7 +27,7 @@ class Superseded(Exception):
     """The record says that this attempt is not ours any more, or is to be cancelled."""
 
 
-class Attempt:
+class RecordedAttempt:
     """A claimed record and its newest ETag; heartbeats and progress write it, one at a time.
 
     :param held: its work item.

@@ -42,13 +42,13 @@ SETTLING = 256
 """Activities that have ended, and whose responses are on their way to the store."""
 POLLS_MISSED = 3
 """Longest polling intervals without a poll after which a partition counts as stuck (K12)."""
-LAST_WORKS = 60.0
+STOP_PATIENCE = 60.0
 """Seconds that a stopping worker waits for messages on their way back into their queues."""
 PARTITION_DRAIN = 60.0
 """Seconds that a handover waits for the episodes under way."""
 
 
-def _here(instance_id: str, close: Callable[[], None]) -> None:
+def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
     close()
 
 
@@ -65,7 +65,7 @@ class Backend:
         settings: Settings,
         peers: Peers,
         roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
-        closes: Callable[[str, Callable[[], None]], None] = _here,
+        closes: Callable[[str, Callable[[], None]], None] = _close_at_once,
     ) -> None:
         """
         :param peers: the hub's other workers.
@@ -89,7 +89,7 @@ class Backend:
         self.absences = Absences(hub, peers.live, settings.no_worker_timeout, pause=times.scan)
         self.demand = Demand(hub.clock)
         self.sessions: Sessions[Live] = Sessions(
-            extended=settings.session_idle > timedelta(0), rested=self._put_aside, dropped=self._put_aside
+            extended=settings.session_idle > timedelta(0), rested=self._close_evicted, dropped=self._close_evicted
         )
         self.processor = Orchestrations(
             hub=hub,
@@ -180,7 +180,7 @@ class Backend:
         """After the partitions are given up: end every loop."""
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
-        await self.supervisor.close(LAST_WORKS)
+        await self.supervisor.close(STOP_PATIENCE)
 
     # partitions (TenureListener, on this loop)
 
@@ -244,7 +244,7 @@ class Backend:
 
     # messages
 
-    def _put_aside(self, live: Live) -> None:
+    def _close_evicted(self, live: Live) -> None:
         """Only its history is kept, or nothing."""
         if (close := live.execution.rest()) is not None:
             self._closes(live.execution.instance.instance_id, close)

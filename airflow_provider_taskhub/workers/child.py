@@ -132,7 +132,7 @@ class Threads:
             name, job = self._jobs.get()
 
 
-class Attempt:
+class RunningActivity:
     """One activity under way.
 
     :param spark: the warm context, for a Spark activity.
@@ -211,7 +211,7 @@ class Child:
         self._link = link
         self._configure = configure
         self._loop = asyncio.new_event_loop()
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, RunningActivity] = {}
         self._threads = Threads()
         self._registry = Registry.of(())
         self._spark: WarmSpark | None = None
@@ -291,7 +291,9 @@ class Child:
                 Failed(number=run.number, failure=FailureDetails(error_type="UnknownActivity", error_message=text))
             )
             return
-        attempt = Attempt(run, definition, self._link, self._configure, self._spark if definition.spark else None)
+        attempt = RunningActivity(
+            run, definition, self._link, self._configure, self._spark if definition.spark else None
+        )
         self._attempts[run.number] = attempt
         if inspect.iscoroutinefunction(definition.function) and not definition.spark:
             asyncio.run_coroutine_threadsafe(self._run_async(attempt), self._loop)
@@ -310,7 +312,7 @@ class Child:
             # In a thread of its own: a JVM that takes long must not keep the reader from answering pings.
             threading.Thread(target=attempt.spark.cancel, args=(attempt.run.job_group,), daemon=True).start()
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: RunningActivity) -> None:
         try:
             with attempt.entered():
                 answer = self._call(attempt)
@@ -318,7 +320,7 @@ class Child:
             answer = attempt.failure(error)
         self._finish(attempt, answer)
 
-    def _call(self, attempt: Attempt) -> Message:
+    def _call(self, attempt: RunningActivity) -> Message:
         """The answer of a function that runs in this thread; errors are answered inside, where output is still
         routed.
         """
@@ -335,7 +337,7 @@ class Child:
         except BaseException as error:
             return attempt.failure(error)
 
-    async def _run_async(self, attempt: Attempt) -> None:
+    async def _run_async(self, attempt: RunningActivity) -> None:
         attempt.task = asyncio.current_task()
         with attempt.entered():
             try:
@@ -345,7 +347,7 @@ class Child:
                 answer = attempt.failure(error)
         self._finish(attempt, answer)
 
-    def _finish(self, attempt: Attempt, answer: Message) -> None:
+    def _finish(self, attempt: RunningActivity, answer: Message) -> None:
         self._attempts.pop(attempt.run.number, None)
         attempt.flush()
         try:

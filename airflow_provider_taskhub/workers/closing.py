@@ -25,7 +25,7 @@ from airflow_provider_taskhub.workers.episodes import SLOW, TICK, where
 
 log = structlog.get_logger(__name__)
 
-LAST_CALLS = 2.0
+STOP_PATIENCE = 2.0
 """Seconds that a stopping worker waits until its orchestrators are closed."""
 BACKLOG = 1000
 """Orchestrators that wait to be closed before it is logged; again at twice as many, and so on."""
@@ -120,6 +120,6 @@ class Closer:
         """Wait a little until everything is closed; what is not stays as it is until the process ends."""
         done = threading.Event()
         self("", done.set)
-        done.wait(LAST_CALLS)
+        done.wait(STOP_PATIENCE)
         if sys.unraisablehook == self._hook:
             sys.unraisablehook = self._hook_before

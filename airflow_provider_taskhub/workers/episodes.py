@@ -35,7 +35,7 @@ SLOW = 1.0
 """Seconds after which an episode is reported."""
 STUCK = 10.0
 """Seconds after which it is ended, and its process with it."""
-LAST_WORDS = 15.0
+QUARANTINE_PATIENCE = 15.0
 """Seconds that the messages may take on their way into the quarantine."""
 STATUS = os.EX_SOFTWARE
 """What the process exits with."""
@@ -72,7 +72,7 @@ class Episodes:
             self.running = None
 
 
-class EpisodeWatch:
+class EpisodeWatchdog:
     """The thread that looks.
 
     :param thread: identifies the thread that computes. :param keep: brings the messages of an episode that is stuck
@@ -124,11 +124,11 @@ class EpisodeWatch:
     def _end(self, running: Running) -> None:
         cause = f"its episode did not end within {STUCK:g} s, at {where(self._target)}"
         # whatever hangs from here on, a process that computes nothing any more must not keep its partitions
-        final = threading.Timer(LAST_WORDS + 5.0, self._exit, (STATUS,))
+        final = threading.Timer(QUARANTINE_PATIENCE + 5.0, self._exit, (STATUS,))
         final.daemon = True
         final.start()
         try:
-            asyncio.run(asyncio.wait_for(self._keep(running, cause), LAST_WORDS))
+            asyncio.run(asyncio.wait_for(self._keep(running, cause), QUARANTINE_PATIENCE))
         except Exception as error:
             log.error("quarantine_failed", instance_id=running.instance_id, error=repr(error))
         log.critical(

@@ -30,7 +30,7 @@ from airflow_provider_taskhub.workers.process import Executor, ExecutorError
 from airflow_provider_taskhub.workers.protocol import Configure
 from airflow_provider_taskhub.workers.remote_attempt import ProgressListener
 from airflow_provider_taskhub.workers.scheduling import Lane
-from airflow_provider_taskhub.workers.warden import Warden
+from airflow_provider_taskhub.workers.warden import Reaper
 
 __all__ = [
     "MAX_LOG",
@@ -97,7 +97,7 @@ class ExecutorPool:
         self._activities: Mapping[str, bool] = {}
         self.supervisor = Supervisor(clock)
         self._stopped = False
-        self._warden = Warden(lock_fd=config.lock_fd)
+        self._reaper = Reaper(lock_fd=config.lock_fd)
 
     @property
     def free(self) -> int:
@@ -114,7 +114,7 @@ class ExecutorPool:
 
         :raises ConfigurationError: when one cannot load the apps, with the error of the import; nothing runs then.
         """
-        self._warden.start()
+        self._reaper.start()
         plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
         try:
             async with owned() as start:
@@ -137,7 +137,7 @@ class ExecutorPool:
         """Leave nothing behind of a start that failed or was cancelled."""
         ready = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
-        await self._warden.close()
+        await self._reaper.close()
 
     def warm(self) -> None:
         """Start Spark now, if any activity needs it, so that the first does not wait for it."""
@@ -159,7 +159,7 @@ class ExecutorPool:
         await self.supervisor.close()
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
-        await self._warden.close()
+        await self._reaper.close()
 
     async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
         """Run one attempt of an activity, waiting for an executor if need be.
@@ -244,7 +244,7 @@ class ExecutorPool:
         began = self._clock.monotonic()
         executor = Executor(
             self._configure(seat.lane, name),
-            warden=self._warden,
+            reaper=self._reaper,
             logs=self._logs,
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.launch import ChildProcess, describe, launch
 from airflow_provider_taskhub.workers.protocol import Decoder, Message, Ping, encode, joined
-from airflow_provider_taskhub.workers.warden import Warden
+from airflow_provider_taskhub.workers.warden import Reaper
 
 _log = structlog.get_logger()
 
@@ -64,16 +64,16 @@ class Observer(Protocol):
 class ExecutorProcess:
     """A process with everything in its session.
 
-    :param name: of the executor, for logs. :param warden: kills the session if the host dies.
+    :param name: of the executor, for logs. :param reaper: kills the session if the host dies.
     :ivar answers_pings: set once the process is ready: silence kills it from then on.
     :ivar reason: why it ends or has ended, as far as the host knows; continues "executor X …".
     """
 
-    def __init__(self, name: str, observer: Observer, *, warden: Warden, times: ExecutorTimes, clock: Clock) -> None:
+    def __init__(self, name: str, observer: Observer, *, reaper: Reaper, times: ExecutorTimes, clock: Clock) -> None:
         self.answers_pings = False
         self.reason: str | None = None
         self._name, self._observer = name, observer
-        self._warden, self._times, self._clock = warden, times, clock
+        self._reaper, self._times, self._clock = reaper, times, clock
         self._frames: list[bytes] = []
         self._unanswered = 0
         self._child: ChildProcess | None = None
@@ -91,7 +91,7 @@ class ExecutorProcess:
     async def start(self, *, lock_fd: int | None, environment: Mapping[str, str] | None) -> None:
         """:raises OSError: when the machine has no room for it."""
         self._child = await launch(lock_fd=lock_fd, environment=environment)
-        self._warden.watch(self._child.pid)
+        self._reaper.watch(self._child.pid)
         self._life = self._supervisor.spawn(self._live(self._child), name=f"executor {self._name}")
 
     async def send(self, message: Message) -> None:
@@ -176,7 +176,7 @@ class ExecutorProcess:
         """Kill what the dead process left behind, until nothing is left or five seconds have passed."""
         for _ in range(250):
             if not groups.kill(session, leader=False):
-                self._warden.forget(session)
+                self._reaper.forget(session)
                 return
             await self._clock.sleep(0.02)
         _log.error("executor_unkillable", executor=self._name, session=session, pids=groups.members(session))

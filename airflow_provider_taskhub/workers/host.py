@@ -33,7 +33,7 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.closing import Closer
 from airflow_provider_taskhub.workers.environment import child_environment
-from airflow_provider_taskhub.workers.episodes import EpisodeWatch, Running
+from airflow_provider_taskhub.workers.episodes import EpisodeWatchdog, Running
 from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.failover import Incarnation
 from airflow_provider_taskhub.workers.health import Health, listen
@@ -62,7 +62,7 @@ class Options:
     strict: bool = False
 
 
-class Crossing:
+class LeaseEventBridge:
     """Carries lease events from the owner's thread to the backend's loop (a :class:`TenureListener`)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
@@ -185,7 +185,7 @@ class Host:
             names=names,
             me=me,
             times=settings.lease_times,
-            listener=Crossing(asyncio.get_running_loop(), backend),
+            listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
             app_name=settings.app_name,
             predecessors=incarnation.predecessors,
             member=lambda: replace(member, running=backend.work_items.slots.busy),
@@ -247,6 +247,6 @@ class Host:
             async with open_store(self._settings) as store:
                 await processor.keep_stuck(running, cause, store)
 
-        watch = EpisodeWatch(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
+        watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()
         stack.callback(watch.stop)

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.workers.protocol import (
     StartFailed,
 )
 from airflow_provider_taskhub.workers.remote_attempt import ProgressListener, RemoteAttempt
-from airflow_provider_taskhub.workers.warden import Warden
+from airflow_provider_taskhub.workers.warden import Reaper
 
 _LOG_SLACK = 1024
 """Bytes that the line "log truncated" may add to an attempt's limit."""
@@ -61,7 +61,7 @@ class Executor:
         self,
         configure: Configure,
         *,
-        warden: Warden,
+        reaper: Reaper,
         logs: LogSink,
         log: str,
         clock: Clock,
@@ -73,7 +73,7 @@ class Executor:
         self.load = 0
         self.alone = False
         self._configure, self._logs, self._clock, self._times = configure, logs, clock, times
-        self._process = ExecutorProcess(configure.name, self, warden=warden, times=times, clock=clock)
+        self._process = ExecutorProcess(configure.name, self, reaper=reaper, times=times, clock=clock)
         self._output = OutputLog(log, logs, clock, limit=configure.max_log)
         self._numbers = itertools.count(1)
         self._attempts: dict[int, RemoteAttempt] = {}

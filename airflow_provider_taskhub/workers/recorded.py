@@ -28,10 +28,10 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
-from airflow_provider_taskhub.workers.attempts import Attempt, Superseded
+from airflow_provider_taskhub.workers.attempts import RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.lanes import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.peers import Peers
-from airflow_provider_taskhub.workers.responses import Responses, insist, refused
+from airflow_provider_taskhub.workers.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name, request_of, traced, warn_of_crash
 from airflow_provider_taskhub.workers.work_items import WorkItems
 
@@ -88,7 +88,7 @@ class Recorded:
                 await self._record_outcome(held, event, attempt, refused(event, error))
             return
 
-    async def _claim(self, held: Held, event: TaskScheduled) -> Attempt | None:
+    async def _claim(self, held: Held, event: TaskScheduled) -> RecordedAttempt | None:
         """Claim the next attempt's record; None when there is to be none: an earlier one had an outcome, whose response
         is put again, or the instance was ended."""
         hub, instance = self._hub, held.message.instance
@@ -150,7 +150,7 @@ class Recorded:
                     attempt=number,
                     before=records.decode(silent).worker,
                 )
-            return Attempt(hub, self._times, held, claim, etag)
+            return RecordedAttempt(hub, self._times, held, claim, etag)
 
     async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
         """The claim's ETag; None when somebody else was first.
@@ -185,7 +185,7 @@ class Recorded:
             log=log_name(instance, event.event_id, number),
         )
 
-    async def _cancelled(self, held: Held, attempt: Attempt) -> None:
+    async def _cancelled(self, held: Held, attempt: RecordedAttempt) -> None:
         """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
         if found is None:
@@ -206,7 +206,7 @@ class Recorded:
         await self._responses.drop(held, "cancelled")
 
     async def _record_outcome(
-        self, held: Held, event: TaskScheduled, attempt: Attempt, outcome: ActivityOutcome
+        self, held: Held, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
     ) -> None:
         ok = outcome.failure is None
         ended = replace(
@@ -219,7 +219,7 @@ class Recorded:
         )
         large = records.result_blob(self._hub.names, ended)  # made once for all tries: to compress it is slow
         try:
-            await self._insist(held, event, attempt, ended, outcome, large)
+            await self._settle(held, event, attempt, ended, outcome, large)
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
@@ -227,16 +227,16 @@ class Recorded:
                 return
             try:
                 await attempt.reclaim()
-                await self._insist(held, event, attempt, ended, outcome, large)
+                await self._settle(held, event, attempt, ended, outcome, large)
             except Conflict:
                 log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
                 await self._cancelled(held, attempt)
 
-    async def _insist(
+    async def _settle(
         self,
         held: Held,
         event: TaskScheduled,
-        attempt: Attempt,
+        attempt: RecordedAttempt,
         ended: ActivityRecord,
         outcome: ActivityOutcome,
         large: PutBlob | None,
@@ -250,7 +250,7 @@ class Recorded:
             Step(name="result", operations=() if large is None else (large,)),
             Step(name="outcome", operations=(attempt.becomes(ended),)),
         )
-        await insist(
+        await write_outcome(
             lambda: self._responses.respond(held, event, outcome, before=before),
             hub=self._hub,
             activity=event.name,

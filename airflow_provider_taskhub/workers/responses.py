@@ -113,7 +113,7 @@ class Responses:
             sent = self._hub.clock.monotonic()
             return await self._hub.store.commit(unit)
 
-        results = await insist(once, hub=self._hub, activity=event.name)
+        results = await write_outcome(once, hub=self._hub, activity=event.name)
         return sent, results
 
     async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
@@ -156,7 +156,7 @@ class Responses:
             await self.drop(held, "its instance was purged")
 
 
-async def insist(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
+async def write_outcome(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
     """Write the outcome of an activity, again while the store does not answer, as :data:`OUTCOMES` says.
 
     Otherwise an outage would lose the work of every activity that ends in it. The dispatcher of activities bounds how

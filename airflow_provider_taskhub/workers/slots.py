@@ -31,7 +31,7 @@ class Slots:
         self._running: set[Held] = set()
         self._waiting: deque[tuple[float, Held]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
-        self._promised = 0
+        self._reserved = 0
         self._paused = 0
         """Work items that wait to go on, see :meth:`resume`."""
         self._changed = asyncio.Event()
@@ -47,17 +47,17 @@ class Slots:
         since = self._clock.monotonic() - MOMENT
         while self._ended and self._ended[0] < since:
             self._ended.popleft()
-        taken = len(self._running) + len(self._waiting) + self._promised
+        taken = len(self._running) + len(self._waiting) + self._reserved
         return max(0, self._limit + len(self._ended) - taken)
 
     @contextmanager
-    def promised(self, count: int) -> Iterator[None]:
+    def reserved(self, count: int) -> Iterator[None]:
         """Keep room for so many until the end of the block: episodes side by side would count on the same slots."""
-        self._promised += count
+        self._reserved += count
         try:
             yield
         finally:
-            self._promised -= count
+            self._reserved -= count
 
     @property
     def room(self) -> int:

@@ -2,7 +2,7 @@
 
 An executor notices the closed socket by itself and ends with everything that it started, but not while user code holds
 its GIL. Rejected: ``PR_SET_PDEATHSIG``. It kills the executor's first process alone, before that could kill the rest:
-measured, its children stay. The warden keeps the incarnation's lock until nothing of the executors runs any more, so
+measured, its children stay. The reaper keeps the incarnation's lock until nothing of the executors runs any more, so
 that whoever can take the lock may rely on that (DESIGN §5).
 """
 
@@ -20,12 +20,12 @@ from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.launch import import_path
 
 _ROUNDS = 500
-"""Attempts to kill what is left, 20 ms apart: a process in an uninterruptible wait must not keep the warden for
+"""Attempts to kill what is left, 20 ms apart: a process in an uninterruptible wait must not keep the reaper for
 ever.
 """
 
 
-class Warden:
+class Reaper:
     """The host's side: starts the process, tells it about sessions, lets it go.
 
     :param lock_fd: a descriptor that it keeps open for its life.
@@ -39,7 +39,7 @@ class Warden:
     def start(self) -> None:
         """:raises OSError: when the machine has no room for it."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "airflow_provider_taskhub.workers.warden"],
+            [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=() if self._lock_fd is None else (self._lock_fd,),

@@ -51,7 +51,7 @@ class WorkItems:
     def reserved(self, count: int) -> Iterator[None]:
         """Keep slots free for so many work items until the end of the block; fewer of them may come."""
         try:
-            with self.slots.promised(count):
+            with self.slots.reserved(count):
                 yield
         finally:
             if count:

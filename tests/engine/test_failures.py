@@ -11,7 +11,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import MAX_CAUSES, MAX_TEXT, chain
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError, TaskFailedError
-from airflow_provider_taskhub.workers.child import Attempt
+from airflow_provider_taskhub.workers.child import RunningActivity
 from airflow_provider_taskhub.workers.protocol import Configure, Decoder, Failed, Run, encode
 from tests.engine.play import Play
 
@@ -63,7 +63,7 @@ def of_an_activity(error: BaseException) -> FailureDetails:
     configure = Configure(
         name="plain-1.1", apps=(), spark=False, master="", conf={}, lock_fd=None, max_result=1, max_log=1
     )
-    attempt = Attempt(run, app.activities["load"], None, configure, None)  # type: ignore[arg-type]  # it sends nothing
+    attempt = RunningActivity(run, app.activities["load"], None, configure, None)  # type: ignore[arg-type]  # it sends nothing
     try:
         users_code(error)
     except BaseException as caught:

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.workers.episodes import SLOW, TICK
 
 @pytest.fixture
 def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closer]:
-    monkeypatch.setattr(closing, "LAST_CALLS", 0.01)
+    monkeypatch.setattr(closing, "STOP_PATIENCE", 0.01)
     made = Closer()
     yield made
     made.stop()
@@ -154,7 +154,7 @@ def test_a_long_queue_behind_a_finally_that_blocks_is_logged_at_each_doubling(
 def test_what_is_not_closed_when_the_worker_stops_is_not_closed_by_python_on_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "LAST_CALLS", 0.01)
+    monkeypatch.setattr(closing, "STOP_PATIENCE", 0.01)
     closer = Closer()
     begun, release = threading.Event(), threading.Event()
     seen: list[str] = []

@@ -335,7 +335,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(make_pool: PoolMaker) ->
     before = {child.pid for child in psutil.Process().children()}
     start = asyncio.create_task(make_pool(processes=2))
     await until(
-        lambda: len({child.pid for child in psutil.Process().children()} - before) == 3, "warden, two executors"
+        lambda: len({child.pid for child in psutil.Process().children()} - before) == 3, "reaper, two executors"
     )
     begun = {child.pid for child in psutil.Process().children()} - before
     start.cancel()

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.workers import episodes
-from airflow_provider_taskhub.workers.episodes import STATUS, Episodes, EpisodeWatch, Running
+from airflow_provider_taskhub.workers.episodes import STATUS, Episodes, EpisodeWatchdog, Running
 
 
 class Desk:
@@ -23,7 +23,7 @@ class Desk:
         self.kept: list[tuple[str, str]] = []
         self.exits: list[int] = []
         self._other = keep
-        self.watch = EpisodeWatch(
+        self.watch = EpisodeWatchdog(
             self.episodes,
             thread=thread or threading.get_ident(),
             keep=self._keep,
@@ -101,7 +101,7 @@ async def _hangs() -> None:
 def test_a_store_that_does_not_take_the_messages_keeps_no_process_alive(
     monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
-    monkeypatch.setattr(episodes, "LAST_WORDS", 0.01)
+    monkeypatch.setattr(episodes, "QUARANTINE_PATIENCE", 0.01)
     desk = Desk(keep())
     with capture_logs() as said, desk.episodes.computing("endless", "one", ()):
         desk.look(10.5)
@@ -120,7 +120,7 @@ def test_an_error_of_who_looks_too_does_not_end_the_looks(monkeypatch: pytest.Mo
 
     async def keep(running: Running, cause: str) -> None: ...
 
-    watch = EpisodeWatch(Episodes(), thread=threading.get_ident(), keep=keep, also=also)
+    watch = EpisodeWatchdog(Episodes(), thread=threading.get_ident(), keep=keep, also=also)
     with capture_logs() as said:
         watch.start()
         assert over.wait(60)
