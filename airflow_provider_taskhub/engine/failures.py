@@ -1,4 +1,4 @@
-"""Exceptions to FailureDetails and back (spec §2.4, §7.2). Used wherever user code may raise."""
+"""From exceptions to FailureDetails and back. Used wherever user code may raise."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Functions that this worker does not have: whether another live worker has them, and for how long none has had them.
 
-The absence of a function begins when the members are first read and no live worker has it. A message that needs it
-waits from the moment when a worker without the function first receives it. The instance (or the activity) fails once
-both have lasted the no-worker timeout (K43): the absence alone would fail an instance that has just been started, since
-an earlier instance has waited for the same function.
+The absence of a function begins when the members are first read and no live worker has it. The wait of a message begins
+when a worker without the function first receives it. The instance (or the activity) fails once both have lasted for the
+no-worker timeout. The absence alone is not enough: it may be old because of an earlier instance, and would fail an
+instance that has just been started.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ log = structlog.get_logger(__name__)
 CHECK = 5.0
 """Seconds between two readings of the members, at most."""
 FORGET = 120.0
-"""Seconds after which a need is forgotten unless it is asked for again. A waiting message comes again sooner."""
+"""Seconds after which an absence is forgotten unless a message needs the function again. A waiting message comes again
+sooner."""
 AGAIN = 60.0
 """Seconds after which a function that is still missing is logged again."""
 ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
-"""Seconds for which an activity that another worker has is given back: at first, and at most. All workers read one
-queue, and chance decides who receives it."""
+"""Seconds for which an activity is given back if another worker has its function: at first, and at most. All workers
+read one queue, and chance decides which of them receives it."""
 CHANCES = 3.0
-"""The pause grows only when chance would have brought the activity to a worker that has it so many times: those workers
-are busy then. With a pause that grows with each delivery, one of many workers waits for minutes for its activity."""
+"""The pause grows once chance should have brought the activity to a worker that has it so many times: those workers are
+busy then. A pause that grows with each delivery was rejected: where one worker of many has the function, the activity
+would wait for minutes."""
 LONGEST_TEXT = 4000
 """Characters of the failure of a task that no worker could run."""
 

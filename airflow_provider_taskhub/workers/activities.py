@@ -1,7 +1,7 @@
-"""The processor of work items: takes each into a slot, runs it, and settles it whatever happens.
+"""The processor of work items: gives each a slot, runs its activity, and settles it whatever happens.
 
-An activity without a record runs here: run, respond, delete the work item; at least once. What has a record goes its
-own way (:mod:`recorded`).
+An activity without a record runs here, at least once: run it, respond, delete the work item. Activities with a record
+are processed by :mod:`recorded`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from airflow_provider_taskhub.workers.work_items import WorkItems
 log = structlog.get_logger(__name__)
 
 QUICK = 1.0
-"""Seconds: a result without a record that took longer to find is put into a message at once, whoever waits for it."""
+"""Seconds. The result of a longer activity without a record is stored in a message at once, and is never offered to its
+instance in memory: if this worker died, the activity would have to run again."""
 SOON = timedelta(seconds=1)
 LONG_WAIT = timedelta(minutes=1)
-"""After this time in its queue a work item is not begun before a look at its instance."""
+"""A work item that has waited longer is begun only after its instance was read: it may have ended."""
 FORGOTTEN = timedelta(minutes=10)
-"""So long a work item of an instance of which nothing is stored stays: its first checkpoint may be under way."""
+"""A work item whose instance is not stored is kept for so long: the first checkpoint may still be being written."""
 
 
 @dataclass(slots=True, eq=False)
 class _Unrecorded:
     """An activity without a record that runs.
 
-    :ivar known: something of its instance has been seen: when nothing is left, it was purged.
-    :ivar asked_to_end: it was asked to end, which may take longer than the time between two looks.
+    :ivar known: its instance has been found in the store; if it is not found later, it was purged.
+    :ivar asked_to_end: it was asked to end, which may take longer than the time between two checks.
     """
 
     life: asyncio.Timeout
@@ -59,7 +60,7 @@ class Activities:
     """The processor of work items.
 
     :param responses: ends a work item with a response. :param recorded: processes activities with a record.
-    :param absences: functions that this worker does not have (K43).
+    :param absences: functions that this worker does not have.
     """
 
     def __init__(
@@ -99,7 +100,10 @@ class Activities:
             self._work_items.leave(item)
 
     async def _failed(self, held: Held, error: Exception, *, delay: timedelta, failed: bool) -> None:
-        """Give it back; at its limit it is kept aside with the error (DESIGN §6). :param failed: count a failure."""
+        """Give it back, or put it into quarantine with the error if it has failed or was delivered too often.
+
+        :param failed: count a failure.
+        """
         if not quarantine.is_spent(held, failed=failed):
             await self._reader.give_back([held], delay=delay, failed=failed)
             return
@@ -121,7 +125,10 @@ class Activities:
             await self._unrecorded(held, event, definition)
 
     def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
-        """Whether the first delivery came too late; both times are the storage service's own."""
+        """The failure of an activity that waited longer than its ``queue_timeout``; None for every other one.
+
+        Both times are the storage service's own.
+        """
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
             return None
@@ -137,18 +144,21 @@ class Activities:
         return held.received(self._times.visibility) - held.inserted
 
     async def _is_settled(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> bool:
-        """Whether nobody waits for what has waited long itself, or was begun before."""
+        """Settle a work item that needs no run because its instance has ended or was purged; True if it did.
+
+        Only a work item that has waited long or was begun before is checked: the check is a request to the store.
+        """
         first = held.deliveries <= 1
         if first and self._waited(held) < LONG_WAIT:
             return False
         fate = await fate_of(self._hub, held)
         if fate is Fate.ENDED and (first or not definition.record):  # else there may be a record to close
-            # not dropped: the last checkpoint may have been cut off behind its history, and a response repairs that
+            # a response and not only a deletion: if the last checkpoint was cut off, the response makes it whole
             ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
             await self._responses.respond(held, event, ActivityOutcome(failure=ended))
             return True
         if fate is Fate.NOTHING:
-            if self._waited(held) < FORGOTTEN:  # who makes its first checkpoint good puts another one
+            if self._waited(held) < FORGOTTEN:  # whoever repeats its first checkpoint puts another work item
                 await self._reader.give_back(
                     [held], delay=min(LONG_WAIT, max(SOON, self._waited(held) / 4)), begun=False
                 )
@@ -191,7 +201,7 @@ class Activities:
         await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
-        """End activities without a record whose instance has ended, for ever; the others are told by their record."""
+        """End activities without a record whose instance has ended. Runs for ever. A record ends the others."""
         outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
         while True:
             if not self._unrecorded_running:
@@ -218,7 +228,7 @@ class Activities:
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
-        """Run; an executor that dies costs one more try here, a few times."""
+        """Run it; after the death of an executor run it again, a few times."""
         crashes, attempt = Crashes(), max(1, held.deliveries)
         while True:
             request = request_of(held, event, definition, attempt=attempt, crashes=crashes)

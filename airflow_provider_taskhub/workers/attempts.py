@@ -1,4 +1,4 @@
-"""An attempt with a record (DESIGN §9) while it runs: its heartbeats, and what changes its row."""
+"""An attempt that has a row in the store (a *record*) while it runs: its heartbeats and other changes of the row."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = structlog.get_logger(__name__)
 
 
 class Superseded(Exception):
-    """The record says that this attempt is not ours any more, or is to be cancelled."""
+    """The record belongs to another worker by now, or says that the attempt is to be cancelled."""
 
 
 class RecordedAttempt:
-    """A claimed record and its newest ETag; heartbeats and progress write it, one at a time.
+    """A claimed record and its newest ETag. Heartbeats and progress write it, one at a time.
 
     :param held: its work item.
     """
@@ -40,7 +40,7 @@ class RecordedAttempt:
         self._ended = False
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
-        """Run with heartbeats. :raises Superseded: when the record was changed by somebody else."""
+        """Run with heartbeats. :raises Superseded: when another worker or client has changed the record."""
 
         def progress(news: ActivityProgress) -> None:
             self.record = news.onto(self.record)
@@ -62,7 +62,7 @@ class RecordedAttempt:
                 await asyncio.gather(running, beating, return_exceptions=True)
 
     async def lose(self, why: str) -> None:
-        """Say that the attempt ended without an outcome, so that the next one need not wait."""
+        """Record that the attempt ended without an outcome, so that the next attempt need not wait."""
         self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
         try:
             await self._write()
@@ -70,13 +70,13 @@ class RecordedAttempt:
             log.info("record_not_closed", activity=self.record.name, error=str(error))
 
     def becomes(self, record: ActivityRecord) -> Transact:
-        """What makes it that record, if nobody else has changed it."""
+        """The operation that writes this record, if nobody else has changed the row."""
         return records.update(self._hub.names, record, self._etag)
 
     async def reclaim(self) -> None:
-        """After a refusal: a write of ours whose answer was lost has changed the ETag, or somebody else has.
+        """Read the ETag again after a conflict: an own write whose answer was lost may have changed it.
 
-        :raises Conflict: when the attempt is no longer running in our name.
+        :raises Conflict: when the record is no longer running in this worker's name.
         """
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
@@ -85,9 +85,10 @@ class RecordedAttempt:
         self._etag = found[1].etag
 
     async def _beat(self) -> None:
-        """Renew the record until the attempt has ended; past the give-up age without an answer the run is ended.
+        """Renew the record until the attempt has ended. If no renewal succeeds for the give-up time, end the run.
 
-        Once it looks whether its instance has ended: whoever cancelled what ran then did not find this record yet.
+        After the first renewal it checks once whether the instance has ended: a terminate that came before this record
+        was written could not mark it as cancelled.
         """
         looked = False
         outage = Outage(log.bind(activity=self.record.name), "heartbeat_failed", self._hub.clock.monotonic)

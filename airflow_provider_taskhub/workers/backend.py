@@ -1,7 +1,7 @@
 """The backend of a worker: readers for the partitions it serves, sessions, the two dispatchers, and their lifetimes.
 
-Knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, user activities go
-out through a :class:`Runner`. So the simulation and ``testing.run`` run the very code of production.
+It knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, and a
+:class:`Runner` runs user activities. So the simulation and ``testing.run`` run the same code as a worker process.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from airflow_provider_taskhub.workers.work_items import WorkItems
 log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 6
-"""Looks for idle sessions within one idle timeout."""
+"""How often idle sessions are looked for within one idle timeout."""
 SETTLING = 256
-"""Activities that have ended, and whose responses are on their way to the store."""
+"""Activities that have ended while their responses are still being written, at most."""
 POLLS_MISSED = 3
-"""Longest polling intervals without a poll after which a partition counts as stuck (K12)."""
+"""A partition counts as stuck after so many of the longest polling intervals without a poll."""
 STOP_PATIENCE = 60.0
-"""Seconds that a stopping worker waits for messages on their way back into their queues."""
+"""Seconds that a stopping worker waits until its messages are back in their queues."""
 PARTITION_DRAIN = 60.0
-"""Seconds that a handover waits for the episodes under way."""
+"""Seconds that the handover of a partition waits for the episodes that run."""
 
 
 def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
 
 
 class Backend:
-    """All that a worker does on its own loop. A :class:`TenureListener`."""
+    """Everything that a worker does on its event loop. It is a :class:`TenureListener`."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Backend:
         return WorkItems(reader, slots)
 
     def services(self) -> Mapping[int, Service]:
-        """Load and progress of each partition served; from any thread, in turns of the same caller."""
+        """Load and progress of each partition that this worker serves. Any thread may call it, one at a time."""
         now = self.hub.clock.monotonic()
         return {reader.tenure.partition: self._service(reader, now) for reader in self.queues}
 
@@ -151,7 +151,7 @@ class Backend:
     # lifetimes
 
     def start(self) -> None:
-        """Begin to work, on the running loop."""
+        """Start to work on the running event loop."""
         if self._settings.session_idle > timedelta(0):
             self.supervisor.keep("sessions", self._evict)
         self.supervisor.keep("absences", self.absences.run)
@@ -165,9 +165,9 @@ class Backend:
             self.supervisor.keep(self.work_items.reader.queue, self.work_items.reader.run)
 
     async def drain(self, timeout: float) -> None:
-        """Take nothing new, give back what has not begun, let what runs end.
+        """Take no new activities, give back those that have not begun, and let the running ones end.
 
-        :param timeout: seconds until what still runs is cancelled and given back.
+        :param timeout: seconds after which running activities are cancelled and given back.
         """
         self.draining = True
         if ACTIVITY in self.roles:
@@ -177,7 +177,7 @@ class Backend:
             await self.activities.drain(timeout)
 
     async def stop(self) -> None:
-        """After the partitions are given up: end every loop."""
+        """End every loop, after the partitions were given up."""
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)
@@ -225,7 +225,7 @@ class Backend:
         self.supervisor.spawn(reader.give_back(left, begun=False), name=f"give back {tenure.queue}")
 
     async def _hand_over(self, reader: ControlReader) -> None:
-        """Finish the episodes under way, make everything else visible at once, then let the lease go (K58)."""
+        """Finish the running episodes, make all other messages visible at once, then release the lease."""
         try:
             await reader.stop()
             left = self.sessions.close(reader)

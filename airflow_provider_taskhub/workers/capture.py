@@ -1,7 +1,7 @@
-"""stdout, stderr and logging of each attempt, apart, in a process where many attempts share one ``sys.stdout``.
+"""Keeps the output of attempts apart (stdout, stderr, logging) in a process where they share one ``sys.stdout``.
 
-Lines are handed on as soon as they are complete, never collected: what an attempt printed right before it took the
-whole executor down is what people need most, and bytes in a socket survive their writer.
+A line is sent as soon as it is complete and is never collected: people need most what an attempt printed right before
+it crashed the executor, and bytes in a socket survive the process that wrote them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _current: ContextVar[AttemptLog] = ContextVar("taskhub_attempt_log")
 _owner = os.getpid()
-"""Processes that user code forks off write to the descriptor: locks and socket behind a log are this process's."""
+"""Processes that user code forks write to the descriptor instead: the log's locks and socket belong to this process."""
 
 
 class AttemptLog:
@@ -45,8 +45,8 @@ class AttemptLog:
         self._open = True
 
     def write(self, stream: str, data: bytes) -> bool:
-        """:returns: False when the attempt is over, so that a thread it left behind cannot write into the next
-        one's.
+        """:returns: False when the attempt is over: a thread that it left behind cannot write into the next attempt's
+        log.
         """
         with self._lock:
             if not self._open:
@@ -60,12 +60,12 @@ class AttemptLog:
             return True
 
     def flush(self, stream: str) -> None:
-        """Hand on an incomplete line too: somebody asked for it."""
+        """Send an incomplete line too, because user code has called ``flush``."""
         with self._lock:
             self._emit(self._partial[stream], len(self._partial[stream]))
 
     def close(self) -> None:
-        """Hand on what is left; later writes are refused."""
+        """Send what is left; later writes are refused."""
         with self._lock:
             for partial in self._partial.values():
                 if partial:
@@ -180,9 +180,9 @@ def install() -> None:
 
 
 def _inherit_in_threads() -> None:
-    """Threads that an attempt starts belong to it: they take its context along, as Python 3.14 can do by itself.
+    """Threads that an attempt starts inherit its context, as Python 3.14 can do by itself.
 
-    Without it everything that user code prints from a pool of threads would be nobody's.
+    Otherwise the output of a thread pool in user code would not get into the attempt's log.
     """
     start = threading.Thread.start
 

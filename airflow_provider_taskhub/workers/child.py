@@ -1,7 +1,7 @@
 """The executor: the process that runs users' activities, each in a thread. ``python -m …workers.child SOCKET_FD``.
 
-The main thread loads the apps, starts Spark if this executor is for it, and then is the event loop of ``async``
-activities. A reader thread serves the socket. When the socket closes, the host is gone: this process ends with
+The main thread loads the apps, starts Spark if this executor is for it, and then runs the event loop of ``async``
+activities. Another thread reads the socket. When the socket closes, the host is gone: this process ends, with
 everything that it started.
 """
 
@@ -67,12 +67,12 @@ class Link:
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
-        """Blocks while the host does not read: output cannot outrun it. Ends this process when the host is gone."""
+        """Blocks while the host does not read: output cannot pile up. If the host is gone, this process ends."""
         if os.getpid() != self._owner:
             return  # a process that user code forked: two writers would garble the stream
         self._waiting.append(encode(message))
         try:
-            with self._lock:  # whoever comes first sends what all others have made meanwhile
+            with self._lock:  # one thread sends what the others have added meanwhile
                 pieces: list[bytes] = []
                 while self._waiting:
                     pieces.extend(self._waiting.popleft())
@@ -101,16 +101,16 @@ def end() -> NoReturn:
 
 
 class Threads:
-    """Threads for user code, kept for what comes next: to start one costs as much as a small activity does.
+    """Threads for user code. They are kept for later jobs: to start a thread costs as much as a small activity.
 
-    Each job has context variables of its own, as in a new thread; what it keeps in thread-locals stays, as in a pool.
+    Each job has its own context variables, as in a new thread. Its thread-locals stay, as in a pool.
     """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that wait, or are about to, less the jobs that are theirs already."""
+        """Threads that wait or soon will, minus the jobs that are already queued for them."""
 
     def run(self, name: str, job: Callable[[], None]) -> None:
         """Run a job at once; a thread is started when none is idle. :param name: of the thread, while it runs it."""
@@ -205,7 +205,7 @@ class RunningActivity:
 
 
 class Child:
-    """An executor's inside: what it can run and what it runs."""
+    """The inside of an executor: the activities that it can run, and those that run."""
 
     def __init__(self, link: Link, configure: Configure) -> None:
         self._link = link
@@ -217,7 +217,7 @@ class Child:
         self._spark: WarmSpark | None = None
 
     def serve(self, messages: Iterator[Message]) -> NoReturn:
-        """Get ready, then run activities until the host is gone. Call it in the main thread."""
+        """Get ready, then run activities until the host is gone. Must be called in the main thread."""
         threading.Thread(target=self._read, args=(messages,), name="taskhub-link", daemon=True).start()
         try:
             ready = self._prepare()
@@ -321,8 +321,9 @@ class Child:
         self._finish(attempt, answer)
 
     def _call(self, attempt: RunningActivity) -> Message:
-        """The answer of a function that runs in this thread; errors are answered inside, where output is still
-        routed.
+        """Run the function in this thread and return the answer.
+
+        Errors become answers here, while the output still goes to the attempt's log.
         """
         try:
             arguments = attempt.arguments()

@@ -1,12 +1,12 @@
-"""Episodes under a watch: an orchestrator that never gives the loop back must not keep its partition for ever.
+"""The watchdog of episodes: an orchestrator that never returns to the event loop must not keep its partition for ever.
 
-Orchestrator code runs on the worker's loop (DESIGN §9). While it runs nothing else of the worker does, but for the
-partitions' thread, which keeps renewing the leases: without a watch an endless loop in one orchestrator would stop
-every instance of its worker for good. So a thread of its own looks: an episode of a second is reported with its source
-line; one of ten seconds loses its messages to the quarantine, and the process ends. Whoever serves the partition next
-leaves the instance alone until it is put back (``quarantine``).
+Orchestrator code runs on the worker's event loop. While it runs, nothing else of the worker runs, except for the thread
+that renews the leases. So an endless loop in one orchestrator would stop all instances of its worker for good. A thread
+looks at the running episode, several times a second. After one second it logs a warning with the source line. After ten
+seconds it puts the episode's messages into quarantine and ends the process. The next worker of the partition does not
+run the instance until its messages are put back (``taskhub quarantine put-back``).
 
-Time is counted in looks, not read from a clock: a machine that sleeps for an hour has not computed for an hour.
+Time is counted in looks and not read from a clock: a machine that slept for an hour has not computed for an hour.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TICK = 0.25
 SLOW = 1.0
 """Seconds after which an episode is reported."""
 STUCK = 10.0
-"""Seconds after which it is ended, and its process with it."""
+"""Seconds after which the watchdog ends the process."""
 QUARANTINE_PATIENCE = 15.0
-"""Seconds that the messages may take on their way into the quarantine."""
+"""Seconds that it may take to put the messages into quarantine."""
 STATUS = os.EX_SOFTWARE
-"""What the process exits with."""
+"""The exit status of the process."""
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -55,7 +55,7 @@ class Running:
 
 
 class Episodes:
-    """What the loop computes at the moment: written by the loop's thread, read by the watch."""
+    """The episode that the event loop computes: written by the loop's thread, read by the watchdog."""
 
     __slots__ = ("running",)
 
@@ -64,7 +64,7 @@ class Episodes:
 
     @contextmanager
     def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Held]) -> Iterator[None]:
-        """While it is entered, user code runs for these messages."""
+        """Inside the block, user code runs for these messages."""
         self.running = Running(instance_id, execution_id, batch)
         try:
             yield
@@ -73,10 +73,10 @@ class Episodes:
 
 
 class EpisodeWatchdog:
-    """The thread that looks.
+    """The thread that looks at the running episode.
 
-    :param thread: identifies the thread that computes. :param keep: brings the messages of an episode that is stuck
-        into quarantine, with a cause; runs on a loop of its own. :param end: ends the process with a status.
+    :param thread: identifies the thread that computes. :param keep: puts the messages of a stuck episode into
+        quarantine, with a cause; runs on an event loop of its own. :param end: ends the process with a status.
     :param also: called at every look.
     """
 
@@ -136,7 +136,7 @@ class EpisodeWatchdog:
             instance_id=running.instance_id,
             cause=cause,
             messages=len(running.batch),
-            hint="this worker ends; mend the orchestrator, then `taskhub quarantine put-back`",
+            hint="this worker ends; fix the orchestrator, then `taskhub quarantine put-back`",
         )
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -145,7 +145,7 @@ class EpisodeWatchdog:
 
 
 def where(thread: int | None) -> str:
-    """The user's line that a thread is at, and the line that it has called there, if that is another one."""
+    """The line of user code that a thread executes, and the innermost line below it if that is another one."""
     frame = sys._current_frames().get(thread or 0)
     while frame is not None and _is_ours(frame):  # in the middle of a call of the context
         frame = frame.f_back

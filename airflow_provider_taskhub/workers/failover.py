@@ -1,8 +1,9 @@
-"""The proof that a worker is dead: a lock on a local file that every incarnation holds for life (DESIGN §5).
+"""The proof that a worker is dead: a lock on a local file that every incarnation holds for life.
 
 The lock belongs to the open file, not to the process: executors inherit it, so it is free only when the worker and all
-of its executors have ended. Whoever can lock the file of another incarnation knows that nothing of it runs any more and
-may take over its partitions and activities at once. Nothing else proves a death: no pid, no time, no copy of the file.
+of its executors have ended. A worker that can lock the file of another incarnation knows that nothing of it runs any
+more, and may take over its partitions and activities at once. Nothing else proves a death: neither a process id, nor a
+time, nor a copy of the file.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ log = structlog.get_logger("taskhub.failover")
 
 LIVE, DEAD = ".lock", ".dead"
 KEEP = timedelta(hours=1)
-"""How long a file of the dead stays for other workers of this machine to read."""
+"""How long the file of a dead worker stays, so that other workers of this machine can read it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """What a lock file says. :param itself: it is the very file that was locked, not a copy."""
+    """The content of a lock file. :param itself: it is the file that was locked, and not a copy of it."""
 
     identity: WorkerIdentity
     boot: str
@@ -45,7 +46,7 @@ class _Note:
 
 
 class Incarnation:
-    """This process as a worker: an identity that nobody else ever has (K11), and the lock that says it lives.
+    """This process as a worker: an identity that no other process ever has, and the lock that says it lives.
 
     Made by :meth:`claim`. :ivar identity: ``name@host/incarnation``. :ivar lock_fd: inheritable; pass it to executors.
     """
@@ -88,7 +89,7 @@ class Incarnation:
     def predecessors(self) -> tuple[str, ...]:
         """Full names of the incarnations on this machine that are proven dead. Cheap enough for ten calls a second.
 
-        Files of the long dead are removed on the way. From any thread.
+        It also removes files of workers that have been dead for long. Any thread may call it.
         """
         if not self._trusted:
             return ()
@@ -116,7 +117,7 @@ class Incarnation:
         return self._proven.setdefault(path.with_suffix(DEAD).name, str(identity))
 
     def release(self) -> None:
-        """End this incarnation: after a graceful stop nothing is left to take over. Executors must have ended."""
+        """Remove the lock file after a graceful stop: nothing is left to take over. Executors must have ended."""
         with suppress(OSError):
             self._path.unlink()
         with suppress(OSError):
@@ -124,7 +125,7 @@ class Incarnation:
 
 
 def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
-    """A lock file that is locked and written before others can see it: they see the name only once it is renamed."""
+    """Make a lock file. It gets its final name, under which others see it, only after it is locked and written."""
     hidden = folder / f".{identity.incarnation}.new"
     path = folder / f"{identity.incarnation}{LIVE}"
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -150,20 +151,20 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
 
 
 def _dead(path: Path) -> WorkerIdentity | None:
-    """Whose file it is, if that incarnation is proven dead."""
+    """The incarnation that a file belongs to, if that is proven dead."""
     if path.suffix == DEAD:
         note = None if _is_forgotten(path) else _read(path)
         return note.identity if note else None
     if path.suffix != LIVE or not _lockable(path):
         return None
     note = _read(path)
-    if note is None or not note.itself:  # nobody locks a copy, be its worker as alive as ever
+    if note is None or not note.itself:  # nobody locks a copy, even while its worker lives
         _is_forgotten(path)
         return None
     # a folder shared with another machine may not share its locks: only what ran on this one is judged
     if note.boot != _boot() and note.identity.host != socket.gethostname():
         return None
-    with suppress(OSError):  # renamed by another worker at the same moment: it proves the same
+    with suppress(OSError):  # another worker has renamed it at the same moment, with the same proof
         os.utime(path)
         path.rename(path.with_suffix(DEAD))
     log.info("worker_dead", worker=str(note.identity))
@@ -171,7 +172,7 @@ def _dead(path: Path) -> WorkerIdentity | None:
 
 
 def _is_forgotten(path: Path) -> bool:
-    """Whether it was kept for long enough; then it is removed."""
+    """Whether a file was kept for long enough; then it is removed."""
     if time.time() - path.stat().st_mtime <= KEEP.total_seconds():
         return False
     with suppress(OSError):
@@ -180,7 +181,10 @@ def _is_forgotten(path: Path) -> bool:
 
 
 def _lockable(path: Path) -> bool:
-    """Whether nobody holds the lock. Tried on a description of our own: one process's two descriptions exclude too."""
+    """Whether nobody holds the lock.
+
+    The file is opened again for that, since two open files of one process exclude each other too.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -195,7 +199,7 @@ def _lockable(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Note | None:
-    """A damaged file proves nothing."""
+    """The content of a lock file; None for a damaged file, which proves nothing."""
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])

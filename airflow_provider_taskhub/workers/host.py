@@ -1,7 +1,7 @@
 """A worker process: one backend, its partitions' thread, its executors, and the way in and out of them.
 
-Lifetimes stand on one exit stack, so that stopping is starting reversed. Stop is two-phase: drain, then cancel, within
-a limit. Owns signals' meaning, never business: everything that works is in :class:`Backend`.
+One exit stack holds the lifetimes, so that stopping is starting in reverse. A stop has two phases: drain, then cancel
+after a limit. All work is in :class:`Backend`.
 """
 
 from __future__ import annotations

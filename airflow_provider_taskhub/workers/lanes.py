@@ -16,10 +16,10 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord
 from airflow_provider_taskhub.values import dataclass
 
 MAX_CRASHES = 3
-"""Executors that an activity may bring down, with nobody else on board, in one delivery before it fails."""
+"""Executors that an activity may lose in one delivery while nothing else runs in them. Then it fails."""
 MAX_SHARED = 2
-"""Executors that an activity may lose in company in one delivery before it runs alone. Not at once: for most crashes
-(memory) it is enough to run again, and one at a time may take long."""
+"""Executors that an activity may lose in one delivery together with others. Then it runs alone. Not after the first
+loss: after most crashes (memory) it is enough to run again, and to run activities one at a time may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ActivityOutcome:
 
     :param result: JSON text, unless it failed. :param failure: why it failed.
     :param crashed: the executor failed, not the activity: the attempt was lost and does not count against a retry
-        policy. :param shared: others were on board, so nobody knows whose doing it was.
+        policy. :param shared: others ran in the executor, so any of them may be the cause.
     :param log_tail: last 50 lines of its output. :param executor: who ran it, empty if nobody could.
     """
 
@@ -94,7 +94,10 @@ class ActivityOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashes:
-    """How often an activity lost its executor in one delivery. :param own: with nobody else on board."""
+    """How often an activity lost its executor in one delivery.
+
+    :param own: while nothing else ran in it. :param shared: while others ran in it: any of them may be the cause.
+    """
 
     own: int = 0
     shared: int = 0
@@ -106,7 +109,7 @@ class Crashes:
 
     @property
     def suspect(self) -> bool:
-        """Whether its next try is alone: then it is certain whose doing the next crash is."""
+        """Whether its next try runs alone: then the cause of the next crash is certain."""
         return self.shared >= MAX_SHARED
 
     @property

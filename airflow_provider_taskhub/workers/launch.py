@@ -1,7 +1,7 @@
 """Starting an executor's process: its session, its descriptors, its import path, and the wait for its end.
 
-``asyncio``'s own subprocesses are not used: before Python 3.13 their ``wait()`` returns only when every pipe is closed,
-and what a dead executor leaves behind, which is to be killed then, holds the pipes open.
+The subprocesses of ``asyncio`` are not used: before Python 3.13 their ``wait()`` returns only when every pipe is
+closed. Processes that a dead executor leaves behind hold the pipes open, and they are killed only after the wait.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class ServedQueues:
 
     @property
     def oldest_poll(self) -> float:
-        """Seconds since the least recently polled partition was polled (K12); 0 without partitions."""
+        """Seconds since the least recently polled partition was polled; 0 without partitions."""
         now = self._clock.monotonic()
         return max((now - reader.last_poll for reader in self), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Output of activities on its way from an executor to where logs are kept."""
+"""The output of activities, on its way from an executor to the log container."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Activities with a record (DESIGN §9): claim it, run, record the outcome, respond.
+"""Activities with a row in the store (a *record*) for each attempt: claim it, run, record the outcome, respond.
 
-A delivery that finds an outcome only responds again; one that finds a silent worker's attempt takes it over.
+If a delivery finds a recorded outcome, it only sends the response again. If it finds the attempt of a worker that no
+longer renews its record, it takes the activity over.
 """
 
 from __future__ import annotations
@@ -89,8 +90,11 @@ class Recorded:
             return
 
     async def _claim(self, held: Held, event: TaskScheduled) -> RecordedAttempt | None:
-        """Claim the next attempt's record; None when there is to be none: an earlier one had an outcome, whose response
-        is put again, or the instance was ended."""
+        """Claim the record of the next attempt.
+
+        :returns: None if there is no next attempt: an earlier one has an outcome, whose response was sent again, or the
+            instance was ended.
+        """
         hub, instance = self._hub, held.message.instance
         watched: tuple[str, float] | None = None
         paused = False
@@ -186,7 +190,7 @@ class Recorded:
         )
 
     async def _cancelled(self, held: Held, attempt: RecordedAttempt) -> None:
-        """The executor confirmed that nothing runs: ``cancelling`` becomes ``cancelled``."""
+        """Nothing of the attempt runs any more: its record goes from ``cancelling`` to ``cancelled``."""
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
         if found is None:
             await self._responses.drop_purged(held)
@@ -200,7 +204,10 @@ class Recorded:
             await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
 
     async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
-        """Nothing of a cancelled attempt runs any more. :raises Conflict: when somebody else has written its record."""
+        """Record that an attempt is cancelled, and delete its work item.
+
+        :raises Conflict: when another worker or client has changed the record.
+        """
         ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
         await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
         await self._responses.drop(held, "cancelled")
@@ -241,10 +248,10 @@ class Recorded:
         outcome: ActivityOutcome,
         large: PutBlob | None,
     ) -> None:
-        """Settle; again while the store does not answer, as the activity has run. Never overwrites another attempt.
+        """Write the outcome and the response; repeat it while the store does not answer, since the activity has run.
 
-        :raises Conflict: when the record was changed, be it by a try of ours whose answer was lost.
-        :raises NotFound: when it was purged.
+        :raises Conflict: when the record was changed, perhaps by an own write whose answer was lost.
+        :raises NotFound: when the record was purged.
         """
         before = (
             Step(name="result", operations=() if large is None else (large,)),
@@ -257,13 +264,16 @@ class Recorded:
         )
 
     async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
-        """An outcome is recorded: only the response is put again."""
+        """Send the response of a recorded outcome again."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
 
 
 def _known(record: ActivityRecord) -> ActivityState:
-    """:raises RecordUnreadable: for a state that this version does not know: to run it again may be wrong."""
+    """The state of a record.
+
+    :raises RecordUnreadable: for a state that this version does not know. To run the activity again may be wrong.
+    """
     if record.state is RecordState.UNKNOWN:
         raise records.RecordUnreadable(
             f"attempt {record.attempt} of activity {record.name!r} #{record.task_id} of instance "
@@ -273,5 +283,5 @@ def _known(record: ActivityRecord) -> ActivityState:
 
 
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
-    """Whether an attempt is of this decision: after a rewind the same number is decided anew (K46)."""
+    """Whether an attempt belongs to this action. After a rewind another action may have the same number."""
     return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

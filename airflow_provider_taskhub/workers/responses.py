@@ -1,4 +1,4 @@
-"""What ends a work item: the response to its instance, durable or in the hands of an episode; or nothing any more."""
+"""What ends a work item: a response to its instance, as a stored message or in memory; or its deletion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTCOMES = Retries(after=(Unavailable, Throttled), within=3600.0, first=0.2, lon
 
 
 class Responses:
-    """Responds, and settles the work item with that.
+    """Sends the response of an activity, and settles its work item.
 
     :param queues: takes responses to partitions that this worker serves itself.
     """
@@ -49,7 +49,7 @@ class Responses:
     async def respond_or_fail(
         self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
     ) -> None:
-        """Respond; where no store takes the response, respond with that."""
+        """Respond. If the store does not take the response, the activity fails with that error."""
         try:
             await self.respond(held, event, outcome, cheap=cheap)
         except (PayloadTooLarge, InputError) as error:
@@ -64,9 +64,9 @@ class Responses:
         before: tuple[Step, ...] = (),
         cheap: bool = True,
     ) -> None:
-        """Give the response to the session of the instance, if it is ours; else put it, and delete the work item.
+        """Hand the response to the instance if this worker serves it; else put a message and delete the work item.
 
-        :param before: what records the outcome. :param cheap: nothing much is lost if it must be found again.
+        :param before: steps that record the outcome. :param cheap: the activity may run again without much loss.
         """
         self._work_items.leave(held)
         answer, target = answer_of(event, outcome, self._hub.clock.utc_now()), held.message.instance
@@ -102,9 +102,9 @@ class Responses:
         self._queues.hand_over(claimed([response], results[-2], sent=sent))
 
     async def _put(self, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
-        """Commit, again while the store does not answer: the activity has run.
+        """Commit; repeat it while the store does not answer, since the activity has run.
 
-        Also when another worker has the work item by then: two responses to one action count once.
+        It is repeated even if another worker has the work item by then: two responses to one action count once.
         """
         sent = 0.0
 
@@ -117,7 +117,7 @@ class Responses:
         return sent, results
 
     async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
-        """Whether an episode has taken the response, and settled the work item with its checkpoint."""
+        """Whether an episode has taken the response and deleted the work item with its checkpoint."""
         offered = Offered(
             queue=queue,
             envelope=Envelope(
@@ -142,13 +142,13 @@ class Responses:
             raise
 
     async def drop(self, held: Held, why: str) -> None:
-        """Nobody waits for a response."""
+        """Delete a work item whose response nobody needs."""
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
         self._work_items.reader.release([held])
 
     async def drop_purged(self, held: Held) -> None:
-        """Its instance was purged while it ran: what it has written since goes too (K30)."""
+        """Delete a work item whose instance was purged while it ran, and what it has written since."""
         await purge_activities(self._hub.store, self._hub.names, held.message.instance)
         if held.gone:
             self._work_items.reader.release([held])
@@ -189,7 +189,7 @@ def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) ->
 
 
 def refused(event: TaskScheduled, error: Exception) -> ActivityOutcome:
-    """What no store takes is not taken at the next delivery either: the activity fails with it."""
+    """The failure of an activity whose outcome the store does not take, now or at the next delivery."""
     log.warning("outcome_refused", activity=event.name, error=str(error))
     text = f"the store does not take what activity {event.name!r} came to: {message_of(error)}"
     failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)

@@ -1,4 +1,4 @@
-"""How an attempt is run: who runs it, its request, its span. What it came to is settled elsewhere."""
+"""How an attempt is run: by whom, its request, its trace span. Other modules settle its outcome."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def traced(
     request: ActivityRequest,
     run: Callable[[ActivityRequest], Coroutine[Any, Any, ActivityOutcome]],
 ) -> ActivityOutcome:
-    """Run an attempt within its span (K51); what is carried goes on also where nothing is recorded."""
+    """Run an attempt within its trace span. The trace context is passed on even if no span is recorded."""
     if event.parent_trace_context is None:
         return await run(request)
     span = tracing.ActivitySpan(event, request.instance)
@@ -65,7 +65,7 @@ async def traced(
 
 
 def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
-    """The attempt is lost, and another one follows."""
+    """Log that an attempt is lost and another one follows."""
     log.warning(
         "executor_crashed",
         activity=request.name,
@@ -77,10 +77,10 @@ def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
 
 
 def action_of(held: Held, event: TaskScheduled) -> str:
-    """Identity of the action, else of the message that brings it (.NET)."""
+    """Identity of the action. A message of a .NET client has none; then it is the identity of the message."""
     return event.taskhub_action_id or str(held.envelope.activity_id)
 
 
 def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
-    """Name of an attempt's log in the log container (DESIGN §9)."""
+    """Name of an attempt's log in the log container."""
     return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

@@ -22,10 +22,9 @@ class Lane(StrEnum):
 
 
 class FairQueue(Generic[T]):
-    """Waiting items by (lane, key), served in turns: one instance's fan-out of a thousand cannot make another's one
-    wait.
+    """Waiting items by lane and key. Keys take turns: the thousand activities of one instance do not delay another's.
 
-    A key keeps its place in the round as long as it has items; a lane that cannot serve now is passed over.
+    A key keeps its place in the round as long as it has items. A lane that cannot serve now is skipped.
     """
 
     def __init__(self) -> None:
@@ -72,9 +71,9 @@ class FairQueue(Generic[T]):
 
 
 class Place(Protocol):
-    """Where one executor is, or is to be.
+    """The place of one executor, which may still be starting.
 
-    :param load: attempts on board. :param open: whether it takes more now. :param alone: whether it carries a suspect.
+    :param load: attempts that it runs. :param open: whether it takes more now. :param alone: whether it runs a suspect.
     """
 
     @property
@@ -89,13 +88,13 @@ P = TypeVar("P", bound=Place)
 
 
 def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
-    """Where the next attempt goes; None: it waits.
+    """The place for the next attempt; None: it waits.
 
-    A suspect gets an empty place, and nobody beside it. While one waits, the emptiest place takes nobody else, or it
-    would never be empty. Suspects have half of the places at most, so that the other work goes on; where there is but
-    one place, the other work waits.
+    A suspect is an attempt that may be the cause of a crash. It gets an empty place, and nothing else runs beside it.
+    While a suspect waits, the emptiest place takes no other attempts, or it would never be empty. Suspects get at most
+    half of the places, so that the other work goes on. If there is only one place, the other work waits.
 
-    :param places: of one lane. :param alone: whether it is a suspect. :param suspects: whether any waits.
+    :param places: of one lane. :param alone: whether the attempt is a suspect. :param suspects: whether one waits.
     """
     others = [place for place in places if not place.alone]
     kept: P | None = None

@@ -1,8 +1,8 @@
 """Slots for activities, and the work items that wait in memory for one.
 
-A worker with nothing but free slots in hand would pay a round trip to the store between two short activities. So it
-takes as many more as it has lately worked off within a moment: next to none when activities take long, since then
-others shall help. What has waited too long nevertheless is given back.
+If a worker took only as many work items as it has free slots, it would wait for the store between two short activities.
+So it takes more: as many as have ended within the last moment. For long activities that is almost none, so that other
+workers can take them. A work item that still waits too long is given back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from airflow_provider_taskhub.hub.messages.held import Held
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 MOMENT = 0.25
-"""Seconds: what ended within the last such moment may be taken ahead for the next."""
+"""Seconds. As many work items are taken ahead as have ended within this time."""
 MAX_AHEAD = 256
 PATIENCE = 1.0
-"""Seconds that a work item waits for a slot here before others get it."""
+"""Seconds after which a work item that waits for a slot is given back to the other workers."""
 
 
 class Slots:
@@ -52,7 +52,7 @@ class Slots:
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
-        """Keep room for so many until the end of the block: episodes side by side would count on the same slots."""
+        """Keep so many slots free until the end of the block: otherwise two episodes would count on the same slots."""
         self._reserved += count
         try:
             yield
@@ -61,20 +61,23 @@ class Slots:
 
     @property
     def room(self) -> int:
-        """How many to ask the store for now: while something waits for a slot nobody is idle, and a receive of few
-        costs about as much as one of many."""
+        """How many work items to ask the store for now.
+
+        While one waits for a slot, no slot is idle; then the worker waits until it can ask for many, since a receive of
+        few costs about as much as a receive of many.
+        """
         free = self.free
         enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
         return 0 if self._waiting and free < enough else free
 
     def put(self, held: Held) -> None:
-        """A work item that waits for its slot from now on."""
+        """Add a work item; it waits for a slot from now on."""
         self._waiting.append((self._clock.monotonic(), held))
         self._changed.set()
         self._arrived.set()
 
     async def take(self) -> Held:
-        """The next work item, once there are both it and a slot, which it has until :meth:`leave`."""
+        """Wait for a work item and a slot for it. It has the slot until :meth:`leave`."""
         while not self._waiting or len(self._running) + self._paused >= self._limit:
             self._changed.clear()
             await self._changed.wait()
@@ -83,7 +86,7 @@ class Slots:
         return held
 
     def leave(self, held: Held) -> None:
-        """The work item needs no slot any more; told twice is once."""
+        """Free the slot of a work item. A second call has no effect."""
         if held in self._running:
             self._running.remove(held)
             self._ended.append(self._clock.monotonic())
@@ -108,13 +111,13 @@ class Slots:
             self._changed.set()
 
     def clear(self) -> list[Held]:
-        """Take out everything that waits; the caller gives it back."""
+        """Remove and return all waiting work items; the caller gives them back."""
         left = [held for _, held in self._waiting]
         self._waiting.clear()
         return left
 
     async def overdue(self) -> list[Held]:
-        """Wait until work items have waited for too long, and take them out; the caller gives them back."""
+        """Wait until work items have waited for too long; remove and return them. The caller gives them back."""
         while True:
             while not self._waiting:
                 self._arrived.clear()

@@ -1,9 +1,9 @@
-"""The one who stays when a host is killed: a small process that then kills the sessions of all of its executors.
+"""The reaper: a small process that kills the sessions of all executors after their host was killed.
 
-An executor notices the closed socket by itself and ends with everything that it started, but not while user code holds
-its GIL. Rejected: ``PR_SET_PDEATHSIG``. It kills the executor's first process alone, before that could kill the rest:
-measured, its children stay. The reaper keeps the incarnation's lock until nothing of the executors runs any more, so
-that whoever can take the lock may rely on that (DESIGN §5).
+An executor notices by itself that the socket to its host is closed, and ends with everything that it started, but not
+while user code holds its GIL. Rejected: ``PR_SET_PDEATHSIG``. It kills only the first process of the executor, before
+that process could kill its children: they stay (measured). The reaper keeps the incarnation's lock open until nothing
+of the executors runs any more, so a worker that can take the lock may rely on that.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from airflow_provider_taskhub.workers import groups
 from airflow_provider_taskhub.workers.launch import import_path
 
 _ROUNDS = 500
-"""Attempts to kill what is left, 20 ms apart: a process in an uninterruptible wait must not keep the reaper for
-ever.
-"""
+"""How often the reaper kills what is left, every 20 ms. A process that cannot be killed must not keep it for ever."""
 
 
 class Reaper:
-    """The host's side: starts the process, tells it about sessions, lets it go.
+    """The host's side: starts the process, and tells it which sessions there are.
 
     :param lock_fd: a descriptor that it keeps open for its life.
     """
@@ -56,7 +54,7 @@ class Reaper:
         self._tell(f"+{session}\n")
 
     def forget(self, session: int) -> None:
-        """The session is dead and buried: its number may soon be another's."""
+        """Nothing of the session runs any more. Its number may soon belong to another session."""
         self._sessions.discard(session)
         self._tell(f"-{session}\n")
 
@@ -73,7 +71,7 @@ class Reaper:
             with contextlib.suppress(BrokenPipeError):
                 self._write(line)
                 return
-        self.start()  # somebody has killed it: a new one is told everything
+        self.start()  # somebody has killed it: start a new one, with all sessions
 
     def _write(self, line: str) -> None:
         assert self._process is not None
