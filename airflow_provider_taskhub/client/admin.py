@@ -12,7 +12,7 @@ from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 from airflow_provider_taskhub.hub.snapshots import SENTINELS, Waiting
 from airflow_provider_taskhub.hub.waiting import Why
 from airflow_provider_taskhub.settings import Settings
@@ -43,7 +43,7 @@ class HubAdmin:
 
     def __init__(self, connection: Connection) -> None:
         self._hub, self._times = connection.hub, connection.times
-        self._looks, self._members, self._snapshots = connection.looks, connection.members, connection.snapshots
+        self._observer, self._members, self._snapshots = connection.observer, connection.members, connection.snapshots
         self.routes: Routes = connection.routes
 
     @staticmethod
@@ -90,12 +90,12 @@ class HubAdmin:
         :param prove: look until each owner has renewed its lease, or has not for 1.5 renewal intervals. Else the state
             is as this client has seen it so far; at its first look it is ``unproven``.
         """
-        return await admin.partition_states(self._hub.store, self._hub.names, self._looks, prove=prove)
+        return await admin.partition_states(self._hub.store, self._hub.names, self._observer, prove=prove)
 
     @property
-    def partition_operations(self) -> Steering:
+    def partition_operations(self) -> PartitionOperations:
         """Orders to the partitions, and checks of them: kick, prohibit, offline, cap, drain, check."""
-        return Steering(self._hub.store, self._hub.names, times=self._times, clock=self._hub.clock)
+        return PartitionOperations(self._hub.store, self._hub.names, times=self._times, clock=self._hub.clock)
 
     # instances that do not go on
 

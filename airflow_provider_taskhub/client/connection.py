@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.snapshots import Snapshots
@@ -19,10 +19,10 @@ class Connection:
 
     def __init__(self, hub: Hub, times: LeaseTimes) -> None:
         self.hub, self.times = hub, times
-        self.looks = Looks(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
-        self.routes = Routes(self.looks, hub.names, hub.clock)
+        self.observer = LeaseObserver(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
+        self.routes = Routes(self.observer, hub.names, hub.clock)
         self.members = Members(hub.store, hub.names, times=times, clock=hub.clock)
-        self.snapshots = Snapshots(hub, self.looks)
+        self.snapshots = Snapshots(hub, self.observer)
 
     def describe(self) -> str:
         """The hub's name and place, for people; never a secret."""

@@ -91,13 +91,13 @@ class InstanceHandle:
         """
         deadline = Deadline(self.hub.clock, timeout)
         pause = FIRST_PAUSE
-        async with self.hub.store.hearing(ended(self.hub.names, escape(self.id))) as news:
+        async with self.hub.store.subscribe(ended(self.hub.names, escape(self.id))) as changed:
             while True:
                 row = await self._existing()
                 if row.status.is_final:
                     return await self.get() or row
                 deadline.check(f"instance {self.id!r} is {row.status} after {timeout}")
-                await news(deadline.shorten(pause))
+                await changed(deadline.shorten(pause))
                 pause = min(longest, pause * 1.5)
 
     async def waiting(self, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:

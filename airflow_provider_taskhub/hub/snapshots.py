@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.history.queries import query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.waiting import Kept, Reason, Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.values import dataclass
 
@@ -76,11 +76,11 @@ class _Around:
 class Snapshots:
     """Why instances of a hub do not go on. Belongs to one event loop.
 
-    :param looks: reads partitions and orders for this reader.
+    :param observer: reads partitions and orders for this reader.
     """
 
-    def __init__(self, hub: Hub, looks: Looks) -> None:
-        self._hub, self._looks = hub, looks
+    def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
+        self._hub, self._observer = hub, observer
         self._around: _Around | None = None
         self._reading = asyncio.Lock()
 
@@ -97,14 +97,14 @@ class Snapshots:
             return ()
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
-        partitions = {partition_of(one, self._looks.partitions) for one in ids}
+        partitions = {partition_of(one, self._observer.partitions) for one in ids}
         kept, _ = await asyncio.gather(
-            asyncio.gather(*map(self._kept, ids)), asyncio.gather(*map(self._looks.glance, partitions))
+            asyncio.gather(*map(self._kept, ids)), asyncio.gather(*map(self._observer.refresh_one, partitions))
         )
         around = _Around(
             read=0.0,
-            served={partition: self._looks.ownership(partition) for partition in partitions},
-            controls=self._looks.controls,
+            served={partition: self._observer.ownership(partition) for partition in partitions},
+            controls=self._observer.controls,
             kept=dict(zip(ids, kept, strict=True)),
         )
         return self._whys(state, members, watching, around, awaits)
@@ -180,7 +180,7 @@ class Snapshots:
         return reasons if alone is None else (*reasons, alone)
 
     def _snapshot(self, state: InstanceState, members: Sequence[Member], around: _Around) -> Snapshot:
-        partition = partition_of(state.instance_id, self._looks.partitions)
+        partition = partition_of(state.instance_id, self._observer.partitions)
         order = next((one for one in around.controls if _offline(one, partition)), None)
         return Snapshot(
             state=state,
@@ -199,15 +199,15 @@ class Snapshots:
                 return self._around
             hub = self._hub
             _, items = await asyncio.gather(
-                self._looks.look(), quarantine.listing(hub.store, hub.names, bodies=False, limit=QUARANTINED)
+                self._observer.refresh(), quarantine.listing(hub.store, hub.names, bodies=False, limit=QUARANTINED)
             )
             kept: dict[str, list[Kept]] = defaultdict(list)
             for item in items:
                 kept[item.instance_id].append(_kept(item))
             self._around = _Around(
                 read=now,
-                served={number: self._looks.ownership(number) for number in range(self._looks.partitions)},
-                controls=self._looks.controls,
+                served={number: self._observer.ownership(number) for number in range(self._observer.partitions)},
+                controls=self._observer.controls,
                 kept=kept,
             )
             return self._around

@@ -135,9 +135,9 @@ class AzureStore(Paged):
                 return await self._messages.delete(operation)
             case Transact():
                 etags = await self._rows.transact(operation)
-                if operation.news:
-                    self._bell.announce(operation.news)
-                    self._neighbours.tell(operation.news)
+                if operation.topic:
+                    self._bell.announce(operation.topic)
+                    self._neighbours.tell(operation.topic)
                 return etags
             case PutBlob():
                 return await self._blobs.put(operation)
@@ -192,7 +192,7 @@ class AzureStore(Paged):
         return await self._listener.arrival(queues, timeout)
 
     @asynccontextmanager
-    async def hearing(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+    async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         self._neighbours.listen(())
         waiter = Waiter()
         self._bell.enter((name,), waiter)

@@ -259,9 +259,9 @@ class FaultyStore(Paged):
         """A hint cannot fail: it goes through without the plan."""
         return await self._inner.arrival(queues, timeout)
 
-    def hearing(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+    def subscribe(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
         """As :meth:`arrival`."""
-        return self._inner.hearing(name)
+        return self._inner.subscribe(name)
 
     # tables
 

@@ -233,12 +233,12 @@ class Transact:
 
     One row goes as a plain request, 2 to 100 as an entity-group transaction.
 
-    :param news: whoever hears of this name is told when it is done (:meth:`Store.hearing`).
+    :param topic: subscribers of this name are told when the transaction is done (:meth:`Store.subscribe`).
     """
 
     table: str
     rows: tuple[RowOperation, ...]
-    news: str = ""
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,11 +391,14 @@ class Store(Protocol):
         A hint: True when a put or a visibility change was signalled (SQLite: by any process; Azure: by this one).
         """
 
-    def hearing(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
-        """Hear of what is done under a name (``Transact.news``), from the moment it is entered.
+    def subscribe(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+        """Learn when a transaction with this topic (``Transact.topic``) is done, from the moment the block is entered.
 
-        What it gives waits for news since it was last called, at most so many seconds. A hint, which may be false, and
-        may be missing: whoever hears looks, and looks now and then without it.
+        The block gets a function that waits until there was one since its last call, at most so many seconds. It is
+        only a hint: it may be wrong, and it may be missing. The caller must look for itself, now and then also without
+        a hint.
+
+        :param name: the topic.
         """
 
     # tables

@@ -212,7 +212,7 @@ class SqliteStore(Paged):
                 await heard(news, min(waits))
 
     @asynccontextmanager
-    async def hearing(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+    async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         await self._access.listen((name,))
         with ExitStack() as ear:
             news = ear.enter_context(self._access.waiters.listening((name,)))

@@ -50,7 +50,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.episodes import Episodes
-from airflow_provider_taskhub.workers.live import Live, generation_of
+from airflow_provider_taskhub.workers.live import Live, current_execution_id
 from airflow_provider_taskhub.workers.sorting import Sorted, unchanged
 
 log = structlog.get_logger(__name__)
@@ -123,7 +123,7 @@ class Aside:
 
         :returns: None: it is not in quarantine.
         """
-        generation = generation_of(execution_id, batch)
+        generation = current_execution_id(execution_id, batch)
         if generation is None or not await session.reader.shuns(session.instance_id, generation):
             return None
         ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
@@ -154,7 +154,7 @@ class Aside:
         )
         if repaired is not None:
             etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
-            live.stored = replace(live.stored, row_etag=etag, behind=())
+            live.stored = replace(live.stored, row_etag=etag, unprojected_events=())
             log.info("instance_row_repaired", instance_id=session.instance_id)
         live.past = ()
         if live.ended is not None:

@@ -12,7 +12,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import Supervisor
@@ -61,11 +61,11 @@ class Health:
 
     def metrics(self) -> Iterator[Metric]:
         """Figures of this worker, for Prometheus."""
-        backend, figures, tenures = self.backend, self.owner.figures, self.owner.tenures
+        backend, metrics, tenures = self.backend, self.owner.metrics, self.owner.tenures
         age = max((tenure.age for tenure in tenures), default=0.0)
         yield GaugeMetricFamily("taskhub_partitions_owned", "Partitions that this worker serves.", len(tenures))
         yield GaugeMetricFamily("taskhub_lease_age_seconds_max", "Age of its oldest lease.", age)
-        yield from _leases(figures)
+        yield from _leases(metrics)
         yield GaugeMetricFamily("taskhub_activities_running", "Activities under way.", backend.work_items.slots.busy)
         yield GaugeMetricFamily("taskhub_episodes_running", "Episodes under way.", backend.orchestrations.running)
         yield GaugeMetricFamily("taskhub_sessions", "Instances in memory.", len(backend.sessions))
@@ -112,22 +112,22 @@ def _failing(loops: Iterable[str]) -> str:
     return f"loops that fail again and again: {', '.join(loops)}"
 
 
-def _leases(figures: Figures) -> Iterator[Metric]:
+def _leases(metrics: LeaseMetrics) -> Iterator[Metric]:
     takes = CounterMetricFamily(
         "taskhub_partitions_taken_total", "Partitions taken, by what had become of them.", labels=("change",)
     )
-    for change, count in sorted(figures.takes.items()):
+    for change, count in sorted(metrics.takes.items()):
         takes.add_metric((change,), count)
     yield takes
-    yield CounterMetricFamily("taskhub_partitions_lost_total", "Partitions given up or lost.", figures.lost)
+    yield CounterMetricFamily("taskhub_partitions_lost_total", "Partitions given up or lost.", metrics.lost)
     yield CounterMetricFamily(
-        "taskhub_partitions_stuck_total", "Given up, for their queues stood still.", figures.stuck
+        "taskhub_partitions_stuck_total", "Given up, for their queues stood still.", metrics.stuck
     )
-    yield CounterMetricFamily("taskhub_lease_renewals_total", "Renewals confirmed.", figures.renewals)
-    yield CounterMetricFamily("taskhub_lease_renewal_seconds_total", "Seconds that they took.", figures.renewing)
-    yield GaugeMetricFamily("taskhub_lease_renewal_seconds_max", "The slowest of them.", figures.slowest_renewal)
+    yield CounterMetricFamily("taskhub_lease_renewals_total", "Renewals confirmed.", metrics.renewals)
+    yield CounterMetricFamily("taskhub_lease_renewal_seconds_total", "Seconds that they took.", metrics.renewing)
+    yield GaugeMetricFamily("taskhub_lease_renewal_seconds_max", "The slowest of them.", metrics.slowest_renewal)
     yield GaugeMetricFamily(
-        "taskhub_partition_free_seconds_max", "Longest time without a live owner.", figures.longest_free
+        "taskhub_partition_free_seconds_max", "Longest time without a live owner.", metrics.longest_free
     )
 
 
@@ -170,7 +170,7 @@ class HealthPort:
 async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort:
     """Listen until the stack unwinds.
 
-    :param host: the address to listen on; "" for loopback: figures of a worker are nobody else's business by default.
+    :param host: the address to listen on; "" for loopback: metrics of a worker are nobody else's business by default.
     :raises ConfigurationError: when the port cannot be bound.
     """
     opened = HealthPort(port=port, host=host, servers=[])

@@ -168,7 +168,7 @@ class Loader:
         if sentinel is None or not loaded.begun:
             stored = Stored(
                 sentinel_etag=sentinel.etag if sentinel else None,
-                surplus=loaded.surplus,
+                uncommitted_rows=loaded.uncommitted_rows,
                 consumed=sentinel.consumed if sentinel else (),
                 steered=sentinel.steered if sentinel else None,
                 row_etag=row.etag if row else None,
@@ -180,13 +180,13 @@ class Loader:
         stored = Stored(
             sentinel_etag=sentinel.etag,
             rows=len(loaded.past),
-            surplus=loaded.surplus,
-            tails=loaded.tails,
+            uncommitted_rows=loaded.uncommitted_rows,
+            has_old_rows=loaded.has_old_rows,
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
             steered=sentinel.steered,
             blobs=loaded.blobs,
-            behind=loaded.past if lags(row, loaded.past) else (),
+            unprojected_events=loaded.past if lags(row, loaded.past) else (),
             row_etag=row.etag if row else None,
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
@@ -222,7 +222,7 @@ class Loader:
         again = OrchestrationInstance(instance_id=instance_id, execution_id=identity.next_execution_id(current))
         stored = Stored(
             sentinel_etag=found.lock.etag if found.lock else None,
-            tails=True,
+            has_old_rows=True,
             consumed=found.sentinel.consumed if found.sentinel else (),
             steered=found.sentinel.steered if found.sentinel else None,
             row_etag=row.etag if row else None,
@@ -246,7 +246,16 @@ class Loader:
         Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
         """
         consumed = old.consumed()
-        stored = replace(old.stored, rows=0, surplus=0, tails=True, consumed=consumed, blobs=(), behind=(), status=None)
+        stored = replace(
+            old.stored,
+            rows=0,
+            uncommitted_rows=0,
+            has_old_rows=True,
+            consumed=consumed,
+            blobs=(),
+            unprojected_events=(),
+            status=None,
+        )
         return Live(self._execution(instance_id, (), None, None), stored, None)
 
     def _execution(
@@ -278,7 +287,7 @@ def _start_of(
     )
 
 
-def generation_of(execution_id: str | None, batch: Sequence[Held]) -> str | None:
+def current_execution_id(execution_id: str | None, batch: Sequence[Held]) -> str | None:
     """The execution id that a batch is for. :param execution_id: of what is stored."""
     event = batch[0].message.event if batch else None
     return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id

@@ -44,7 +44,7 @@ from airflow_provider_taskhub.workers.cancelling import Cancelling
 from airflow_provider_taskhub.workers.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.episodes import Episodes, Running
-from airflow_provider_taskhub.workers.live import Live, Loader, generation_of
+from airflow_provider_taskhub.workers.live import Live, Loader, current_execution_id
 from airflow_provider_taskhub.workers.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
 
@@ -240,7 +240,7 @@ class Orchestrations:
             numbers = {scheduling_id(event) for event in events}
             asked = {number: live.scheduled[number] for number in numbers if number in live.scheduled}
         try:
-            with self.episodes.computing(session.instance_id, generation_of(live.execution_id, batch), batch):
+            with self.episodes.computing(session.instance_id, current_execution_id(live.execution_id, batch), batch):
                 if live.ending is not None:
                     episode = live.execution.terminate([live.ending], now=now)
                 elif live.stuck:

@@ -52,9 +52,9 @@ class Peers:
 
     async def _watch_releases(self, hub: Hub) -> None:
         """On one machine the store announces a release."""
-        async with hub.store.hearing(hub.names.partitions) as news:
+        async with hub.store.subscribe(hub.names.partitions) as released:
             while True:
-                await news(RELEASE_CHECK)
+                await released(RELEASE_CHECK)
                 self.partitions_free()
 
     async def _watch_deaths(self, hub: Hub) -> None:

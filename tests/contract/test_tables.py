@@ -520,11 +520,11 @@ async def test_guids_are_text_nowhere(store: Store, table: str) -> None:
 
 async def done(store: Store, table: str, news: str) -> None:
     row = RowOperation(verb=UPSERT_MERGE, entity=Entity(partition_key="p", row_key="r"))
-    await store.execute(Transact(table=table, rows=(row,), news=news))
+    await store.execute(Transact(table=table, rows=(row,), topic=news))
 
 
 async def test_what_is_done_under_a_name_is_heard_by_whoever_waits_for_it(store: Store, table: str) -> None:
-    async with store.hearing("=one") as one, store.hearing("=two") as two:
+    async with store.subscribe("=one") as one, store.subscribe("=two") as two:
         waiting = asyncio.ensure_future(two(3600.0))
         await done(store, table, "=one")
         await asyncio.wait_for(one(3600.0), 10)
@@ -534,14 +534,14 @@ async def test_what_is_done_under_a_name_is_heard_by_whoever_waits_for_it(store:
 
 
 async def test_news_between_two_looks_is_not_missed(store: Store, table: str) -> None:
-    async with store.hearing("=one") as wait:
+    async with store.subscribe("=one") as wait:
         for _ in range(3):
             await done(store, table, "=one")
             await asyncio.wait_for(wait(3600.0), 10)
 
 
 async def test_who_hears_nothing_waits_no_longer_than_asked(store: Store, table: str, elapse: Elapse) -> None:
-    async with store.hearing("=one") as wait:
+    async with store.subscribe("=one") as wait:
         waiting = asyncio.ensure_future(wait(0.2))
         await done(store, table, "")
         await elapse(0.1)

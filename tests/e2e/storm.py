@@ -223,8 +223,8 @@ async def corruption(client: Client, instance_id: str, *, all_answered: bool = T
     except HistoryUnreadable as error:
         return [str(error)]
     told = []
-    if loaded.sentinel is None or not loaded.sentinel.complete or loaded.surplus:
-        told.append(f"sentinel {loaded.sentinel}, {loaded.surplus} rows too many")
+    if loaded.sentinel is None or not loaded.sentinel.complete or loaded.uncommitted_rows:
+        told.append(f"sentinel {loaded.sentinel}, {loaded.uncommitted_rows} rows too many")
     return told + misshapen(loaded.past, all_answered=all_answered)
 
 

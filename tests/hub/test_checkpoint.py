@@ -150,7 +150,9 @@ def test_long_histories_go_in_transactions_chained_by_the_sentinel(rows: int, gr
 
 @pytest.mark.rows("K28")
 def test_what_a_half_commit_left_is_removed_first_unless_it_is_overwritten() -> None:
-    made = transacts(plan(episode(history(4), first_ordinal=6), Stored(sentinel_etag="e1", rows=6, surplus=150)))
+    made = transacts(
+        plan(episode(history(4), first_ordinal=6), Stored(sentinel_etag="e1", rows=6, uncommitted_rows=150))
+    )
     deleted = [row.entity.row_key for group in made for row in group.rows if row.verb is RowVerb.DELETE]
     assert deleted == [row_key(ordinal) for ordinal in range(10, 156)]
     written = [row for group in made for row in group.rows if row.verb is RowVerb.UPSERT_REPLACE]
@@ -165,7 +167,7 @@ def test_rows_are_said_to_be_absent_unless_something_may_stand_in_their_place() 
 
     known = Stored(sentinel_etag="e1", rows=6)
     assert absent(episode(), Stored()) == absent(episode(), known) == {True}
-    assert absent(episode(), replace(known, surplus=1)) == {False}
+    assert absent(episode(), replace(known, uncommitted_rows=1)) == {False}
     assert absent(episode(switched=True), known) == {False}
     common: dict[str, Any] = {
         "sentinel_etag": "e2",
@@ -267,10 +269,10 @@ def test_the_row_is_written_when_a_reader_can_see_a_difference(fields: Any, stor
 
 
 def test_what_is_stored_afterwards() -> None:
-    stored = Stored(sentinel_etag="e1", rows=10, surplus=5, row_etag="r1", custom_status="old", merged=1.0)
+    stored = Stored(sentinel_etag="e1", rows=10, uncommitted_rows=5, row_etag="r1", custom_status="old", merged=1.0)
     common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": ("x",), "now": 9.0}
     kept = after(stored, episode(custom_status="new"), row_etag=None, **common)
-    assert (kept.sentinel_etag, kept.rows, kept.surplus, kept.consumed) == ("e2", 14, 0, ("x",))
+    assert (kept.sentinel_etag, kept.rows, kept.uncommitted_rows, kept.consumed) == ("e2", 14, 0, ("x",))
     assert (kept.row_etag, kept.custom_status, kept.merged) == ("r1", "old", 1.0), "the row was not written"
     merged = after(stored, episode(custom_status="new", switched=True), row_etag="r2", **common)
     assert (merged.rows, merged.row_etag, merged.custom_status, merged.merged) == (4, "r2", "new", 9.0)

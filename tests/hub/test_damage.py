@@ -176,7 +176,7 @@ def test_a_member_with_numbers_that_are_none() -> None:
         (member,) = roster.live
         assert (member.apps, member.orchestrators, member.activities) == ({}, (), ("1",))
         assert (member.running, member.weight) == (0, 1)
-        assert roster.serving["odd@host/1"].signs[0].load is None
+        assert roster.advertised["odd@host/1"].signs[0].load is None
         assert roster.paces["odd@host/1"] == (10.0, 30.0)
 
     play(work)

@@ -332,7 +332,7 @@ def test_rows_behind_what_was_committed_never_count_whatever_the_sentinel_says()
     async def work(bench: Bench) -> tuple[int, int]:
         await bench.write(raised(10), committed_rows=7)
         loaded = await bench.load()
-        return len(loaded.past), loaded.surplus
+        return len(loaded.past), loaded.uncommitted_rows
 
     assert play(work) == (7, 3)
 

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.partitions.balance import Rules
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
 from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.steering import Stale, Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations, Stale
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
@@ -41,8 +41,8 @@ CYCLE = SCAN * JITTER
 """Every worker has read the controls by then."""
 
 
-def steering(cluster: Cluster, by: str = "ops") -> Steering:
-    return Steering(cluster.store, NAMES, by=by, clock=JumpingClock())
+def steering(cluster: Cluster, by: str = "ops") -> PartitionOperations:
+    return PartitionOperations(cluster.store, NAMES, by=by, clock=JumpingClock())
 
 
 def reasons(node: Node) -> set[str]:
@@ -189,7 +189,7 @@ async def test_a_kick_that_a_renewal_forestalls_is_made_again() -> None:
                 forestalled.append(0)
 
         faults.before = renew
-        kicking = Steering(faults, NAMES, by="ops", clock=JumpingClock())  # type: ignore[arg-type]
+        kicking = PartitionOperations(faults, NAMES, by="ops", clock=JumpingClock())  # type: ignore[arg-type]
         assert await kicking.kick(0) == "a@host/a-1"
         assert len(forestalled) == 4
         await asyncio.sleep(2 * CYCLE)
@@ -244,7 +244,7 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
         assert sorted([*a.held, *b.held]) == [0, 1, 3]
         for node in (a, b):
             assert node.owner is not None
-            assert node.owner.figures.longest_free < SCAN, "nobody misses what is offline (E78)"
+            assert node.owner.metrics.longest_free < SCAN, "nobody misses what is offline (E78)"
         await steer.online([2])
         await asyncio.sleep(CYCLE)
         assert 2 in {*a.held, *b.held}
@@ -398,7 +398,7 @@ async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back(
             assert [partition for _, partition in a.when("lost")] == [1]
             assert len(a.held) == 4
             assert a.owner is not None
-            assert a.owner.figures.stuck == 1
+            assert a.owner.metrics.stuck == 1
     assert [entry["partition"] for entry in logs if entry["event"] == "partition_not_polled"] == [1]
 
 
@@ -448,12 +448,12 @@ async def test_figures_count_what_happened() -> None:
             await asyncio.sleep(1)
             ages.append(max(tenure.age for tenure in b.owner.tenures))
         assert 0.8 * RENEW < max(ages) < RENEW + 1, "from one renewal to the next"
-        figures = b.owner.figures
-        assert figures.takes == {"handed over": 2, "expired": 2}
-        assert figures.lost == 0
-        assert figures.renewals >= 4
-        assert 0 <= figures.slowest_renewal < 1
-        assert TAKE <= figures.longest_free <= TAKE + CYCLE
+        metrics = b.owner.metrics
+        assert metrics.takes == {"handed over": 2, "expired": 2}
+        assert metrics.lost == 0
+        assert metrics.renewals >= 4
+        assert 0 <= metrics.slowest_renewal < 1
+        assert TAKE <= metrics.longest_free <= TAKE + CYCLE
 
 
 # --- what monitors see --------------------------------------------------------------------------------------------
@@ -726,7 +726,7 @@ async def test_a_reading_that_comes_late_brings_no_owner_back_to_life() -> None:
         a = await cluster.join("a")
         await cluster.settle()
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
-        leases = client.admin.routes._looks._leases
+        leases = client.admin.routes._observer._leases
         scan = leases.scan
 
         async def slow() -> tuple[Lease, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import Conflict, Unavailable
 from airflow_provider_taskhub.hub.contract import Tenure
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import Holding
 from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
@@ -82,7 +82,7 @@ async def held(row: OneRow, told: Told) -> tuple[Holding, LeaseTenure]:
         clock=JumpingClock(),
         listener=told,
         stuck=timedelta.max,
-        figures=Figures(),
+        metrics=LeaseMetrics(),
         began=lambda: None,
     )
     tenure = holding.take_up(await row.write(row.row.claimed("a", START, AZURE_LEASE.take)), 0.0)

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import Conflict, Throttled, Unavailable
 from airflow_provider_taskhub.hub.contract import BLOB, TABLE
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.signs import LeaseMap
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 from airflow_provider_taskhub.hub.partitions.stores import TableLeases
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -335,7 +335,7 @@ async def test_what_was_taken_is_said_at_once() -> None:
         a, b = await cluster.join("a"), await cluster.join("b")
         await cluster.settle(1000)
         await asyncio.sleep(1000)
-        steering = Steering(cluster.store, NAMES, by="ops", clock=JumpingClock())
+        steering = PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock())
         for _ in range(3):
             before = len(a.when("taken")) + len(b.when("taken"))
             await steering.kick(min(a.held))
@@ -360,11 +360,11 @@ async def test_what_was_let_go_is_said_at_once() -> None:
         await cluster.settle(1000)
         await asyncio.sleep(1000)
         number = min(a.held)
-        await Steering(cluster.store, NAMES, by="ops", clock=JumpingClock()).kick(number)
+        await PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock()).kick(number)
         while number in a.held:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.2)
-        said = (await Members(cluster.store, NAMES).watch()).serving[str(a.me)]
+        said = (await Members(cluster.store, NAMES).watch()).advertised[str(a.me)]
         assert (number in said.signs) == (number in a.held)
 
 

@@ -13,9 +13,9 @@ from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import OwnerState
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from tests.partitions.cluster import NAMES, Cluster
@@ -43,8 +43,8 @@ class Caller:
 
 
 async def caller(cluster: Cluster) -> Caller:
-    looks = Looks(cluster.store, NAMES, await read_hub(cluster.store, NAMES), clock=JumpingClock())
-    return Caller(cluster, Routes(looks, NAMES, JumpingClock()))
+    observer = LeaseObserver(cluster.store, NAMES, await read_hub(cluster.store, NAMES), clock=JumpingClock())
+    return Caller(cluster, Routes(observer, NAMES, JumpingClock()))
 
 
 @participant
@@ -55,7 +55,7 @@ async def test_the_map_is_read_once_and_only_a_wrong_entry_again() -> None:
         await cluster.settle()
         reader = await caller(cluster)
         scans, reads = [0], []  # type: list[int], list[str]
-        leases = reader.routes._looks._leases
+        leases = reader.routes._observer._leases
         scan, read = leases.scan, leases.read
 
         async def scanned() -> Any:
@@ -148,7 +148,7 @@ async def test_one_entry_is_read_with_all_that_tells_of_it() -> None:
         routes = (await caller(cluster)).routes
         assert (await routes.refresh(one)).state is OwnerState.UNPROVEN
         assert (await routes.owner(other)).owner == "a@host/a-1"
-        await Steering(cluster.store, NAMES, by="ops", clock=JumpingClock()).offline([2])
+        await PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock()).offline([2])
         routes = (await caller(cluster)).routes
         found = await routes.refresh(shut)
         assert (found.state, found.offline) == (OwnerState.UNPROVEN, True), "its owner still stands in the row"

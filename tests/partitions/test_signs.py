@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease, Sightings
-from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap, Serving, Sign, decode_signs, encode_signs
+from airflow_provider_taskhub.hub.partitions.signs import (
+    PUNCTUAL,
+    Advertisement,
+    LeaseMap,
+    Sign,
+    decode_signs,
+    encode_signs,
+)
 from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES
 
 LEASES = tuple(
@@ -17,9 +24,9 @@ LEASES = tuple(
     for number, owner in enumerate(("me", "a", "b"))
 )
 SERVING = {
-    "me": Serving(),
-    "a": Serving(signs={1: Sign(2, 11, 2.5)}, due=5.0),
-    "b": Serving(signs={2: Sign(3, 12)}, due=-PUNCTUAL + 0.1),
+    "me": Advertisement(),
+    "a": Advertisement(signs={1: Sign(2, 11, 2.5)}, due=5.0),
+    "b": Advertisement(signs={2: Sign(3, 12)}, due=-PUNCTUAL + 0.1),
 }
 
 
@@ -29,7 +36,7 @@ def told(
     """What the map says at a second, after all leases were read at second 100."""
     situation: dict[str, Any] = {
         "leases": {lease.partition: lease for lease in LEASES},
-        "serving": dict(SERVING),
+        "advertised": dict(SERVING),
         "mine": {0: LEASES[0]},
         "offline": set(),
         "dead": set(),
@@ -40,19 +47,19 @@ def told(
         sightings.note(lease.queue, lease.life, 100.0)
     known = LeaseMap(sightings, 15.0)
     known.read(situation.pop("leases").values())
-    return known.told(3, situation.pop("serving"), me="me", now=at, **situation)
+    return known.told(3, situation.pop("advertised"), me="me", now=at, **situation)
 
 
 def test_signs_come_back_as_they_were_written() -> None:
     signs = {0: Sign(1, 2), 7: Sign(3, 4, 0.125)}
-    assert decode_signs(encode_signs(Serving(signs=signs))) == signs
+    assert decode_signs(encode_signs(Advertisement(signs=signs))) == signs
     assert decode_signs("") == decode_signs(None) == decode_signs(5) == {}
     assert decode_signs("x 1:2 3:4:5 6:7:8:nonsense 9:1:1") == {3: Sign(4, 5), 9: Sign(1, 1)}
 
 
 def test_a_worker_that_serves_all_of_the_largest_hub_can_say_so() -> None:
     signs = {number: Sign(99_999, 9_999_999_999, 1234.5) for number in range(1024)}
-    assert len(encode_signs(Serving(signs=signs))) * 2 <= MAX_PROPERTY_BYTES
+    assert len(encode_signs(Advertisement(signs=signs))) * 2 <= MAX_PROPERTY_BYTES
 
 
 @pytest.mark.rows("T85", "T76")
@@ -73,8 +80,8 @@ def lease(number: int, **changes: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def said(sign: Sign, due: float = 5.0) -> Serving:
-    return Serving(signs={1: sign}, due=due)
+def said(sign: Sign, due: float = 5.0) -> Advertisement:
+    return Advertisement(signs={1: sign}, due=due)
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -97,12 +104,14 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         pytest.param(put("mine", {0: replace(LEASES[0], epoch=5)}), id="mine in another tenure"),
         pytest.param(put("mine", {0: replace(LEASES[0], next_owner="b")}), id="mine and asked for"),
         pytest.param(put("dead", {"a"}), id="its owner is proven dead"),
-        pytest.param(put("serving", {"b": SERVING["b"]}), id="its owner is not listed"),
-        pytest.param(put("serving", SERVING | {"a": Serving()}), id="its owner does not name it"),
-        pytest.param(put("serving", SERVING | {"c": Serving(moving=True)}), id="somebody hands over or waits"),
-        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 11), due=-PUNCTUAL)}), id="its owner's word is late"),
-        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 10))}), id="no new sign for too long"),
-        pytest.param(put("serving", SERVING | {"a": said(Sign(2, 9))}), id="an old sign only"),
+        pytest.param(put("advertised", {"b": SERVING["b"]}), id="its owner is not listed"),
+        pytest.param(put("advertised", SERVING | {"a": Advertisement()}), id="its owner does not name it"),
+        pytest.param(put("advertised", SERVING | {"c": Advertisement(moving=True)}), id="somebody hands over or waits"),
+        pytest.param(
+            put("advertised", SERVING | {"a": said(Sign(2, 11), due=-PUNCTUAL)}), id="its owner's word is late"
+        ),
+        pytest.param(put("advertised", SERVING | {"a": said(Sign(2, 10))}), id="no new sign for too long"),
+        pytest.param(put("advertised", SERVING | {"a": said(Sign(2, 9))}), id="an old sign only"),
     ],
 )
 def test_where_anything_is_not_so_the_leases_are_read(change: Callable[[dict[str, Any]], None]) -> None:
@@ -120,4 +129,4 @@ def test_what_is_to_have_no_owner_need_not_be_looked_at() -> None:
 
 @pytest.mark.rows("T85")
 def test_a_sign_that_is_young_enough_needs_no_newer_one() -> None:
-    assert told(put("serving", SERVING | {"a": said(Sign(2, 10))}), at=114.9) is not None
+    assert told(put("advertised", SERVING | {"a": said(Sign(2, 10))}), at=114.9) is not None

@@ -59,7 +59,7 @@ from airflow_provider_taskhub.hub.partitions import members, stores
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
 from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
 from airflow_provider_taskhub.hub.partitions.placing import DWELL_SCANS, LEAST_DWELL
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LeaseTimes
 from airflow_provider_taskhub.storage.embedded.rows import _Row
@@ -413,7 +413,7 @@ class World:
         self._incarnations: Counter[str] = Counter()
         self._sure = [0.0] * self.shape.partitions
         """Until when a partition is served unless something happens to its holder."""
-        self.steering = Steering(self.store, NAMES, by="ops", clock=JumpingClock())
+        self.steering = PartitionOperations(self.store, NAMES, by="ops", clock=JumpingClock())
         times = self.shape.times
         self._scan = times.scan.total_seconds()
         # what a host does with a full second of requests in its way, and a coarse look of ours

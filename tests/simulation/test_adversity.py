@@ -31,7 +31,7 @@ from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import outbound, quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
@@ -750,7 +750,7 @@ def test_what_a_worker_learns_in_time_is_run() -> None:
 def test_as_long_as_a_live_worker_could_run_it_no_timeout_runs() -> None:
     async def play() -> Any:
         async with world() as hub:
-            steering = Steering(hub.store, hub.client.hub.names, by="ops", clock=hub.clock)
+            steering = PartitionOperations(hub.store, hub.client.hub.names, by="ops", clock=hub.clock)
             await hub.join("stranger", app=App("stranger"))
             await steering.prohibit(range(hub.settings.partitions), ["knows"], "for this test")
             await hub.join("knows")

@@ -228,7 +228,7 @@ def test_a_half_commit_of_150_rows_is_cut_off_and_removed(right: int) -> None:
         tasks = [event.input for event in loaded.past if isinstance(event, TaskScheduled)]
         await hub.ended()
         removed = [done for done in hub.tape if _removes(done.operation)]
-        return json.loads(output or ""), tasks, loaded.surplus, bool(removed)
+        return json.loads(output or ""), tasks, loaded.uncommitted_rows, bool(removed)
 
     output, tasks, surplus, removed = played(play, activities=100, lease=LONG)
     assert output == ["late right"] * right

@@ -118,7 +118,7 @@ def test_a_checkpoint_of_10_000_events_survives_a_death_in_its_middle() -> None:
             return cut, whole, state.status
 
     cut, whole, status = simulate(play)
-    assert (len(cut.past), cut.surplus) == (0, 51 * 99), "not committed, and not shown"
-    assert (len(whole.past), whole.surplus) == (10_000, 0)
+    assert (len(cut.past), cut.uncommitted_rows) == (0, 51 * 99), "not committed, and not shown"
+    assert (len(whole.past), whole.uncommitted_rows) == (10_000, 0)
     assert sorted(event.event_id for event in whole.past if isinstance(event, TaskScheduled)) == list(range(WIDE))
     assert status is Status.TERMINATED

@@ -36,11 +36,11 @@ def test_a_reader_that_died_is_replaced_and_nothing_is_lost() -> None:
             state = await hub.wait("waiting")
             waited = hub.clock.monotonic() - began
             await hub.clock.sleep(60)  # the other one's turn comes with another scan
-            figures = machine.owner.figures
+            metrics = machine.owner.metrics
             return (
                 state.output,
                 waited,
-                figures.stuck,
+                metrics.stuck,
                 [entry["partition"] for entry in hub.said("partition_not_polled")],
             )
 
@@ -108,7 +108,7 @@ def test_who_is_alone_leaves_nothing_to_nobody() -> None:
             deaf = False
             began = hub.clock.monotonic()
             await hub.wait("waiting")
-            return hub.clock.monotonic() - began, longest, only.owner.figures.stuck
+            return hub.clock.monotonic() - began, longest, only.owner.metrics.stuck
 
     waited, longest, stuck = simulate(play)
     assert waited < 2

@@ -19,7 +19,7 @@ from airflow_provider_taskhub import jumping
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit, run
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
@@ -112,7 +112,7 @@ async def test_a_worker_that_starts_lives_and_is_not_ready() -> None:
 
 def figures() -> Health:
     """A worker's figures, each of them another number."""
-    counted = Figures()
+    counted = LeaseMetrics()
     counted.takes.update({"new": 4, "handed over": 2})
     counted.lost, counted.stuck = 5, 6
     for seconds in (0.5, 0.25):
@@ -130,7 +130,7 @@ def figures() -> Health:
         ),
     )
     owner = SimpleNamespace(
-        supervisor=None, figures=counted, tenures=[SimpleNamespace(age=3.25)], requests={"table.get": 14}
+        supervisor=None, metrics=counted, tenures=[SimpleNamespace(age=3.25)], requests={"table.get": 14}
     )
     return Health(backend=cast(Any, backend), owner=cast(Any, owner), started=58.0)
 

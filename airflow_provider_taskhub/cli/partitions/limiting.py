@@ -16,7 +16,7 @@ from airflow_provider_taskhub.cli.partitions.orders import (
     nothing_lifted,
 )
 from airflow_provider_taskhub.hub.contract import ControlKind
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 
 
 def cap(
@@ -45,7 +45,7 @@ def cap(
         _lift_caps(hub, node, json)
         return
 
-    async def order(steering: Steering) -> None:
+    async def order(steering: PartitionOperations) -> None:
         if value is not None:
             await steering.cap(value, node=node, reason=reason)
         if per_turn is not None:
@@ -58,7 +58,7 @@ def cap(
 
 
 def _lift_caps(hub: str | None, node: str | None, json: bool) -> None:
-    async def order(steering: Steering) -> list[str]:
+    async def order(steering: PartitionOperations) -> list[str]:
         lifted = [] if not await steering.cap(None, node=node) else [f"cap of {node or 'every worker'}"]
         return lifted + ([] if node is not None or not await steering.turn(None) else ["limit per scan"])
 

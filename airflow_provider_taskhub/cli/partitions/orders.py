@@ -12,7 +12,7 @@ from airflow_provider_taskhub.cli.output import as_json, console, run, warn
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member
 from airflow_provider_taskhub.hub.partitions.controls import names
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for 
 Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
 
 
-def carry_out(hub: str | None, order: Callable[[Steering], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
+def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
     """:param nodes: whom it is about. It may be meant for one that is still to come; a typing error looks the same."""
     settings = settings_of(hub=hub)
 

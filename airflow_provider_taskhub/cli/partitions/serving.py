@@ -21,7 +21,7 @@ from airflow_provider_taskhub.cli.partitions.orders import (
     once,
 )
 from airflow_provider_taskhub.hub.contract import ControlKind
-from airflow_provider_taskhub.hub.partitions.steering import Steering
+from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 
 
 def create(
@@ -36,7 +36,7 @@ def create(
     """
     told, facts = hubs.made(hub=hub, partitions=partitions, cap=cap)
 
-    async def complete(steering: Steering) -> None:
+    async def complete(steering: PartitionOperations) -> None:
         await steering.complete()
         if cap is not None:
             await steering.cap(cap)

@@ -44,28 +44,32 @@ from airflow_provider_taskhub.values import dataclass
 class Stored:
     """What a session knows to be stored of its instance.
 
-    :param sentinel_etag: None: no sentinel yet, it will be inserted. :param rows: history rows of the generation.
-    :param row_etag: of the instance row; None: not known, the merge is then an upsert.
-    :param surplus: rows beyond ``rows`` that a half commit left behind. :param tails: an earlier generation may have
-        left some there.
+    :param sentinel_etag: None: there is no sentinel yet, it will be inserted.
+    :param rows: history rows of the generation that count.
+    :param uncommitted_rows: rows of the generation behind them, which a half commit left. They do not count.
+    :param has_old_rows: True if rows of an earlier, longer generation may follow ours.
     :param completed: CheckpointCompletedTimestamp as stored.
-    :param consumed: messages that generation switches consumed, as the sentinel remembers them: they may be redelivered
-        long after, and no row of this generation tells that their events were taken.
-    :param steered: of the newest suspension or resume that was taken; the commit of the episode that took it stores it.
-    :param blobs: to which the generation's rows were spilled, as far as the session knows: they go with it.
-    :param behind: events of the history, as loaded, that the instance row does not tell: the first merge does.
-    :param status, custom_status: as the instance row has them. :param merged: monotonic second of the last merge.
+    :param consumed: ids of messages that generation switches consumed, as the sentinel has them. Such a message may be
+        delivered again long after, and no row of this generation tells that its event was taken.
+    :param steered: time of the newest suspension or resume that was taken. The commit of its episode stores it.
+    :param blobs: names of the blobs to which the generation's rows were spilled, as far as the session knows. They are
+        deleted with the generation.
+    :param unprojected_events: events of the loaded history that the instance row does not show yet. The next merge of
+        the row shows them.
+    :param row_etag: of the instance row; None: not known, the merge is then an upsert.
+    :param status, custom_status: as the instance row has them.
+    :param merged: monotonic second of the last merge of the row.
     """
 
     sentinel_etag: str | None = None
     rows: int = 0
-    surplus: int = 0
-    tails: bool = False
+    uncommitted_rows: int = 0
+    has_old_rows: bool = False
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
     steered: Stamp | None = None
     blobs: tuple[str, ...] = ()
-    behind: tuple[HistoryEvent, ...] = ()
+    unprojected_events: tuple[HistoryEvent, ...] = ()
     row_etag: str | None = None
     status: Status | None = None
     custom_status: str | None = None
@@ -204,7 +208,7 @@ def _merge(
         now=now,
         container_url=container_url,
         history_blobs=history.blobs,
-        behind=stored.behind,
+        unprojected_events=stored.unprojected_events,
         told=stored.custom_status,
     )
 
@@ -268,7 +272,7 @@ def after(
     return Stored(
         sentinel_etag=sentinel_etag,
         rows=count,
-        tails=stored.tails or episode.switched,
+        has_old_rows=stored.has_old_rows or episode.switched,
         completed=completed,
         consumed=consumed,
         steered=stored.steered,
@@ -295,7 +299,7 @@ def _history_steps(
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
     groups = _deletions(episode, stored, committed)
-    absent = not (episode.switched or stored.surplus or stored.tails)
+    absent = not (episode.switched or stored.uncommitted_rows or stored.has_old_rows)
     groups.extend(
         tuple(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row, absent=absent) for row in group)
         for group in batches(rows)
@@ -345,6 +349,6 @@ def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[R
         RowOperation(
             verb=RowVerb.DELETE, entity=Entity(partition_key=partition_key, row_key=row_key(ordinal)), etag="*"
         )
-        for ordinal in range(committed, stored.rows + stored.surplus)
+        for ordinal in range(committed, stored.rows + stored.uncommitted_rows)
     ]
     return [tuple(left[start : start + BATCH_ROWS]) for start in range(0, len(left), BATCH_ROWS)]

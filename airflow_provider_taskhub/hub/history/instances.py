@@ -112,7 +112,7 @@ def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
     verb = RowVerb.INSERT if etag is None else RowVerb.MERGE
     row = RowOperation(verb=verb, entity=merge, etag=etag)
     over = merge.properties.get("RuntimeStatus") in _FINAL
-    return Transact(table=names.instances, rows=(row,), news=ended(names, merge.partition_key) if over else "")
+    return Transact(table=names.instances, rows=(row,), topic=ended(names, merge.partition_key) if over else "")
 
 
 def ended(names: HubNames, key: str) -> str:
@@ -127,15 +127,15 @@ def merge_row(
     now: Timestamp,
     container_url: str,
     history_blobs: Sequence[PutBlob],
-    behind: Sequence[HistoryEvent] = (),
+    unprojected_events: Sequence[HistoryEvent] = (),
     told: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
     """What a checkpoint merges into the row: :func:`merged` of the events that it stores.
 
-    :param behind: events of the history that the row does not tell; nothing to a generation after them.
+    :param unprojected_events: events of the history that the row does not show; a later generation does not need them.
     """
     return merged(
-        episode.history if episode.switched else (*behind, *episode.history),
+        episode.history if episode.switched else (*unprojected_events, *episode.history),
         instance_id=episode.current.instance_id,
         execution_id=episode.current.execution_id,
         custom_status=episode.custom_status,

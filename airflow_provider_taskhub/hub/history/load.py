@@ -38,15 +38,15 @@ class Loaded:
     """An instance's stored history: of its current generation, committed rows only.
 
     :param sentinel: None when the instance has no history.
-    :param surplus: rows that a half commit left behind the committed ones.
-    :param tails: whether an earlier, longer generation left rows behind them.
+    :param uncommitted_rows: rows of the generation behind the committed ones, which a half commit left.
+    :param has_old_rows: True if rows of an earlier, longer generation follow.
     :param blobs: to which its rows are spilled.
     """
 
     past: tuple[HistoryEvent, ...] = ()
     sentinel: Sentinel | None = None
-    surplus: int = 0
-    tails: bool = False
+    uncommitted_rows: int = 0
+    has_old_rows: bool = False
     blobs: tuple[str, ...] = ()
 
     @property
@@ -64,8 +64,8 @@ class Rows:
 
     committed: tuple[Entity, ...] = ()
     sentinel: Sentinel | None = None
-    surplus: int = 0
-    tails: bool = False
+    uncommitted_rows: int = 0
+    has_old_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,13 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
                 raise
             continue  # the blobs went with their generation while it was read
         blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
-        return Loaded(past=past, sentinel=rows.sentinel, surplus=rows.surplus, tails=rows.tails, blobs=blobs)
+        return Loaded(
+            past=past,
+            sentinel=rows.sentinel,
+            uncommitted_rows=rows.uncommitted_rows,
+            has_old_rows=rows.has_old_rows,
+            blobs=blobs,
+        )
     return Loaded()
 
 
@@ -178,8 +184,13 @@ def _counted(lock: Entity | None, rows: Sequence[Entity]) -> Rows:
     if committed > len(current):
         found = f"{len(current)} of its {committed} rows are there"
         raise HistoryUnreadable(f"history of {lock.partition_key!r}, generation {sentinel.execution_id}: {found}")
-    surplus, tails = len(current) - committed, len(rows) > len(current)
-    return Rows(committed=tuple(current[:committed]), sentinel=sentinel, surplus=surplus, tails=tails)
+    uncommitted_rows, has_old_rows = len(current) - committed, len(rows) > len(current)
+    return Rows(
+        committed=tuple(current[:committed]),
+        sentinel=sentinel,
+        uncommitted_rows=uncommitted_rows,
+        has_old_rows=has_old_rows,
+    )
 
 
 async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:

@@ -30,7 +30,7 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.hub.contract import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.applease import SECONDS
 from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.stores import insert_row, leases_of
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import (
@@ -161,25 +161,25 @@ async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLO
 
 
 async def partition_states(
-    store: Store, names: HubNames, looks: Looks | None = None, *, prove: bool = False, counts: bool = True
+    store: Store, names: HubNames, observer: LeaseObserver | None = None, *, prove: bool = False, counts: bool = True
 ) -> tuple[PartitionState, ...]:
     """Every partition of the hub, for people, those without a lease row too.
 
-    :param looks: of this reader so far. :param prove: look until it is known whether each owner lives: at most 1.5
-        renewal intervals; else an owner that ``looks`` has not watched for long enough stays unproven.
+    :param observer: of this reader so far. :param prove: look until it is known whether each owner lives: at most 1.5
+        renewal intervals; else an owner that ``observer`` has not watched for long enough stays unproven.
     :param counts: also ask each control queue for its approximate number of messages.
     :raises HubError: when there is no such hub.
     """
-    looks = looks or Looks(store, names, await read_hub(store, names))
+    observer = observer or LeaseObserver(store, names, await read_hub(store, names))
     try:
-        await (looks.prove() if prove else looks.look())
+        await (observer.prove() if prove else observer.refresh())
     except NotFound:  # its tables are gone
         raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
-    leases = {number: Lease(queue=names.control(number)) for number in range(looks.partitions)} | looks.leases
+    leases = {number: Lease(queue=names.control(number)) for number in range(observer.partitions)} | observer.leases
 
     async def state(lease: Lease) -> PartitionState:
         messages = await _count(store, lease.queue) if counts else None
-        ownership = looks.ownership(lease.partition)
+        ownership = observer.ownership(lease.partition)
         return PartitionState(
             partition=lease.partition,
             queue=lease.queue,

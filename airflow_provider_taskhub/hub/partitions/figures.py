@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class Figures:
+class LeaseMetrics:
     """Totals since the worker's start; a reader takes rates of them."""
 
     __slots__ = ("longest_free", "lost", "renewals", "renewing", "slowest_renewal", "stuck", "takes")

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.contract import Service, TenureListener
 from airflow_provider_taskhub.hub.partitions.bounded import Tasks, attempt, within
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.leases import NO_SERVICE, NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.signs import Sign
 from airflow_provider_taskhub.hub.partitions.stores import Leases
@@ -69,7 +69,7 @@ class Holding:
         clock: Clock,
         listener: TenureListener,
         stuck: timedelta,
-        figures: Figures,
+        metrics: LeaseMetrics,
         began: Callable[[], None],
     ) -> None:
         self._leases = leases
@@ -82,7 +82,7 @@ class Holding:
         self._stuck = stuck.total_seconds()
         self._pause = 0.0
         self._paused_until = float("-inf")
-        self._figures = figures
+        self._metrics = metrics
         self._began = began
         self._tasks = Tasks(clock)
         self._outages = Outages(log, clock.monotonic)
@@ -184,7 +184,7 @@ class Holding:
                 held.sent = lease.renewals or 0
                 try:
                     held.tenure.renewed(await self._leases.write(lease), sent)
-                    self._figures.renewed(self._clock.monotonic() - sent)
+                    self._metrics.renewed(self._clock.monotonic() - sent)
                 except Conflict:
                     await self._reread(held)
                 except NotFound:
@@ -211,7 +211,7 @@ class Holding:
             unpolled = self._service(held).unpolled
             if unpolled > self._stuck and not held.tenure.draining:
                 log.error("partition_not_polled", partition=held.tenure.partition, seconds=round(unpolled, 1))
-                self._figures.stuck += 1
+                self._metrics.stuck += 1
                 self._stall()
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
 
@@ -311,7 +311,7 @@ class Holding:
         """End a tenure and report it, once; from any thread."""
         if not held.tenure.end(reason):
             return
-        self._figures.lost += 1
+        self._metrics.lost += 1
         log.info("partition_lost", partition=held.tenure.partition, reason=reason, epoch=held.tenure.epoch)
         self._tell(self._listener.lost, held.tenure, reason)
         self._tasks.post(held.over.set)

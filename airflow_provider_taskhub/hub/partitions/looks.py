@@ -39,7 +39,7 @@ class _Watched:
     last: float
 
 
-class Looks:
+class LeaseObserver:
     """A hub's leases as one reader sees them. Remembers what it saw; belongs to one event loop.
 
     :param times: of leases whose owner does not list its own: workers of .NET, and those that were forgotten.
@@ -82,7 +82,7 @@ class Looks:
         """Seconds between renewals, and of the take time, of each worker listed, as last read."""
         return self._pace
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read everything once."""
         async with self._one:
             began = self._clock.monotonic()
@@ -90,7 +90,7 @@ class Looks:
             now = self._clock.monotonic()
             self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
 
-    async def glance(self, partition: int) -> None:
+    async def refresh_one(self, partition: int) -> None:
         """Read one lease, and what is said of workers and orders: three requests, however many leases there are."""
         async with self._one:
             began = self._clock.monotonic()
@@ -112,10 +112,10 @@ class Looks:
         Some ten looks, so that it ends soon after the last renewal; three at all leases that are blobs, a request each.
         """
         end = self._clock.monotonic() + PROOF
-        read = self.look if partition is None else partial(self.glance, partition)
+        read = self.refresh if partition is None else partial(self.refresh_one, partition)
         await read()
-        looks = 2 if self._costly and partition is None else 10
-        step = max(0.1, min(self._unproven(partition), PROOF) / looks + 0.01)
+        readings = 2 if self._costly and partition is None else 10
+        step = max(0.1, min(self._unproven(partition), PROOF) / readings + 0.01)
         while (left := min(self._unproven(partition), end - self._clock.monotonic())) > 0:
             await self._clock.sleep(min(left + 0.01, step))
             await read()

@@ -22,12 +22,12 @@ from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, AppLease, HeldApp
 from airflow_provider_taskhub.hub.partitions.bounded import attempt, within
 from airflow_provider_taskhub.hub.partitions.controls import Controls
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import DRAIN, Holding
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.placing import Wanted
 from airflow_provider_taskhub.hub.partitions.scan import Scanner
-from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving
+from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Advertisement
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.hub.partitions.strangers import served_by_taskhub
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
@@ -108,7 +108,7 @@ class PartitionOwner:
         self._refused: HubError | None = None
         self._holding: Holding | None = None
         self._scanner: Scanner | None = None
-        self.figures = Figures()
+        self.metrics = LeaseMetrics()
         self.supervisor = Supervisor(clock)
         self._outages = Outages(log, clock.monotonic)
         self._slowness = 1.0
@@ -175,7 +175,7 @@ class PartitionOwner:
             clock=self._clock,
             listener=self._listener,
             stuck=self._stuck,
-            figures=self.figures,
+            metrics=self.metrics,
             began=self._alarm,
         )
         self._scanner = Scanner(
@@ -190,7 +190,7 @@ class PartitionOwner:
             may_take=self._app.held,
             dead=self._dead,
             stopping=self._stopping,
-            figures=self.figures,
+            metrics=self.metrics,
             services=lambda: self._services,
         )
 
@@ -316,8 +316,10 @@ class PartitionOwner:
         moving = holding.draining or self._scans.waiting
         due = max(0.0, self._due - self._clock.monotonic())
         self._wanted = {} if leaving else self._scans.wanted(self._member)
-        serving = NOTHING if leaving else Serving(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
-        await self._members.renew(self._member, leaving=leaving, serving=serving)
+        advertised = (
+            NOTHING if leaving else Advertisement(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
+        )
+        await self._members.renew(self._member, leaving=leaving, advertised=advertised)
         self._scans.heard()
 
     def _ask_host(self) -> None:

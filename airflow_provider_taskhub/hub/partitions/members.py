@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputE
 from airflow_provider_taskhub.hub.contract import WATCHER, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.leases import Sightings, finite
 from airflow_provider_taskhub.hub.partitions.placing import decode_wanted, encode_wanted
-from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Serving, decode_signs, encode_signs
+from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Advertisement, decode_signs, encode_signs
 from airflow_provider_taskhub.hub.unreadable import unreadable
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
@@ -45,7 +45,7 @@ class Roster:
 
     :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
     :param silent: the rest. :param newcomers: those that this watcher has seen for less than their take time.
-    :param serving: what those that are not silent say of their partitions.
+    :param advertised: what those that are not silent say of their partitions.
     :param paces: seconds between renewals, and of the take time, as each worker listed says them.
     """
 
@@ -53,7 +53,7 @@ class Roster:
     leaving: frozenset[str] = frozenset()
     silent: tuple[Member, ...] = ()
     newcomers: frozenset[str] = frozenset()
-    serving: Mapping[str, Serving] = field(default_factory=dict)
+    advertised: Mapping[str, Advertisement] = field(default_factory=dict)
     paces: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ class _Listing:
     key: str
     etag: str
     leaving: bool
-    serving: Serving
+    advertised: Advertisement
     renew: float
     take: float
 
@@ -116,15 +116,15 @@ class Members:
         }
         await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
 
-    async def renew(self, member: Member, *, leaving: bool = False, serving: Serving = NOTHING) -> None:
+    async def renew(self, member: Member, *, leaving: bool = False, advertised: Advertisement = NOTHING) -> None:
         """Show that a worker is alive, and its partitions; a row that somebody removed meanwhile is made again."""
         columns: dict[str, Property | None] = {
             "Running": member.running,
             "Leaving": leaving,
-            "Serving": encode_signs(serving),
-            "Moving": serving.moving,
-            "DueSeconds": serving.due,
-            "Wanted": encode_wanted(serving.wanted),
+            "Serving": encode_signs(advertised),
+            "Moving": advertised.moving,
+            "DueSeconds": advertised.due,
+            "Wanted": encode_wanted(advertised.wanted),
             "Renewed": self._clock.utc_now(),
         }
         try:
@@ -160,8 +160,9 @@ class Members:
             leaving=frozenset(item.member.worker for item in fresh if item.leaving),
             silent=tuple(replace(item.member, alive=False) for item in listings if item not in fresh),
             newcomers=frozenset(item.member.worker for item in fresh if now - self._known[item.key] < item.take),
-            serving={
-                item.member.worker: replace(item.serving, due=item.serving.due - silence[item.key]) for item in fresh
+            advertised={
+                item.member.worker: replace(item.advertised, due=item.advertised.due - silence[item.key])
+                for item in fresh
             },
             paces=_paces(listings),
         )
@@ -288,7 +289,7 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
         key=entity.row_key,
         etag=entity.etag,
         leaving=columns.get("Leaving") is True,
-        serving=Serving(
+        advertised=Advertisement(
             signs=decode_signs(columns.get("Serving")),
             moving=columns.get("Moving") is True,
             due=_number(columns.get("DueSeconds"), 0.0),

@@ -18,7 +18,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -88,9 +88,9 @@ class OwnerThread:
         return () if self._owner is None else self._owner.tenures
 
     @property
-    def figures(self) -> Figures:
+    def metrics(self) -> LeaseMetrics:
         """What has happened to its partitions so far."""
-        return Figures() if self._owner is None else self._owner.figures
+        return LeaseMetrics() if self._owner is None else self._owner.metrics
 
     @property
     def supervisor(self) -> Supervisor | None:

@@ -16,7 +16,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import HubNames, Ownership
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.retries import Retries, retry
 
 T = TypeVar("T")
@@ -28,36 +28,37 @@ _MOVING = Retries(after=(LeaseLost,), first=0.1, longest=2.0)
 class Routes:
     """Who serves what, as far as this reader knows. Belongs to one event loop.
 
-    Answers tell live owners from silent ones as far as ``looks`` have shown (T54): after one look an owner is unproven.
+    Answers tell live owners from silent ones as far as ``observer`` has proven it: after one reading an owner is
+    unproven.
 
-    :param looks: of this reader.
+    :param observer: of this reader.
     """
 
-    def __init__(self, looks: Looks, names: HubNames, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._looks = looks
+    def __init__(self, observer: LeaseObserver, names: HubNames, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._observer = observer
         self._names = names
         self._clock = clock
 
     async def map(self) -> Mapping[int, Ownership]:
         """Who serves every partition; read now (T52)."""
-        await self._looks.look()
-        return {number: self._looks.ownership(number) for number in range(self._looks.partitions)}
+        await self._observer.refresh()
+        return {number: self._observer.ownership(number) for number in range(self._observer.partitions)}
 
     async def owner(self, instance_id: str) -> Ownership:
         """Who serves an instance, as last read."""
         partition = self._partition(instance_id)
-        if partition not in self._looks.leases:
-            await self._looks.look()
-        return self._looks.ownership(partition)
+        if partition not in self._observer.leases:
+            await self._observer.refresh()
+        return self._observer.ownership(partition)
 
     async def refresh(self, instance_id: str) -> Ownership:
         """As :meth:`owner`, with this one entry read now."""
         partition = self._partition(instance_id)
-        await self._looks.glance(partition)
-        return self._looks.ownership(partition)
+        await self._observer.refresh_one(partition)
+        return self._observer.ownership(partition)
 
     def _partition(self, instance_id: str) -> int:
-        return partition_of(instance_id, self._looks.partitions)
+        return partition_of(instance_id, self._observer.partitions)
 
     async def call(
         self, instance_id: str, ask: Callable[[str], Awaitable[T]], *, timeout: timedelta = timedelta(minutes=1)

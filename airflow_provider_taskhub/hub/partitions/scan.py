@@ -18,7 +18,7 @@ from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, Storag
 from airflow_provider_taskhub.hub.contract import Member, Service
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
-from airflow_provider_taskhub.hub.partitions.figures import Figures
+from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import Holding
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
@@ -70,7 +70,7 @@ class Scanner:
         may_take: Callable[[], Awaitable[bool]],
         dead: Callable[[], Collection[str]],
         stopping: asyncio.Event,
-        figures: Figures,
+        metrics: LeaseMetrics,
         services: Callable[[], Mapping[int, Service]],
     ) -> None:
         self._leases = leases
@@ -93,7 +93,7 @@ class Scanner:
         self._may_take = may_take
         self._dead = dead
         self._stopping = stopping
-        self._figures = figures
+        self._metrics = metrics
         self._sightings = Sightings()
         self._strangers = Strangers()
         # where scans are rarer than signs, each sign is as old as a scan, and proves too little
@@ -134,7 +134,7 @@ class Scanner:
         if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
             owners = {lease.owner for lease in told if lease.owner} - {self._me}
             # a little after a word is late, or it would be looked for once more in vain
-            late = [roster.serving[owner].due + PUNCTUAL for owner in owners]
+            late = [roster.advertised[owner].due + PUNCTUAL for owner in owners]
             # nor does an old word that came late count as a sign
             late += [self._patience - seen.silence[lease.partition] for lease in told if lease.owner in owners]
             self._due = min([self._due, *(left + 0.1 for left in late)])
@@ -166,7 +166,7 @@ class Scanner:
     def _told(self, roster: Roster, ordered: Orders, dead: Collection[str]) -> Sequence[Lease] | None:
         return self._map.told(
             self._partitions,
-            roster.serving,
+            roster.advertised,
             mine=self._holding.leases,
             me=self._me,
             offline=ordered.rules.offline,
@@ -251,7 +251,7 @@ class Scanner:
             for lease in seen.leases
         ]
         free = {row.partition for row in rows if row.free}
-        self._figures.seen(max((seen.silence[number] for number in free - seen.orders.rules.offline), default=0.0))
+        self._metrics.seen(max((seen.silence[number] for number in free - seen.orders.rules.offline), default=0.0))
         members = _participants(seen.leases, seen.roster, free, seen.dead) | {self._me}
         weights = {other.worker: other.weight for other in (*seen.roster.live, member)}
         seats = {
@@ -267,7 +267,7 @@ class Scanner:
     def _unfit(self, seen: _Seen, member: Member, seats: Mapping[str, Seat]) -> dict[int, frozenset[str]]:
         """By partition, the workers that cannot run what waits there while another worker with room for it can."""
         mine = self.wanted(member)
-        if not mine and not any(serving.wanted for serving in seen.roster.serving.values()):
+        if not mine and not any(advertised.wanted for advertised in seen.roster.advertised.values()):
             return {}
         counts = Counter(lease.owner for lease in seen.leases)
         others = [*(other for other in seen.roster.live if other.worker != self._me), member]
@@ -287,8 +287,8 @@ class Scanner:
     def _wanted_by(self, lease: Lease, roster: Roster, mine: Mapping[int, Wanted]) -> Wanted | None:
         if lease.owner == self._me:
             return mine.get(lease.partition)
-        serving = roster.serving.get(lease.owner or "")
-        return None if serving is None else serving.wanted.get(lease.partition)
+        advertised = roster.advertised.get(lease.owner or "")
+        return None if advertised is None else advertised.wanted.get(lease.partition)
 
     def _deaf(self) -> bool:
         """Whether to leave the leases to those who hear what has become of their writes (T14).
@@ -360,7 +360,7 @@ class Scanner:
             return False
         self._placing.take(lease.partition, self._clock.monotonic())
         change = self._change(lease)
-        self._figures.taken(change)
+        self._metrics.taken(change)
         log.info(
             "partition_owner_changed",
             partition=lease.partition,

@@ -1,13 +1,21 @@
-"""What workers say of the partitions that they serve, and the map of leases that is kept by it (T85).
+"""What workers say about the partitions that they serve, and the map of leases that is kept up to date by it.
 
-Reading all leases in every scan costs S·P/d rows a second. But each worker reads the list of the others anyway: so each
-says there which partitions it serves, with the number of the last renewal that it has sent. Where all is as these signs
-say and nothing is on its way, nobody needs to read a lease.
+If every worker reads all leases in every scan, W workers and P partitions cost W times P reads a scan. But each worker
+reads the list of the workers anyway. So each worker advertises in its own row of that list which partitions it serves,
+with the number of the last renewal that it has sent. As long as everything is as advertised and no partition is moving,
+no worker needs to read a lease.
 
-What a sign proves: its writer counts the lease's age from the sending of *confirmed* renewals (T16). Every renewal with
-a number up to the sign's was sent before the sign arrived, one with a higher number is a newer sign. So "no newer sign
-for take" is as late as "no newer row for take", however old the sign is, and whether or not that renewal succeeded. And
-whoever then takes the lease reads it first and writes it under its ETag. Pure: no I/O, no clock.
+What an advertisement proves: its writer measures the age of a lease from the time at which it *sent* a renewal that
+was confirmed. Every renewal with a number up to the advertised one was sent before the advertisement arrived, and a
+renewal with a higher number is a newer advertisement. So "nothing newer was advertised within the take time" comes as
+late as "the row did not change within the take time", however old the advertisement is, and whether or not that renewal
+succeeded. Who then takes the lease reads it first and writes it under its ETag.
+
+Measured with 1,024 partitions and 8 workers at rest, a minute and worker: with leases that are blobs, 1,796 requests
+instead of 8,189; with leases that are table rows, the same 916 requests, but 105 rows instead of 6,450. Rejected: to
+advertise for blob leases only. It takes no code away, and adds a second way to scan.
+
+Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -35,7 +43,7 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class Advertisement:
     """All that a worker says.
 
     :param moving: it hands a partition over, or waits for one: look at the leases.
@@ -50,14 +58,14 @@ class Serving:
     wanted: Mapping[int, Wanted] = field(default_factory=dict)
 
 
-NOTHING = Serving()
+NOTHING = Advertisement()
 
 
-def encode_signs(serving: Serving) -> str:
+def encode_signs(advertised: Advertisement) -> str:
     """``partition:epoch:renewals[:load]`` with blanks between: 1,024 of them fit into one column."""
     return " ".join(
         f"{partition}:{sign.epoch}:{sign.renewals}{'' if sign.load is None else f':{sign.load:.4g}'}"
-        for partition, sign in serving.signs.items()
+        for partition, sign in advertised.signs.items()
     )
 
 
@@ -97,7 +105,7 @@ class LeaseMap:
     def told(
         self,
         partitions: int,
-        serving: Mapping[str, Serving],
+        advertised: Mapping[str, Advertisement],
         *,
         mine: Mapping[int, Lease],
         me: str,
@@ -110,7 +118,7 @@ class LeaseMap:
         :param mine: what ``me`` serves. :param offline: partitions that are to have no owner.
         :param dead: workers proven dead, whatever they have said.
         """
-        if any(worker.moving for worker in serving.values()):
+        if any(worker.moving for worker in advertised.values()):
             return None
         leases: list[Lease] = []
         for partition in range(partitions):
@@ -125,14 +133,14 @@ class LeaseMap:
             if known.owner == me:
                 now_is = mine.get(partition)
             else:
-                now_is = self._by_sign(known, serving.get(known.owner, NOTHING), now)
+                now_is = self._by_sign(known, advertised.get(known.owner, NOTHING), now)
             if now_is is None or now_is.epoch != known.epoch or now_is.next_owner is not None:
                 return None
             leases.append(now_is)
         self.read(leases)
         return tuple(leases)
 
-    def _by_sign(self, known: Lease, owner: Serving, now: float) -> Lease | None:
+    def _by_sign(self, known: Lease, owner: Advertisement, now: float) -> Lease | None:
         sign = owner.signs.get(known.partition)
         if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -PUNCTUAL:
             return None

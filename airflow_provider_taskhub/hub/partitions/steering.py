@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.contract import Control, ControlKind, HubNames
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, read_hub
 from airflow_provider_taskhub.hub.partitions.controls import Controls, orders
 from airflow_provider_taskhub.hub.partitions.leases import newer
-from airflow_provider_taskhub.hub.partitions.looks import Looks
+from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.members import PATIENCE, Members
 from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
@@ -84,7 +84,7 @@ class Findings:
         return tuple(lines)
 
 
-class Steering:
+class PartitionOperations:
     """Orders and looks at the partitions of one hub.
 
     :param by: who orders; None: the user of this process.
@@ -221,9 +221,9 @@ class Steering:
     async def owner(self, partition: int) -> Ownership:
         """Who serves a partition, and whether it lives: proven by looking for at most 1.5 renewal intervals (T54)."""
         await self._checked([partition])
-        looks = await self._looks()
-        await looks.prove(partition)
-        return looks.ownership(partition)
+        observer = await self._observer()
+        await observer.prove(partition)
+        return observer.ownership(partition)
 
     async def stale(self, seconds: float) -> tuple[Stale, ...]:
         """Partitions whose rows show no sign of life for ``seconds``, vanish or are missing: by looking twice.
@@ -234,25 +234,25 @@ class Steering:
         """
         if not 0 <= seconds < math.inf:
             raise InputError(f"give a number of seconds to look again after, not {seconds:g}")
-        looks = await self._looks()
-        await looks.look()
-        least, owner = looks.longest_patience()
+        observer = await self._observer()
+        await observer.refresh()
+        least, owner = observer.longest_patience()
         if seconds < least:
             raise InputError(
                 f"{seconds:g} s are too few to tell: worker {owner} renews its leases every {least / PATIENCE:g} s. "
                 f"Give {least:g} or more"
             )
-        before = looks.leases
+        before = observer.leases
         await self._clock.sleep(seconds)
-        await looks.look()
+        await observer.refresh()
         found = []
-        for number in range(looks.partitions):
-            lease, now = before.get(number), looks.leases.get(number)
+        for number in range(observer.partitions):
+            lease, now = before.get(number), observer.leases.get(number)
             if now is None:
                 found.append(Stale(partition=number, owner=lease.owner if lease else None, deleted=True))
             elif lease is None:
                 continue  # made meanwhile: somebody is at it
-            elif not newer(now.life, lease.life) and not looks.ownership(number).offline:
+            elif not newer(now.life, lease.life) and not observer.ownership(number).offline:
                 found.append(Stale(partition=number, owner=now.owner))
         return tuple(found)
 
@@ -261,21 +261,21 @@ class Steering:
 
         Takes some seconds: whether a worker lives, and renews its leases, is proven by its rows changing.
         """
-        looks = await self._looks()
+        observer = await self._observer()
         members = Members(self._store, self._names, clock=self._clock)
-        _, listed, controls = await asyncio.gather(looks.prove(), members.prove(), self.controls())
-        paces = looks.paces
+        _, listed, controls = await asyncio.gather(observer.prove(), members.prove(), self.controls())
+        paces = observer.paces
         times: dict[tuple[float, float], list[str]] = {}
         for member in listed:
             if member.alive and member.worker in paces:
                 times.setdefault(paces[member.worker], []).append(member.worker)
-        leases = looks.leases
+        leases = observer.leases
         able = [member.worker for member in listed if member.alive and "orchestrator" in member.roles]
         meant = orders(controls, able)
         live = tuple(worker for worker in able if worker not in meant.drained and meant.caps.get(worker, 1) > 0)
-        expected = range(looks.partitions)
+        expected = range(observer.partitions)
         wanted = [number for number in expected if number not in meant.rules.offline]
-        owners = [found for number in expected if not (found := looks.ownership(number)).offline]
+        owners = [found for number in expected if not (found := observer.ownership(number)).offline]
         return Findings(
             missing=tuple(number for number in expected if number not in leases),
             foreign=tuple(sorted(leases.keys() - set(expected))),
@@ -293,9 +293,9 @@ class Steering:
             watching=members.watching,
         )
 
-    async def _looks(self) -> Looks:
+    async def _observer(self) -> LeaseObserver:
         info = await read_hub(self._store, self._names)
-        return Looks(self._store, self._names, info, times=self._times, clock=self._clock)
+        return LeaseObserver(self._store, self._names, info, times=self._times, clock=self._clock)
 
     async def _leases(self) -> Leases:
         return leases_of(self._store, self._names, await read_hub(self._store, self._names))

@@ -88,8 +88,8 @@ class TableLeases:
         """
         operation = RowOperation(verb=RowVerb.REPLACE, entity=encode_lease(lease), etag=lease.etag)
         table = self._names.partitions
-        news = table if lease.owner is None else ""
-        etags = await self._store.execute(Transact(table=table, rows=(operation,), news=news))
+        topic = table if lease.owner is None else ""
+        etags = await self._store.execute(Transact(table=table, rows=(operation,), topic=topic))
         assert isinstance(etags, tuple)
         return replace(lease, etag=etags[0])
 

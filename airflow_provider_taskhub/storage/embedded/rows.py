@@ -49,8 +49,8 @@ def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], st
     for whole, group in groupby(operation.rows, lambda row: row.verb is RowVerb.UPSERT_REPLACE):
         rows = tuple(group)
         etags.extend(_replace(change, table, rows) if whole else [_write(change, table, row, resolve) for row in rows])
-    if operation.news:
-        change.touch(operation.news, 0)
+    if operation.topic:
+        change.touch(operation.topic, 0)
     return tuple(etags)
 
 
