@@ -21,7 +21,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_generated"} & set(path.parts))
+_SOURCES = (path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_generated"} & set(path.parts))
+PAGES = [ROOT / "README.md", *sorted(_SOURCES)]
 SECONDS = 60.0
 LANGUAGES = frozenset({"python", "bash", "console", "text", "json", "toml", "yaml", "md", "xml", "ini", ""})
 """A misspelt language would be a block that nobody runs. Other names need braces: they are directives of MyST."""
