@@ -120,54 +120,12 @@ class Host:
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
         me = incarnation.identity
-        store = await stack.enter_async_context(open_store(settings, holder=str(me)))
-        names = HubNames(settings.hub)
-        info = await admin.ensure_hub(
-            store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
-        )
-        hub = Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
-        member = Member(
-            worker=str(me),
-            started=SYSTEM_CLOCK.utc_now(),
-            roles=options.roles,
-            apps={app.name: app.version for app in apps},
-            orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in options.roles else (),
-            activities=tuple(registry.activities) if ACTIVITY in options.roles else (),
-            weight=settings.weight,
-            accepts=registry.accepts if ORCHESTRATOR in options.roles else {},
-        )
-        members = Members(store, names, times=settings.lease_times)
+        hub = await self._open_hub(stack, holder=str(me))
+        member = self._member(str(me), registry, apps)
+        members = Members(hub.store, hub.names, times=settings.lease_times)
         if options.strict:
-            dead = incarnation.predecessors()
-            others = [other for other in await members.prove() if other.worker not in dead]
-            if (text := refusal(member, others)) is not None:
-                raise ConfigurationError(text)
-
-        async def keep_log(name: str, data: bytes) -> None:
-            await store.append_blob(names.logs, name, data)
-
-        config = ExecutorConfig(
-            apps=options.apps,
-            spark=settings.spark,
-            lock_fd=incarnation.lock_fd,
-            max_result=settings.max_result,
-            environment=child_environment(
-                os.environ,
-                connection=settings.connection.get_secret_value() if settings.connection else None,
-                withheld=settings.withheld_names,
-            ),
-        )
-        pool = ExecutorPool(
-            config,
-            size=settings.activities,
-            logs=keep_log,
-            name=me.name,
-            warm=options.warm,
-            times=ExecutorTimes(patience=settings.executor_timeout),
-        )
-        if ACTIVITY in options.roles:
-            await pool.start()
-            stack.push_async_callback(pool.stop, timedelta(seconds=5))
+            await self._refuse_different_apps(member, members, incarnation)
+        pool = await self._start_pool(stack, hub, incarnation)
         closer = Closer()
         stack.callback(closer.stop)
         backend = Backend(
@@ -182,7 +140,7 @@ class Host:
         )
         owner = OwnerThread(
             open_store=lambda: open_store(settings),
-            names=names,
+            names=hub.names,
             me=me,
             times=settings.lease_times,
             listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
@@ -200,26 +158,89 @@ class Host:
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
         if port is not None:
-            health = Health(
-                backend=backend,
-                owner=owner,
-                pool=pool,
-                started=SYSTEM_CLOCK.monotonic(),
-                waiting=WaitingFigures(
-                    Client(hub, settings.lease_times).admin.waiting_instances,
-                    believed=settings.lease_times.scan.total_seconds(),
-                    clock=SYSTEM_CLOCK,
-                ),
-            )
-            port.serve(health)
+            port.serve(self._health(backend, owner, pool))
             stack.callback(port.close)  # it tells nothing of a worker that stops
         log.info(
             "worker_ready",
             worker=str(me),
             pid=os.getpid(),
             hub=settings.hub,
-            place=store.describe(),
+            place=hub.store.describe(),
             apps=", ".join(f"{app.name} {app.version}".strip() for app in apps),
+        )
+
+    async def _open_hub(self, stack: AsyncExitStack, *, holder: str) -> Hub:
+        settings, names = self._settings, HubNames(self._settings.hub)
+        store = await stack.enter_async_context(open_store(settings, holder=holder))
+        info = await admin.ensure_hub(
+            store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
+        )
+        return Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
+
+    def _member(self, worker: str, registry: Registry, apps: Sequence[App]) -> Member:
+        """What other workers and people see of this worker in the hub."""
+        roles = self._options.roles
+        return Member(
+            worker=worker,
+            started=SYSTEM_CLOCK.utc_now(),
+            roles=roles,
+            apps={app.name: app.version for app in apps},
+            orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in roles else (),
+            activities=tuple(registry.activities) if ACTIVITY in roles else (),
+            weight=self._settings.weight,
+            accepts=registry.accepts if ORCHESTRATOR in roles else {},
+        )
+
+    async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:
+        """:raises ConfigurationError: when the apps of a live worker differ from this worker's."""
+        dead = incarnation.predecessors()
+        others = [other for other in await members.prove() if other.worker not in dead]
+        if (text := refusal(member, others)) is not None:
+            raise ConfigurationError(text)
+
+    async def _start_pool(self, stack: AsyncExitStack, hub: Hub, incarnation: Incarnation) -> ExecutorPool:
+        """The pool of executors; a worker without the role of activities does not start it."""
+        settings, options = self._settings, self._options
+
+        async def append(name: str, data: bytes) -> None:
+            await hub.store.append_blob(hub.names.logs, name, data)
+
+        config = ExecutorConfig(
+            apps=options.apps,
+            spark=settings.spark,
+            lock_fd=incarnation.lock_fd,
+            max_result=settings.max_result,
+            environment=child_environment(
+                os.environ,
+                connection=settings.connection.get_secret_value() if settings.connection else None,
+                withheld=settings.withheld_names,
+            ),
+        )
+        pool = ExecutorPool(
+            config,
+            size=settings.activities,
+            logs=append,
+            name=incarnation.identity.name,
+            warm=options.warm,
+            times=ExecutorTimes(patience=settings.executor_timeout),
+        )
+        if ACTIVITY in options.roles:
+            await pool.start()
+            stack.push_async_callback(pool.stop, timedelta(seconds=5))
+        return pool
+
+    def _health(self, backend: Backend, owner: OwnerThread, pool: ExecutorPool) -> Health:
+        times = self._settings.lease_times
+        return Health(
+            backend=backend,
+            owner=owner,
+            pool=pool,
+            started=SYSTEM_CLOCK.monotonic(),
+            waiting=WaitingFigures(
+                Client(backend.hub, times).admin.waiting_instances,
+                believed=times.scan.total_seconds(),
+                clock=SYSTEM_CLOCK,
+            ),
         )
 
     def _watch(self, stack: AsyncExitStack, owner: OwnerThread) -> None:

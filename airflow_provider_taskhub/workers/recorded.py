@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.engine.lifecycle import (
     ActivityHappening,
@@ -37,6 +38,24 @@ from airflow_provider_taskhub.workers.runner import Runner, action_of, log_name,
 from airflow_provider_taskhub.workers.work_items import WorkItems
 
 log = structlog.get_logger(__name__)
+
+
+class _Silence:
+    """Whether a record has stayed unchanged for too long.
+
+    Only this worker's own clock is read. The times in the record come from another machine's clock.
+    """
+
+    def __init__(self, clock: Clock, limit: timedelta) -> None:
+        self._clock, self._limit = clock, limit.total_seconds()
+        self._etag, self._since = "", 0.0
+
+    def lasts(self, entity: Entity) -> bool:
+        """:param entity: the record's row, read just now."""
+        now = self._clock.monotonic()
+        if entity.etag != self._etag:
+            self._etag, self._since = entity.etag, now
+        return now - self._since >= self._limit
 
 
 class Recorded:
@@ -96,25 +115,13 @@ class Recorded:
             instance was ended.
         """
         hub, instance = self._hub, held.message.instance
-        watched: tuple[str, float] | None = None
+        silence = _Silence(hub.clock, self._times.take)
+        read = held.deliveries > 1  # the first delivery need not read: if there is a record, its claim fails
         paused = False
-        known = held.deliveries > 1  # else the first attempt's claim tells whether there is one
         while True:
-            found = await records.attempts(hub.store, hub.names, instance, event.event_id) if known else []
-            known = True
-            last = found[-1] if found else None
-            reaction, silent = ActivityReaction.RUN, None
-            if last is not None:
-                record, entity = last
-                state, now = _known(record), hub.clock.monotonic()
-                reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
-                if watched is None or watched[0] != entity.etag:
-                    watched = (entity.etag, now)
-                late = now - watched[1] >= self._times.take.total_seconds()
-                if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
-                    reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
-                if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
-                    reaction = ActivityReaction.RUN_NEXT  # it was of an action that is rewound
+            found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
+            read, last = True, found[-1] if found else None
+            reaction, silent = self._reaction(event, last, silence)
             match reaction:
                 case ActivityReaction.REPEAT if last is not None:
                     await self._again(held, event, *last)
@@ -123,15 +130,14 @@ class Recorded:
                     await self._responses.drop(held, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    with suppress(Conflict):  # its holder is alive after all: look again
+                    with suppress(Conflict):  # its worker is alive after all: read the record again
                         await self._close(held, *last)
                         return None
                     continue
                 case ActivityReaction.WAIT:
                     if not paused:
                         paused = True
-                        self._work_items.slots.pause(held)
-                        self._work_items.reader.freed()
+                        self._work_items.pause(held)
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
                         return None
@@ -139,22 +145,40 @@ class Recorded:
             if paused:
                 await self._work_items.slots.resume(held)
                 paused = False
-                continue  # waiting for a slot took time: read the record again
-            number = last[0].attempt + 1 if last else 1
-            claim = self._new_record(held, event, number)
+                continue  # to wait for a slot took time: read the record again
+            claim = self._new_record(held, event, last[0].attempt + 1 if last else 1)
             etag = await self._write_claim(claim, silent)
             if etag is None:
-                continue  # somebody else claimed it: look again
+                continue  # another worker has claimed it: read its record
             if silent is not None:
                 log.warning(
                     "activity_taken_over",
                     activity=event.name,
                     instance_id=instance.instance_id,
                     task_id=event.event_id,
-                    attempt=number,
+                    attempt=claim.attempt,
                     before=records.decode(silent).worker,
                 )
             return RecordedAttempt(hub, self._times, held, claim, etag)
+
+    def _reaction(
+        self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: _Silence
+    ) -> tuple[ActivityReaction, Entity | None]:
+        """What to do after reading the last attempt's record.
+
+        :returns: the reaction, and the record's row if its worker is dead or silent, so that it is to be taken over.
+        """
+        if last is None:
+            return ActivityReaction.RUN, None
+        record, entity = last
+        state, silent = _known(record), None
+        reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
+        late = silence.lasts(entity)
+        if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
+            reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
+        if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
+            reaction = ActivityReaction.RUN_NEXT  # the record is of an action that was rewound
+        return reaction, silent
 
     async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
         """The claim's ETag; None when somebody else was first.

@@ -47,6 +47,11 @@ class WorkItems:
         self.slots.leave(held)
         self.reader.freed()
 
+    def pause(self, held: Held) -> None:
+        """Free the slot of a work item that only waits, until ``slots.resume``. A second call has no effect."""
+        self.slots.pause(held)
+        self.reader.freed()
+
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
         """Keep slots free for so many work items until the end of the block; fewer of them may come."""
