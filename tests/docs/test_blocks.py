@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
 def env(tmp_path: Path) -> dict[str, str]:
     """The environment of a page: no setting of TaskHub or Airflow from outside, and homes in the page's folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TASKHUB_", "AIRFLOW"))}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile Airflow again
     return kept | {
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -35,7 +36,6 @@ def env(tmp_path: Path) -> dict[str, str]:
         "COLUMNS": "120",
         "NO_COLOR": "1",
         "PYTHONPATH": str(tmp_path),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
