@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import sqlite3
 import stat
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from airflow_provider_taskhub.storage.embedded.journal import Change
 from airflow_provider_taskhub.storage.embedded.shared import Shared
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.wakeups import Ear
 
 
 class SkewedClock(SystemClock):
@@ -261,10 +261,11 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
         shutil.move(tmp_path / "moved.db", path)
 
 
-def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unbound, pytest.raises(OSError, match="no directory"):
-        wake._bind(unbound, Path("/somewhere/hub.db"))
+    assert wake.addresses_of(Path("/somewhere/hub.db")) == []
+    with pytest.raises(OSError, match="no folder has room"):
+        Ear([], print)
 
 
 async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.embedded.file import RETRY, connect, retried
 from airflow_provider_taskhub.storage.embedded.journal import Journal, Work, is_busy, translated
 from airflow_provider_taskhub.storage.embedded.moments import boot_ticks
-from airflow_provider_taskhub.storage.embedded.wake import FALLBACK, Listener, Waiters, register, unregister
+from airflow_provider_taskhub.storage.embedded.wake import FALLBACK, Waiters, addresses_of, register, unregister
 from airflow_provider_taskhub.storage.embedded.writer import Job, Writer
+from airflow_provider_taskhub.storage.wakeups import Ear
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Shared:
         self._locked = Retries(after=(_Busy,), within=timeout, first=sum(RETRY) / 2, factor=1.0, jitter=0.6)
         self._opened: _Opened | None = None
         self._listening = asyncio.Lock()
-        self._listener: Listener | None = None
+        self._ear: Ear | None = None
         self._deaf = False
         self._unanswered: dict[asyncio.Future[Any], float] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -68,10 +69,10 @@ class Shared:
         if opened is None:
             return
         try:
-            if self._listener is not None:
-                listener, self._listener = self._listener, None
-                listener.close()
-                await self._submit(opened, lambda change: unregister(change, listener.address))
+            if self._ear is not None:
+                ear, self._ear = self._ear, None
+                ear.close()
+                await self._submit(opened, lambda change: unregister(change, ear.address))
         finally:
             await asyncio.to_thread(opened.close)
 
@@ -148,18 +149,18 @@ class Shared:
     async def listen(self, queues: Sequence[str]) -> None:
         """Hear of other processes' puts from now on."""
         async with self._listening:
-            if self._listener is None and not self._deaf:
+            if self._ear is None and not self._deaf:
                 try:
-                    listener = Listener(self._path, self.waiters)
+                    ear = Ear(addresses_of(self._path), self.waiters.signal)
                 except OSError:  # nowhere to put a socket: the look once a second has to do
                     self._deaf = True
                     return
                 try:
-                    await self.write(lambda change: register(change, listener.address))
+                    await self.write(lambda change: register(change, ear.address))
                 except BaseException:
-                    listener.close()
+                    ear.close()
                     raise
-                self._listener = listener
+                self._ear = ear
 
 
 class _Busy(Unavailable):

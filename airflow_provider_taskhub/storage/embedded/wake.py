@@ -1,7 +1,7 @@
-"""News between processes: one Unix datagram socket for each store that waits, listed in the file (DESIGN §3).
+"""Wake-ups between the processes that share a file: their sockets (``wakeups``) are listed in the file itself.
 
-A message that becomes receivable is announced after its commit by its queue's name. An announcement is a hint: whoever
-hears one looks into the file, and looks once a second anyway, so a lost one costs at most that.
+A message that becomes receivable is announced after its commit by its queue's name. A store that is woken looks into
+the file. It looks once a second anyway, so a lost wake-up costs at most a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from airflow_provider_taskhub.storage.embedded.journal import Change
 from airflow_provider_taskhub.storage.embedded.moments import TICKS, boot_ticks
+from airflow_provider_taskhub.storage.wakeups import Voice
 
 FALLBACK = 1.0
 """Seconds between two looks into the file without news."""
 MAX_ADDRESS = 100
 """Bytes of a socket's path: the kernel takes 108 on Linux, 104 on macOS."""
-MAX_NEWS = 4096
-EVERYTHING = b"*"
 
 
 class Waiters:
@@ -68,55 +66,14 @@ def _settle(news: asyncio.Future[None]) -> None:
         news.set_result(None)
 
 
-class Listener:
-    """The socket on which a store hears of other processes' puts (and of its own, by the same way).
+def addresses_of(path: Path) -> list[str]:
+    """Addresses for a new socket, in the order to try: beside the file, then in folders for temporary files.
 
-    :param path: the store's file; the socket lies beside it, or in the system's temporary directory where that is too
-        long for a socket's address.
+    Beside the file comes first, because containers that share a hub share this folder and no other.
     """
-
-    def __init__(self, path: Path, waiters: Waiters) -> None:
-        self._waiters = waiters
-        self._loop = asyncio.get_running_loop()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        try:
-            self.address = _bind(self._socket, path)
-        except BaseException:
-            self._socket.close()
-            raise
-        self._loop.add_reader(self._socket, self._read)
-
-    def _read(self) -> None:
-        for _ in range(64):  # a bound, so that a flood does not hold the loop
-            try:
-                news = self._socket.recv(MAX_NEWS)
-            except (BlockingIOError, InterruptedError):
-                return
-            self._waiters.signal(None if news == EVERYTHING else news.decode("ascii", "replace").split("\n"))
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.address)
-
-
-def _bind(listener: socket.socket, path: Path) -> str:
-    """Bind to a new name; the address."""
     name = f".{path.name[:16]}-{os.getpid():x}-{os.urandom(4).hex()}"
-    directories = [path.parent, Path(tempfile.gettempdir()), Path("/tmp")]
-    fitting = [str(directory / name) for directory in directories if len(os.fsencode(directory / name)) <= MAX_ADDRESS]
-    for index, address in enumerate(fitting):
-        try:
-            listener.bind(address)
-        except OSError:  # a file system without sockets
-            if index == len(fitting) - 1:
-                raise
-            continue
-        os.chmod(address, 0o600)
-        return address
-    raise OSError(f"no directory for a socket among {directories}")
+    folders = [path.parent, Path(tempfile.gettempdir()), Path("/tmp")]
+    return [str(folder / name) for folder in folders if len(os.fsencode(folder / name)) <= MAX_ADDRESS]
 
 
 def register(change: Change, address: str) -> None:
@@ -132,11 +89,10 @@ class Caller:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._voice = Voice()
         self._dead: list[str] = []
 
-    def prepare(self, touched: Iterable[Mapping[str, int]]) -> tuple[bytes, list[str]] | None:
+    def prepare(self, touched: Iterable[Mapping[str, int]]) -> tuple[list[str], list[str]] | None:
         """Inside the transaction: what to announce to whom after its commit; listeners found dead are removed.
 
         Messages that stay invisible for longer than :data:`FALLBACK` are no news: who waits looks again before then.
@@ -148,8 +104,7 @@ class Caller:
             self._connection.execute("DELETE FROM peers WHERE address = ?", (address,))
         self._dead.clear()
         addresses = [row[0] for row in self._connection.execute("SELECT address FROM peers")]
-        news = "\n".join(soon).encode("ascii")
-        return (news if len(news) <= MAX_NEWS else EVERYTHING), addresses
+        return soon, addresses
 
     def _soon(self, touched: Iterable[Mapping[str, int]]) -> list[str]:
         merged: dict[str, int] = {}
@@ -162,20 +117,10 @@ class Caller:
         limit = boot_ticks() + shift + int(FALLBACK * TICKS)
         return [name for name, visible in merged.items() if visible <= limit]
 
-    def call(self, calls: tuple[bytes, list[str]] | None) -> None:
-        """After the commit. A full socket belongs to somebody who has news enough."""
-        if calls is None:
-            return
-        news, addresses = calls
-        for address in addresses:
-            try:
-                self._socket.sendto(news, address)
-            except (ConnectionRefusedError, FileNotFoundError):
-                self._dead.append(address)
-                with contextlib.suppress(OSError):
-                    os.unlink(address)
-            except OSError:
-                continue
+    def call(self, calls: tuple[list[str], list[str]] | None) -> None:
+        """After the commit."""
+        if calls is not None:
+            self._dead += self._voice.tell(*calls)
 
     def close(self) -> None:
-        self._socket.close()
+        self._voice.close()
