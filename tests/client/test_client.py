@@ -1,0 +1,142 @@
+"""The three parts of the client: short ways and handle do the same, and an operation must fit the instance's state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from airflow_provider_taskhub.client import Client, HubAdmin, InstanceHandle, StartPolicy, Status
+from airflow_provider_taskhub.errors import (
+    HubError,
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    TaskHubError,
+)
+from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.sqlite import SqliteStore
+
+SETTINGS = Settings(hub="Client", partitions=2)
+ENDED: list[tuple[str, Callable[[InstanceHandle], Awaitable[Any]]]] = [
+    ("takes no events", lambda one: one.raise_event("approve")),
+    ("cannot be suspended", lambda one: one.suspend()),
+    ("cannot be resumed", lambda one: one.resume()),
+    ("only one that has failed can be rewound", lambda one: one.rewind()),
+]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with SqliteStore(None) as store:
+        yield await Client.over(store, SETTINGS, create=True)
+
+
+async def end(client: Client, instance_id: str) -> None:
+    """As a worker's checkpoint does, but only the row."""
+    row = Entity(partition_key=escape(instance_id), row_key="", properties={"RuntimeStatus": "Completed"})
+    merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
+    await client.hub.store.execute(Transact(table=client.hub.names.instances, rows=(merge,)))
+
+
+@pytest.mark.parametrize(("text", "operation"), ENDED, ids=[text for text, _ in ENDED])
+async def test_an_operation_that_does_not_fit_the_state_is_refused(
+    client: Client, text: str, operation: Callable[[InstanceHandle], Awaitable[Any]]
+) -> None:
+    await client.start("flights", instance_id="f")
+    await end(client, "f")
+    with pytest.raises(InvalidStateError, match=text) as refused:
+        await operation(client.instance("f"))
+    assert isinstance(refused.value, InputError), "what caught it before catches it now"
+    assert isinstance(refused.value, TaskHubError)
+
+
+async def test_an_instance_that_runs_cannot_be_purged_nor_started_again_in_its_place(client: Client) -> None:
+    await client.start("flights", instance_id="f")
+    with pytest.raises(InvalidStateError, match="terminate it before it can be purged"):
+        await client.purge("f")
+    with pytest.raises(InstanceExists):
+        await client.restart("f")
+    other = await client.restart("f", new_id=True)
+    assert (other.name, other.instance_id != "f") == ("flights", True)
+
+
+async def test_terminating_an_instance_that_has_ended_is_no_error(client: Client) -> None:
+    await client.start("flights", instance_id="f")
+    await end(client, "f")
+    assert (await client.terminate("f")).status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("operation", [operation for _, operation in ENDED] + [lambda one: one.status()])
+async def test_every_operation_says_that_there_is_no_such_instance(
+    client: Client, operation: Callable[[InstanceHandle], Awaitable[Any]]
+) -> None:
+    with pytest.raises(InstanceNotFound, match="'nobody'"):
+        await operation(client.instance("nobody"))
+
+
+async def test_a_handle_reads_nothing_before_it_is_asked(client: Client) -> None:
+    flight = client.instance("f")
+    assert repr(flight) == f"<InstanceHandle 'f' of {client.describe()}>"
+    assert await flight.get() is None
+    await client.start("flights", {"year": 2013}, instance_id="f", tags={"team": "air"})
+    assert await flight.status() is Status.PENDING
+    assert await flight.get() == await client.get("f")
+    assert (await flight.activities(), await flight.history(), await flight.logs()) == ((), (), ())
+
+
+async def test_an_attached_start_returns_the_instance_that_is_there(client: Client) -> None:
+    first = await client.start("flights", 1, instance_id="f")
+    again = await client.start("flights", 2, instance_id="f", policy=StartPolicy.ATTACH)
+    assert (again.execution_id, [one.instance_id for one in (await client.list()).instances]) == (
+        first.execution_id,
+        ["f"],
+    )
+
+
+async def test_created_from_is_inclusive(client: Client) -> None:
+    """The store keeps whole microseconds, as ``datetime`` does."""
+    state = await client.start("flights", instance_id="f")
+    assert state.created is not None
+    at = state.created.datetime()
+    page = await client.list(created_from=at)
+    assert [one.instance_id for one in page.instances] == ["f"]
+
+
+def test_the_short_ways_take_what_the_handle_takes() -> None:
+    short = [name for name in vars(Client) if "Short for" in (getattr(Client, name).__doc__ or "")]
+    assert len(short) == 9
+    for name in short:
+        mine = dict(inspect.signature(getattr(Client, name)).parameters)
+        assert list(mine).index("instance_id") == 1
+        del mine["instance_id"]
+        assert mine == dict(inspect.signature(getattr(InstanceHandle, name)).parameters), name
+
+
+@pytest.mark.parametrize("part", [Client, InstanceHandle, HubAdmin])
+def test_no_part_has_more_than_twenty_methods(part: type) -> None:
+    assert sum(callable(value) or isinstance(value, property) for value in vars(part).values()) <= 22  # with dunders
+
+
+async def test_a_hub_is_made_and_deleted_by_its_administration(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"connection": SecretStr(f"sqlite://{tmp_path / 'hub.db'}")})
+    with pytest.raises(HubError):
+        await HubAdmin.delete(settings)
+    assert (await HubAdmin.create(settings)).partitions == 2
+    async with Client.open(settings) as client:
+        assert client.admin.info.partitions == 2
+        assert await client.admin.workers() == ()
+        assert [one.partition for one in await client.admin.partitions()] == [0, 1]
+        assert await client.admin.quarantined() == ()
+        assert not await client.admin.put_back("nothing")
+    await HubAdmin.delete(settings)
+    with pytest.raises(HubError):
+        async with Client.open(settings):
+            raise AssertionError("the hub is gone")
