@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from airflow_provider_taskhub.client import Client, HubAdmin, InstanceHandle, StartPolicy, Status
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import (
     HubError,
     InputError,
@@ -25,6 +27,7 @@ from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, Ro
 from airflow_provider_taskhub.storage.sqlite import SqliteStore
 
 SETTINGS = Settings(hub="Client", partitions=2)
+NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
 ENDED: list[tuple[str, Callable[[InstanceHandle], Awaitable[Any]]]] = [
     ("takes no events", lambda one: one.raise_event("approve")),
     ("cannot be suspended", lambda one: one.suspend()),
@@ -39,11 +42,15 @@ async def client() -> AsyncIterator[Client]:
         yield await Client.over(store, SETTINGS, create=True)
 
 
+async def merge(client: Client, instance_id: str, **properties: Any) -> None:
+    row = Entity(partition_key=escape(instance_id), row_key="", properties=properties)
+    operation = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
+    await client.hub.store.execute(Transact(table=client.hub.names.instances, rows=(operation,)))
+
+
 async def end(client: Client, instance_id: str) -> None:
     """As a worker's checkpoint does, but only the row."""
-    row = Entity(partition_key=escape(instance_id), row_key="", properties={"RuntimeStatus": "Completed"})
-    merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
-    await client.hub.store.execute(Transact(table=client.hub.names.instances, rows=(merge,)))
+    await merge(client, instance_id, RuntimeStatus="Completed")
 
 
 @pytest.mark.parametrize(("text", "operation"), ENDED, ids=[text for text, _ in ENDED])
@@ -101,13 +108,14 @@ async def test_an_attached_start_returns_the_instance_that_is_there(client: Clie
     )
 
 
-async def test_created_from_is_inclusive(client: Client) -> None:
-    """The store keeps whole microseconds, as ``datetime`` does."""
-    state = await client.start("flights", instance_id="f")
-    assert state.created is not None
-    at = state.created.datetime()
-    page = await client.list(created_from=at)
-    assert [one.instance_id for one in page.instances] == ["f"]
+async def test_created_from_and_created_to_are_inclusive(client: Client) -> None:
+    await client.start("flights", instance_id="f")
+    await merge(client, "f", CreatedTime=Timestamp.from_datetime(NOON))
+    for window in ({"created_from": NOON}, {"created_to": NOON}, {"created_from": NOON, "created_to": NOON}):
+        page = await client.list(**window)
+        assert [one.instance_id for one in page.instances] == ["f"], window
+    assert not (await client.list(created_from=NOON + timedelta(seconds=1))).instances
+    assert not (await client.list(created_to=NOON - timedelta(seconds=1))).instances
 
 
 def test_the_short_ways_take_what_the_handle_takes() -> None:
