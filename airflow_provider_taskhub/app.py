@@ -1,4 +1,4 @@
-"""What a user's module declares: an App with its orchestrators and activities (DESIGN §1b).
+"""What a user's module declares: an App with its orchestrators and activities.
 
 Owns the decorators and the loading of ``module:attribute``. Signatures are checked where they are declared, so that a
 mistake shows when the module is imported and not in the middle of the night.

@@ -1,4 +1,4 @@
-"""Time is passed in. Nothing in TaskHub reads a clock of its own (STYLE 7).
+"""Time is passed in. Nothing in TaskHub reads a clock of its own.
 
 ``utc_now`` is for people, for names and for DurableTask's columns; no decision compares it with another machine's.
 ``monotonic`` is for every age, deadline and back-off.

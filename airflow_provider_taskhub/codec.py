@@ -113,7 +113,7 @@ def ticks_of(value: timedelta) -> int:
 
 
 def dumps(value: Any, *, what: str = "value") -> str:
-    """One JSON text, compact and ASCII only (always legal in a queue's XML, spec §2.1).
+    """One JSON text, compact and ASCII only (always legal in a queue's XML).
 
     Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them.
 

@@ -1,4 +1,4 @@
-"""Logs as events with fields: one readable line per thing that matters, or JSON for machines (STYLE 17)."""
+"""Logs as events with fields: one readable line per thing that matters, or JSON for machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans by DurableTask's names (spec §7.3, K51).
+"""OpenTelemetry spans by DurableTask's names.
 
 On where the process has a tracer provider (``opentelemetry-instrument taskhub worker …``, or an app that sets one).
 Off, nothing is imported and every function returns at once. A span of an orchestration or of what it waits for is made

@@ -143,7 +143,7 @@ class Airflow:
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_logs),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
-            # Airflow waits for a whole interval whenever it misses the end of a task (spec/airflow.md §0.2)
+            # Airflow waits for a whole interval whenever it misses the end of a task
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "PYTHONUNBUFFERED": "1",

@@ -43,7 +43,7 @@ class Outbound:
 class Episode:
     """The outcome of one run of an orchestrator over new events, generations that it went through included.
 
-    :param loaded: instance and generation as loaded: the ``Sender`` of what leaves (spec §2.2).
+    :param loaded: instance and generation as loaded: the ``Sender`` of what leaves.
     :param current: the generation at the end of the episode.
     :param switched: the generation changed: ``history`` replaces what is stored from ordinal 0.
     :param history: the events to store: appended, or, if ``switched``, the whole new generation.

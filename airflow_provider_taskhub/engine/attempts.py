@@ -20,7 +20,7 @@ from airflow_provider_taskhub.engine.waits import Notes
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
 
 LONGEST_TIMER = timedelta(days=6)
-"""A longer timer is several TimerCreated (K40): queues hide a message for at most 7 days. Histories depend on this
+"""A longer timer is several TimerCreated: queues hide a message for at most 7 days. Histories depend on this
 value: never change it."""
 
 

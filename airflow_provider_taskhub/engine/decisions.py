@@ -1,4 +1,4 @@
-"""What an orchestrator decided, and the history event and message that each decision becomes (spec §7.1, §7.2)."""
+"""What an orchestrator decided, and the history event and message that each decision becomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_provider_taskhub.values import dataclass
 HISTORY_INPUT = 1024
 """Characters up to which an input is kept in its scheduling event too, for monitors; the message always has it."""
 FIRE_AND_FORGET = "FireAndForget"
-"""Tag of a child whose parent does not wait (spec §7.2)."""
+"""Tag of a child whose parent does not wait."""
 WATCH_TAG = "taskhub.watch"
 """Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions``."""
 TIMER = "timer"
@@ -101,7 +101,7 @@ def decide(action: Action, scope: Scope) -> Decided:
 
 
 def identity(action: Action, scope: Scope) -> str:
-    """The identity of an action (DESIGN §7)."""
+    """The identity of an action."""
     return action_id(
         scope.instance,
         action.number,
@@ -203,7 +203,7 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         parent_trace_context=passed_on(scope.started.parent_trace_context, name),
         taskhub_execution_id=action.run,
     )
-    # No execution id: whatever generation the receiver is in (spec §2.2).
+    # No execution id: whatever generation the receiver is in.
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
 
 

@@ -1,4 +1,4 @@
-"""What a parent is told of a child that has ended (spec §7.2)."""
+"""What a parent is told of a child that has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def response(
     parent = started.parent
     if parent is None or FIRE_AND_FORGET in (started.tags or {}):
         return None
-    # Our children got their execution id from the action's identity: it is the echo (DESIGN §7).
+    # Our children got their execution id from the action's identity: it is the echo.
     echo = instance.execution_id
     event: HistoryEvent
     if completed.status is Status.COMPLETED:

@@ -1,4 +1,4 @@
-"""History events: DurableTask.Core's, as frozen values (spec §7.1).
+"""History events: DurableTask.Core's, as frozen values.
 
 Inputs, results, event payloads and custom statuses are JSON *texts* here; decoding them is the context's work.
 Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is handled.
@@ -19,7 +19,7 @@ REWOUND = "Rewound: "
 
 
 class EventType(IntEnum):
-    """DurableTask.Core's numbers; member names are its names in table rows (spec §7.1)."""
+    """DurableTask.Core's numbers; member names are its names in table rows."""
 
     ExecutionStarted = 0
     ExecutionCompleted = 1
@@ -129,7 +129,8 @@ class HistoryEvent:
 
     :param timestamp: when it happened. :param is_played: for DurableTask; always False here.
     :param event_id: the action number of a scheduling event; -1 for everything that arrives or is bookkeeping.
-    :param taskhub_message_id: queue message id of the message that brought the event (DESIGN §7, unknown outcomes).
+    :param taskhub_message_id: queue message id of the message that brought the event: a commit whose answer was lost is
+        recognised by it.
     """
 
     event_type: ClassVar[EventType]
@@ -166,7 +167,7 @@ class ExecutionStarted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionCompleted(HistoryEvent):
-    """:param result: JSON of the result; of a failed orchestration the bare message (spec §2.5)."""
+    """:param result: JSON of the result; of a failed orchestration the bare message."""
 
     event_type = EventType.ExecutionCompleted
 
@@ -194,7 +195,7 @@ class ExecutionTerminated(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScheduled(HistoryEvent):
-    """:param taskhub_action_id: the action's identity (DESIGN §7)."""
+    """:param taskhub_action_id: the action's identity."""
 
     event_type = EventType.TaskScheduled
 
@@ -329,7 +330,7 @@ class EventRaised(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueAsNew(ExecutionCompleted):
-    """Read only: DurableTask never stores it (spec §2.5)."""
+    """Read only: DurableTask never stores it."""
 
     event_type = EventType.ContinueAsNew
 

@@ -195,7 +195,7 @@ class Generation:
         :raises NonDeterminismError: when the code decides more than the history has.
         """
         self.notes.clear()
-        # Before the end that was taken back the code may decide what it had not come to for its failure (K46).
+        # Before the end that was taken back the code may decide what it had not come to for its failure.
         live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
         if self._undecided and live and not self.is_decided:
             extra = [action for number, action in self._undecided.items() if number not in self._excused]
@@ -231,7 +231,7 @@ class Generation:
         """New decisions in the order of their numbers; none while suspended.
 
         An instance that has ended keeps only what lives on without it: children and sent events. Timers and activities
-        that were decided in the same breath are cancelled before they ever were (DESIGN §1b). Of what a suspend held
+        that were decided in the same breath are cancelled before they ever were. Of what a suspend held
         back nothing is kept when a terminate ends it (as in DurableTask).
         """
         if self._forgets:

@@ -1,7 +1,7 @@
 """Names made from values: identities of actions, execution ids of later generations, replay-safe GUIDs.
 
-Everything here is a pure function, so that an episode which is run again after a crash decides the very same names
-(DESIGN §7 "Identity of an action"). Nothing here is random, and nothing may become so.
+Everything here is a pure function, so that an episode which is run again after a crash decides the very same names.
+The page docs/decisions/identity-of-actions.md says why. Nothing here is random, and nothing may become so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def child_execution_id(action: str) -> str:
 
 
 def next_execution_id(execution_id: str) -> str:
-    """Execution id of the generation after ``execution_id``; a re-run gives the same (DESIGN §6).
+    """Execution id of the generation after ``execution_id``; a re-run gives the same.
 
     The first half stays, so that a duplicate of the first start is known after any number of generations; the second
     counts, so that of two generations the newer is known.

@@ -1,7 +1,7 @@
-"""Lifecycles of instances and of activities: total tables, state × event → reaction (D55-D66).
+"""Lifecycles of instances and of activities: total tables, state × event → reaction.
 
 Adding a state means one row. Code that acts asks :func:`react_instance` or :func:`react_activity` first and does what
-the reaction says; an impossible pair raises before anything was touched (D58).
+the reaction says; an impossible pair raises before anything was touched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reaction(StrEnum):
     NOTE = "note"  # recorded, nothing else
     CARRY = "carry"  # into the next generation
     LATER = "later"  # its message is kept: the start is under way
-    SET_ASIDE = "set aside"  # recorded as stale, nothing changes (D57)
+    SET_ASIDE = "set aside"  # recorded as stale, nothing changes
     END = "end"
     IMPOSSIBLE = "impossible"
 
@@ -74,7 +74,7 @@ HAPPENINGS = {
 
 
 def _ended(state: Status) -> dict[Happening, Move]:
-    """A final state accepts nothing further (D60)."""
+    """A final state accepts nothing further."""
     outcomes = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
     row = dict.fromkeys(Happening, Move(Reaction.SET_ASIDE, state))
     row.update(dict.fromkeys(outcomes, Move(Reaction.IMPOSSIBLE, state)))
@@ -124,7 +124,7 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.RAISED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.SUSPENDED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.RESUMED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
-        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # it wins (spec §7.2)
+        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # it wins
         Happening.REWOUND: Move(Reaction.NOTE, Status.CONTINUED_AS_NEW),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
         Happening.FAILED: Move(Reaction.END, Status.FAILED),
@@ -188,9 +188,9 @@ class ActivityReaction(StrEnum):
     REPORT = "report"  # record the outcome, put the response, delete the work item
     REPEAT = "repeat"  # put the recorded response again, delete the work item
     REQUEUE = "requeue"  # leave the work item to the next attempt
-    ASK = "ask"  # the executor to cancel, then wait for its word (D63)
+    ASK = "ask"  # the executor to cancel, then wait for its word
     CLOSE = "close"  # record that nothing runs any more, delete the work item
-    DROP = "drop"  # delete the work item; nothing ever ran (D62)
+    DROP = "drop"  # delete the work item; nothing ever ran
     WAIT = "wait"  # somebody else holds it: look again later
     SET_ASIDE = "set aside"
 
@@ -205,7 +205,7 @@ class ActivityMove(NamedTuple):
 def _row(
     state: ActivityState, **moves: tuple[ActivityReaction, ActivityState]
 ) -> dict[ActivityHappening, ActivityMove]:
-    """A row: everything not named is set aside (D57, D66)."""
+    """A row: everything not named is set aside."""
     row = dict.fromkeys(ActivityHappening, ActivityMove(ActivityReaction.SET_ASIDE, state))
     row.update({ActivityHappening[name]: ActivityMove(*move) for name, move in moves.items()})
     return row

@@ -37,7 +37,7 @@ class OrchestratorDefinition:
     compatible: frozenset[str] | None = None
 
     def accepts(self, version: str | None) -> bool:
-        """Whether an instance of this version may run on this code. One without a version always may (K50)."""
+        """Whether an instance of this version may run on this code. One without a version always may."""
         return not version or version == self.version or self.compatible is None or version in self.compatible
 
     @property

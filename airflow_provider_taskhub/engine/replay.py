@@ -1,6 +1,6 @@
-"""``run(past, new) → actions``: an instance's history and new events in, an episode out (DESIGN §8).
+"""``run(past, new) → actions``: an instance's history and new events in, an episode out.
 
-Owns the shape of histories as DurableTask.Core makes them (spec §7.1, §7.2): which events an episode appends and in
+Owns the shape of histories as DurableTask.Core makes them: which events an episode appends and in
 which order, how generations follow each other within one, what leaves as a message. Reads no clock and does no I/O.
 """
 
@@ -133,7 +133,7 @@ class Execution:
             close()
 
     def rest(self) -> Callable[[], None] | None:
-        """Let go of the coroutine and keep the history: the next events replay it (K21, K23).
+        """Let go of the coroutine and keep the history: the next events replay it.
 
         :returns: closes the coroutine: its ``finally`` blocks run, which may take as long as they like.
         """
@@ -219,7 +219,7 @@ class Execution:
 
     def resume(self) -> Episode:
         """The rest of an episode of which the history has only the beginning: a generation switch too big for one
-        transaction, cut off between two of them (DESIGN §7).
+        transaction, cut off between two of them.
 
         :returns: an episode with an empty history when nothing is missing.
         :raises UnknownOrchestrator: no loaded app declares it.
@@ -253,7 +253,7 @@ class Execution:
         )
 
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
-        """Fail the instance without running any code: nobody can (K43), or no store takes what it decides (DESIGN §6).
+        """Fail the instance without running any code: nobody can, or no store takes what it decides.
 
         :param new: recorded as they are. :param now: as in :meth:`advance`.
         :raises InputError: neither the history nor ``new`` has a start.
@@ -261,8 +261,8 @@ class Execution:
         return self._end(new, Status.FAILED, failure.error_message, failure, now=now)
 
     def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp, also: Sequence[HistoryEvent] = ()) -> Episode:
-        """Terminate the instance without running any code: none may run. It does not come to an end (DESIGN §9), or the
-        instance was reported as terminated already (K41).
+        """Terminate the instance without running any code: none may run. It does not come to an end, or the
+        instance was reported as terminated already.
 
         :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
         :param also: the readable events of a damaged history: the children that they name end too.
@@ -419,7 +419,7 @@ class Execution:
     def _next(
         self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str], children: str | None
     ) -> tuple[Generation, list[HistoryEvent]]:
-        """The next generation, run over what is carried into it, and its history so far (spec §7.2)."""
+        """The next generation, run over what is carried into it, and its history so far."""
         before.close()
         instance = OrchestrationInstance(
             instance_id=before.instance.instance_id,

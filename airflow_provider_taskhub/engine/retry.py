@@ -1,4 +1,4 @@
-"""When a failed activity or child is tried again: DurableTask's rules as one pure function (spec §7.2).
+"""When a failed activity or child is tried again: DurableTask's rules as one pure function.
 
 Only failures that user code raised count. The loss of a worker or an executor is the workers' affair and never
 reaches this module.

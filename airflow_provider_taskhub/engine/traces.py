@@ -1,4 +1,4 @@
-"""W3C trace contexts as DurableTask's events carry them (spec §7.3, K51). Pure: nothing here knows of OpenTelemetry.
+"""W3C trace contexts as DurableTask's events carry them. Pure: nothing here knows of OpenTelemetry.
 
 Ids of spans are made from what they stand for, so that an episode which is run again names the very same ones. A
 context goes on also where nobody records: then what comes later has the last recorded span for its parent.

@@ -27,7 +27,7 @@ GENERATION_TAG = "taskhub.generation"
 OWNER_TAG = "taskhub.owner"
 """Id of the task instance (new for every try) whose start this was: whoever cancels must still find its own."""
 WATCH_TAG = "taskhub.watch"
-"""The checkpoint that ends an instance with this tag leaves a hint in ``{Hub}Completions`` (DESIGN §10)."""
+"""The checkpoint that ends an instance with this tag leaves a hint in ``{Hub}Completions``."""
 RESERVED = ("airflow.", "taskhub.")
 
 UNMAPPED = -1

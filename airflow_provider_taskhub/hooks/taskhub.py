@@ -86,7 +86,7 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         return self.settings()
 
     def run(self, use: Callable[[Client], Awaitable[R]], *, create: bool = False) -> R:
-        """Call ``use`` with an open client, from synchronous code: the one bridge of the front (STYLE 10).
+        """Call ``use`` with an open client, from synchronous code: the one bridge of the front.
 
         :param use: awaited once, on an event loop of its own.
         :param create: make an embedded hub that is missing, so that a DAG may run before the first worker starts.

@@ -14,12 +14,12 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import hub_name
 
 FORMAT_VERSION = 1
-"""Of what is ours alone; a hub with a higher one is refused (DESIGN §5)."""
+"""Of what is ours alone; a hub with a higher one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubNames:
-    """Names of a hub's queues, tables and containers (spec §1); the hub name's case is kept in tables.
+    """Names of a hub's queues, tables and containers; the hub name's case is kept in tables.
 
     :raises ConfigurationError: for a hub name that Azure refuses.
     """
@@ -101,7 +101,7 @@ class HubNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """A worker process: ``name@host/incarnation``, unique whatever the user sets as a name (K11)."""
+    """A worker process: ``name@host/incarnation``, unique whatever the user sets as a name."""
 
     name: str
     host: str
@@ -123,7 +123,7 @@ class Tenure(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Count of owners; for display and records of change only (DESIGN §5)."""
+        """Count of owners; for display and records of change only."""
 
     @property
     def draining(self) -> bool:
@@ -205,7 +205,7 @@ class Need:
 
 
 class RecordState(StrEnum):
-    """Of an activity record (DESIGN §9)."""
+    """Of an activity record."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -312,7 +312,7 @@ class InstanceState:
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
     :param suspended_by: who ordered its suspension; None: it is not suspended, or the order does not say so.
     :param suspended_at: when, by that machine's clock; for people.
-    :param steered: what a scheduled one was told before its start (K41); None: nothing.
+    :param steered: what a scheduled one was told before its start; None: nothing.
     :param etag: of the row.
     """
 
@@ -338,7 +338,7 @@ class InstanceState:
 
 
 class StartPolicy(StrEnum):
-    """What a start does when its instance id is taken (K44)."""
+    """What a start does when its instance id is taken."""
 
     REFUSE = "refuse"  # InstanceExists, whatever its status
     ATTACH = "attach"  # nothing, except that a Pending instance's start message is put again
@@ -365,7 +365,7 @@ class HubInfo:
 
 
 class OwnerState(StrEnum):
-    """What a reader's looks say of who serves a partition (T54)."""
+    """What a reader's looks say of who serves a partition."""
 
     LIVE = "live"  # its owner goes on to renew the lease
     SILENT = "silent"  # its owner has not renewed it when it should have: dead, paused, or cut off from the store

@@ -45,12 +45,12 @@ class Hub:
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
 
     def queue_of(self, instance_id: str) -> str:
-        """The control queue that serves an instance (spec §3)."""
+        """The control queue that serves an instance."""
         return self.names.control(partition_of(instance_id, self.info.partitions))
 
     @property
     def container_url(self) -> str:
-        """Address of the container of large payloads, as written into instance rows (spec §2.5)."""
+        """Address of the container of large payloads, as written into instance rows."""
         return self.store.container_url(self.names.large_messages)
 
     # rows
@@ -81,7 +81,7 @@ class Hub:
         return None
 
     async def custom_status(self, column: str) -> str | None:
-        """A custom status. :param column: as the instance row's column has it (spec §2.5)."""
+        """A custom status. :param column: as the instance row's column has it."""
         blob = status_blob(column, self.container_url)
         text = None if blob is None else await self._text(blob)
         return text or (None if column == "null" else column)
@@ -116,7 +116,7 @@ class Hub:
     ) -> Letter:
         """A message to an instance.
 
-        :param action_id: identity of the action that it carries out (DESIGN §7).
+        :param action_id: identity of the action that it carries out.
         :param now: by the clock that a timer's time is of; None: by this machine's.
         """
         return letter(
@@ -167,7 +167,7 @@ class Hub:
         check: Callable[[], None],
         commit_id: str,
     ) -> checkpoint.Plan:
-        """An episode's checkpoint (DESIGN §7)."""
+        """An episode's checkpoint."""
         return checkpoint.build(
             episode,
             history,
@@ -195,5 +195,5 @@ def processed(batch: Sequence[Held], *, leave: bool = False) -> checkpoint.Proce
 
 
 def brought(held: Held) -> HistoryEvent:
-    """A message's event, marked with the message that brought it (DESIGN §7, unknown outcomes)."""
+    """A message's event, marked with the message that brought it."""
     return replace(held.message.event, taskhub_message_id=held.identity)

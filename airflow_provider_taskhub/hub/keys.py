@@ -1,4 +1,4 @@
-"""Instance ids in row keys and blob names (spec §2.3, §2.4, §2.8)."""
+"""Instance ids in row keys and blob names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ raw one any."""
 
 @lru_cache(maxsize=1024)  # asked for with every row of an episode
 def escape(instance_id: str) -> str:
-    """The PartitionKey of an instance; not idempotent (spec §2.8)."""
+    """The PartitionKey of an instance; not idempotent."""
     return _ESCAPED.sub(lambda match: _escape(match.group()), instance_id)
 
 
@@ -43,7 +43,7 @@ def _unescape(code: str) -> str:
 
 
 def history_folder(instance_id: str) -> str:
-    """First part of the names of an instance's blobs, but its messages', and of its logs: the escaped id (spec §2.4).
+    """First part of the names of an instance's blobs, but its messages', and of its logs: the escaped id.
 
     One that ends in a dot gets a ``^`` behind it: no blob name has a segment that ends so.
     """
@@ -52,7 +52,7 @@ def history_folder(instance_id: str) -> str:
 
 
 def message_folder(instance_id: str) -> str:
-    """First part of the names of an instance's message blobs: the raw id, where that can be (spec §2.3).
+    """First part of the names of an instance's message blobs: the raw id, where that can be.
 
     Readers find a message's blob by the name in its wrapper, so the escaped id serves as well where the raw one cannot.
     """
@@ -65,7 +65,7 @@ def blob_prefixes(instance_id: str) -> tuple[str, ...]:
 
 
 def owns(instance_id: str, blob: str) -> bool:
-    """Whether a payload blob is this instance's: ``job1`` owns nothing of ``job10`` or ``job1/part`` (K30)."""
+    """Whether a payload blob is this instance's: ``job1`` owns nothing of ``job10`` or ``job1/part``."""
     return any(blob.startswith(prefix) and "/" not in blob[len(prefix) :] for prefix in blob_prefixes(instance_id))
 
 

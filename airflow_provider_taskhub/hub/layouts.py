@@ -1,4 +1,4 @@
-"""The members of DurableTask's history events: the one table that messages and rows are made by (spec §7.1)."""
+"""The members of DurableTask's history events: the one table that messages and rows are made by."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _in(where: Where, members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a class of events is written: members before and after ``EventType``, in DurableTask's order (spec §2.1).
+    """How a class of events is written: members before and after ``EventType``, in DurableTask's order.
 
     :param own: TaskHub's own, last of all.
     """

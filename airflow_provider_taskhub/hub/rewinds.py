@@ -1,4 +1,4 @@
-"""Carrying out a rewind: rows of the history, the children's, the instance row, the message that wakes it (spec §7.2).
+"""Carrying out a rewind: rows of the history, the children's, the instance row, the message that wakes it.
 
 In this order, so that what is cut off anywhere is finished by a second rewind: the history is failed until the last of
 its rows is rewritten, and from then on the row says Failed, or Pending with nothing run since.
@@ -207,7 +207,7 @@ async def _timers(
     """A timer that was due while nobody listened fires again; one that is not gone is known by its action.
 
     What is left of it is counted by the store, from its row to the rewind's rows: this machine's clock may be ahead of
-    the one that set it, and it would fire early (K59). One that is gone was due before those rows were written.
+    the one that set it, and it would fire early. One that is gone was due before those rows were written.
 
     :param written: the store's time of a timer's row, by its number.
     """

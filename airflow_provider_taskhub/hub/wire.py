@@ -1,4 +1,4 @@
-"""DurableTask's values in JSON, both ways (spec §2.1, §2.4).
+"""DurableTask's values in JSON, both ways.
 
 Messages carry ``$type`` in their objects and enums as numbers; columns of rows hold plain JSON and enums by name. Never
 knows which event a value belongs to (``layouts``), nor the message or row around it.
@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.TAGS})
-"""Kinds that a row keeps as JSON text, a missing one as ``null`` (spec §2.4)."""
+"""Kinds that a row keeps as JSON text, a missing one as ``null``."""
 
 
 PLAIN = frozenset({Kind.TEXT, Kind.INT, Kind.BOOL})
@@ -59,7 +59,7 @@ PLAIN = frozenset({Kind.TEXT, Kind.INT, Kind.BOOL})
 def write(kind: Kind, value: Any, *, typed: bool) -> Any:
     """A member's value in JSON.
 
-    :param typed: as in messages: objects start with ``$type``. Dictionaries never do (spec §2.9).
+    :param typed: as in messages: objects start with ``$type``. Dictionaries never do.
     :raises InputError: for tags that .NET could not read.
     """
     if value is None:
@@ -136,7 +136,7 @@ _NAN, _INFINITY = "NaN", "Infinity"
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON, ASCII only (legal in a queue's XML whatever it holds, spec §2.1).
+    """Compact JSON, ASCII only (legal in a queue's XML whatever it holds).
 
     :raises InputError: for what JSON cannot express (a failure's properties may hold anything).
     """
@@ -156,7 +156,7 @@ def dumps(value: Any) -> str:
 
 
 class Members:
-    """An object's members by name in any case, as .NET finds them (spec §2.9).
+    """An object's members by name in any case, as .NET finds them.
 
     :param where: what the object is, for errors: ``TaskMessage.Event``.
     """
@@ -314,7 +314,7 @@ def _read_tags(value: Any, where: str) -> dict[str, str]:
 
 
 def _without_type(value: dict[str, Any]) -> dict[str, Any]:
-    """A dictionary without the ``$type`` that .NET writes first in it (spec §2.1)."""
+    """A dictionary without the ``$type`` that .NET writes first in it."""
     return {name: member for name, member in value.items() if name != "$type"}
 
 

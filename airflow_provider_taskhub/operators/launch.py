@@ -1,4 +1,4 @@
-"""What a try of a task finds in the hub, and what it does about it: start, attach, replace, refuse (DESIGN §10).
+"""What a try of a task finds in the hub, and what it does about it: start, attach, replace, refuse.
 
 The decision is a table; :func:`launch` reads, looks the reaction up and carries it out.
 """

@@ -1,4 +1,4 @@
-"""The page's web application: HTML, scripts and JSON, behind Airflow's own login and permissions (spec/airflow.md §4).
+"""The page's web application: HTML, scripts and JSON, behind Airflow's own login and permissions.
 
 The HTML shell and its assets are public and hold no data. All data needs a login that may see plugins; lists are
 filtered by the DAGs that the user may read; payloads and logs need the right to read task instances and task logs of

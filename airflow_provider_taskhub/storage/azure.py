@@ -3,7 +3,8 @@
 Owns the order of a unit's steps and what may go in parallel. What each step of an orchestration sends goes by our own
 requests (``storage/rest``), all else through Microsoft's clients (``storage/sdk``); both share one session, one
 credential, one rule for deadlines and repetitions, and one translation of errors. A unit is not atomic
-here: an error or a crash leaves the steps before it done, and DESIGN §7's order makes that harmless.
+here: an error or a crash leaves the steps before it done, and the order of a checkpoint's steps makes that harmless
+(docs/concepts/checkpoint.md).
 """
 
 from __future__ import annotations

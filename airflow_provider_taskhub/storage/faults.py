@@ -1,4 +1,4 @@
-"""A store that fails on purpose: for tests and the simulation (DESIGN §11).
+"""A store that fails on purpose: for tests and the simulation.
 
 :class:`FaultyStore` asks its plan before every call and does what the plan says: be late, refuse, lose the answer after
 doing it, crash. Without a fault a call goes through unchanged. Given ``stepwise``, it carries units out operation by

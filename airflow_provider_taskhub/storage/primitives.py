@@ -330,7 +330,7 @@ class BlobInfo:
 class Store(Protocol):
     """Queue, table, blob and lease primitives over one account or file. An asynchronous context manager.
 
-    Bound to the event loop that opened it; a second thread opens a second store (DESIGN §5).
+    Bound to the event loop that opened it; a second thread opens a second store.
     """
 
     requests: Counter[str]
@@ -350,7 +350,7 @@ class Store(Protocol):
         """Where the store is, for people: a path or an account's address. Never a secret."""
 
     def container_url(self, container: str) -> str:
-        """Absolute address of a container, without a slash at its end, as rows hold it (spec §2.5)."""
+        """Absolute address of a container, without a slash at its end, as rows hold it."""
 
     # writes
 

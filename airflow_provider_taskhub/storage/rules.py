@@ -1,7 +1,7 @@
 """Azure Storage's rules as pure functions, applied by both stores before anything is sent.
 
 Owns names, keys, sizes, ranges and the shape of transactions, units and filters, so that the embedded store refuses
-what Azure refuses, and Azurite's laxness (spec/azurite.md §4: batches across partitions, more than 1 MiB or 252
+what Azure refuses, and Azurite's laxness (batches across partitions, more than 1 MiB or 252
 properties, control characters in messages) is never relied upon. Never reads a store.
 
 Every ``check_…`` returns None, or raises ``InputError`` (a value Azure would answer 400 to) or ``PayloadTooLarge``,

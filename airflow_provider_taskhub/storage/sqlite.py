@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file shared by processes, or a private database in memory (DESIGN §3).
+"""The embedded store: one SQLite file shared by processes, or a private database in memory.
 
 Owns the order of things in a call: rules first, then one work for the journal, counted by kind. A unit is one work, so
 it is committed whole or not at all; with ``stepwise`` (the simulation) it goes step by step, as on Azure.

@@ -54,7 +54,7 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
 
 
 def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
-    """Why a task gives up waiting for a worker, naming who is there and what they know (K43)."""
+    """Why a task gives up waiting for a worker, naming who is there and what they know."""
     live = workers(members)
     head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
     if not live:

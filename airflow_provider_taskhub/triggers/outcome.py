@@ -18,7 +18,7 @@ OVERDUE = "the time allowed is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"
 """Reason of the termination."""
 LOG_LINES = 50
-"""Of the failed attempt, in the task's log (DESIGN §9)."""
+"""Of the failed attempt, in the task's log."""
 
 
 def plain(text: str | None) -> Any:

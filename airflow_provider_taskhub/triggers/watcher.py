@@ -1,4 +1,4 @@
-"""All waits of one hub in one event loop: a constant number of requests per interval, however many wait (DESIGN §10).
+"""All waits of one hub in one event loop: a constant number of requests per interval, however many wait.
 
 Per interval: the whole (small) table of completions, :data:`IN_TURN` of the waiting instances with their activities in
 turn, and now and then the members. An instance's row is read once when its wait begins, and once when it has ended.

@@ -56,7 +56,7 @@ from airflow_provider_taskhub.workers.sorting import Sorted, unchanged
 log = structlog.get_logger(__name__)
 
 CANCEL_AFTER = 6
-"""Turns, of 6 s together, that a terminate waits for the start of its instance (K41)."""
+"""Turns, of 6 s together, that a terminate waits for the start of its instance."""
 MAX_KNOWN = 100
 """Suspensions and resumes of one second that are known again."""
 
@@ -106,7 +106,7 @@ class Aside:
     async def give_back(
         self, session: Session[Live], batch: Sequence[Held], error: Exception, *, failed: bool = True
     ) -> None:
-        """Give the messages back; what is at its limit is kept aside with the error (DESIGN §6).
+        """Give the messages back; what is at its limit is kept aside with the error.
 
         :param failed: count one more failure in each; False: the store did not answer.
         """
@@ -134,7 +134,7 @@ class Aside:
         return ends
 
     async def repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
-        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest (K29).
+        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest.
 
         :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
         """
@@ -164,10 +164,10 @@ class Aside:
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
     async def _cancel_start(self, session: Session[Live], held: Held) -> Judged:
-        """Terminate an instance without a history (K41): its row says it, once its start cannot be under way.
+        """Terminate an instance without a history: its row says it, once its start cannot be under way.
 
         A scheduled start is found terminated when its time comes. Any other follows its row at once: it is let pass,
-        since its first delivery runs without a look at the row (DESIGN §6).
+        since its first delivery runs without a look at the row.
         """
         hub, event = self._hub, held.message.event
         row = await hub.instance(session.instance_id)
@@ -216,7 +216,7 @@ class Aside:
 
     async def _steer(self, session: Session[Live], held: Held) -> bool:
         """Suspend or resume an instance before its start: its row says it, since chance would decide which of the two
-        messages is delivered first, when the time comes or when a worker has the code (K41, K46).
+        messages is delivered first, when the time comes or when a worker has the code.
 
         :returns: False: it is not Pending any more, or its row has no room for the reason.
         """
@@ -278,7 +278,7 @@ class Aside:
         await session.reader.give_back([held], delay=pause, failed=True)
 
     async def _is_purged(self, session: Session[Live], facts: Facts, held: Held) -> bool:
-        """Whether an answer has come for an instance of which nothing is left (K46)."""
+        """Whether an answer has come for an instance of which nothing is left."""
         if scheduling_id(held.message.event) is None or facts.execution_id is not None:
             return False
         return await self._hub.instance(session.instance_id) is None

@@ -1,4 +1,4 @@
-"""Ending activities that nobody waits for any more (DESIGN §9)."""
+"""Ending activities that nobody waits for any more."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Done:
 
 
 def was_ended(row: InstanceState | None, stored: Stored, episode: Episode) -> bool:
-    """Whether an instance was terminated, or even purged, between its client's row and its first checkpoint (K41).
+    """Whether an instance was terminated, or even purged, between its client's row and its first checkpoint.
 
     A child has no row before its first checkpoint: one that was there is of another run.
 
@@ -160,7 +160,7 @@ class Committer:
                 raise Aborted("another episode was committed over the sentinel") from last
             row_etag = await self._row_etag(episode.current.instance_id)
             if stored.sentinel_etag is None and row_etag != stored.row_etag:
-                raise Aborted("the instance row was changed before the first checkpoint") from last  # terminated (K41)
+                raise Aborted("the instance row was changed before the first checkpoint") from last  # terminated
             stored = replace(stored, row_etag=row_etag)
             plan = planned(stored)
         assert last is not None

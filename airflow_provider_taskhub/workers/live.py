@@ -66,7 +66,7 @@ class Live:
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar forgetful: more was taken across generations than is remembered.
     :ivar stuck: it is in quarantine: none of its code may run.
-    :ivar ending: its row was terminated in front of its first checkpoint, which came late (K41): it ends first of all.
+    :ivar ending: its row was terminated in front of its first checkpoint, which came late: it ends first of all.
     """
 
     execution: Execution
@@ -207,7 +207,7 @@ class Loader:
         return live, loaded
 
     async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
-        """Load an instance with a damaged history, to terminate it or to start it again (K46).
+        """Load an instance with a damaged history, to terminate it or to start it again.
 
         The execution begins a new generation under the existing sentinel: its own rows can be read.
 

@@ -58,7 +58,7 @@ class Orchestrations:
     """The processor of orchestrations.
 
     :param queues: takes messages for queues that this worker reads itself.
-    :param absences: functions that this worker does not have (K43).
+    :param absences: functions that this worker does not have.
     :param demand: remembers what the instances of each partition need.
     """
 
@@ -274,7 +274,7 @@ class Orchestrations:
             tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
     def _gave_up(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> FailureDetails:
-        """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there (K43)."""
+        """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there."""
         _, waited = wait_of(batch, session.reader.visibility)
         text = self._absences.gave_up(_need(error), waited)
         if text is None:

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.workers.live import Live
 
 LOOK_TIMES = 10
 LOOK_PAUSE = 0.1
-"""A start whose row is not there is looked for again for a second (DESIGN §6)."""
+"""A start whose row is not there is looked for again for a second."""
 BEHIND = timedelta(milliseconds=100)
 """By so much an event comes back after the start that it waits for."""
 BEHIND_AT_MOST = timedelta(minutes=2)
@@ -151,9 +151,9 @@ class Sorter:
             del waiting[session.instance_id]
 
     def _behind_start(self, session: Session[Live], held: Held, hidden: int) -> Judged | None:
-        """An event that its sender has put behind a start, still waiting, is for that, and comes right after it (K27).
+        """An event that its sender has put behind a start, still waiting, is for that, and comes right after it.
 
-        Anybody else's goes to the run that is there (K36): that may have to be told something before it ends at all. So
+        Anybody else's goes to the run that is there: that may have to be told something before it ends at all. So
         may it by this event, after all: for ever it does not wait.
         """
         sender = held.envelope.sender
@@ -195,7 +195,7 @@ class Sorter:
         )
 
     async def _row_of_start(self, instance_id: str, wanted: str | None, *, turns: int) -> InstanceState | None:
-        """A .NET client puts the start first and writes the row after it: look again for a second (DESIGN §6)."""
+        """A .NET client puts the start first and writes the row after it: look again for a second."""
         row = None
         for turn in range(turns):
             row = await self._hub.instance(instance_id)

@@ -1,4 +1,4 @@
-"""Activity records: one row of ``{Hub}Activities`` per attempt decides who runs a recorded activity (DESIGN §9).
+"""Activity records: one row of ``{Hub}Activities`` per attempt decides who runs a recorded activity.
 
 Rows of an instance lie in one partition, ordered by generation, task and attempt, so that superseding an attempt and
 claiming the next is one transaction.

@@ -1,4 +1,4 @@
-"""The checkpoint: a pure function from the outcome of an episode to ordered steps of storage operations (DESIGN §7).
+"""The checkpoint: a pure function from the outcome of an episode to ordered steps of storage operations.
 
 Order, always: payloads, outbound, history (one step a batch), instance, blobs, completion, delete. The names of the
 steps are the names of the crash points.
@@ -214,7 +214,7 @@ def _merge(
 
 
 def _superseded(names: HubNames, episode: Episode, stored: Stored) -> Step:
-    """Blobs of the generation that the episode has left: once neither history nor instance row names them (K47)."""
+    """Blobs of the generation that the episode has left: once neither history nor instance row names them."""
     blobs = stored.blobs if episode.switched else ()
     deletions = tuple(DeleteBlob(container=names.large_messages, name=name) for name in blobs)
     return Step(name="blobs", operations=deletions)
@@ -230,7 +230,7 @@ def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str
 def completion(
     names: HubNames, instance: OrchestrationInstance, status: Status, tags: Mapping[str, str]
 ) -> tuple[Transact, ...]:
-    """The hint that a watched instance has ended (DESIGN §10); nothing for one that nobody watches."""
+    """The hint that a watched instance has ended; nothing for one that nobody watches."""
     if WATCH_TAG not in tags:
         return ()
     entity = Entity(
@@ -294,7 +294,7 @@ def _history_steps(
     now: Timestamp,
     custom_status: str | None,
 ) -> list[Step]:
-    """One entity-group transaction a batch, chained by the sentinel's ETag (K28)."""
+    """One entity-group transaction a batch, chained by the sentinel's ETag."""
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
@@ -341,7 +341,7 @@ def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[s
 
 
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:
-    """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag (DESIGN §7)."""
+    """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag."""
     if episode.switched:
         return []  # they are of another generation now, and no reader counts them
     partition_key = escape(episode.current.instance_id)

@@ -1,4 +1,4 @@
-"""Rows of the instances table: what readers see of an instance (spec §2.5).
+"""Rows of the instances table: what readers see of an instance.
 
 Owns the columns of a start, of a checkpoint, of a repair, and of a reader's view. Never decides when a row is written.
 """
@@ -80,7 +80,7 @@ def created_row(
     container_url: str,
     message_blob: PutBlob | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """A Pending row for a start, to be inserted, or to replace that of a finished instance (spec §2.5).
+    """A Pending row for a start, to be inserted, or to replace that of a finished instance.
 
     :param container_url: of the hub's large-message container.
     :param message_blob: what the start message was spilled to, if it was; the row then points there.
@@ -277,7 +277,7 @@ def repair_row(
     custom_status: str | None = None,
     replayed: bool = False,
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
-    """What to merge into a row that lags behind its committed history (K29); None when it does not.
+    """What to merge into a row that lags behind its committed history; None when it does not.
 
     No history holds the custom status: unless it is known from a replay, it is left as it is. A row of a newer
     start is left alone. A rewound instance stays Pending until it ends, as .NET leaves it.
@@ -313,7 +313,7 @@ def _started(events: Sequence[HistoryEvent]) -> ExecutionStarted | None:
 
 
 def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
-    """Whether a row tells less than its committed history, but for the custom status, which no history holds (K29).
+    """Whether a row tells less than its committed history, but for the custom status, which no history holds.
 
     :param row: as read; None when there is none. :param events: all of the current generation.
     """
@@ -327,7 +327,7 @@ def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
         rewound = any(isinstance(event, GenericEvent) for event in events)
         return status.is_final or not rewound
     if row.status.is_final and not status.is_final and same_start(row.execution_id, started.instance.execution_id):
-        return False  # a rewind is under way, or it was terminated before its first checkpoint came (K41)
+        return False  # a rewind is under way, or it was terminated before its first checkpoint came
     return row.execution_id != started.instance.execution_id or row.status is not status
 
 
@@ -344,7 +344,7 @@ def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
 def terminate_row(
     event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """What to merge into the row of an instance that is terminated before it ever ran (spec §5.4, K41).
+    """What to merge into the row of an instance that is terminated before it ever ran.
 
     :returns: the row, and blobs to write before it.
     """
@@ -379,7 +379,7 @@ def steered_row(
     known: Sequence[str],
     now: Timestamp,
 ) -> Entity | None:
-    """What to merge into the row of an instance that is suspended or resumed before its start (K41, K46).
+    """What to merge into the row of an instance that is suspended or resumed before its start.
 
     :param stamp, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
     """
@@ -451,7 +451,7 @@ def _is_current(failure: FailureDetails, state: InstanceState, entity: Entity, c
 def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:
     """Texts of a row that lie in blobs: field of :class:`InstanceState` → name of the blob, to fetch and :func:`fill`.
 
-    Addresses outside the hub's own container are texts like any other (K60). A blob that does not exist means that the
+    Addresses outside the hub's own container are texts like any other. A blob that does not exist means that the
     text only looks like an address of ours: :func:`fill` it with :func:`inline_text`.
     """
     found: dict[str, str] = {}

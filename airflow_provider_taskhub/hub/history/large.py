@@ -1,7 +1,7 @@
-"""Texts of instance rows that lie in blobs: where they go, how the row points there, how they are found (spec §2.5).
+"""Texts of instance rows that lie in blobs: where they go, how the row points there, how they are found.
 
 A text goes to a blob when it is too large for a column, or when a .NET reader would take it for the address of a blob
-(a terminate reason, a failure's text or a foreign input may look like one, K60). The row then holds the blob's address:
+(a terminate reason, a failure's text or a foreign input may look like one). The row then holds the blob's address:
 .NET readers follow it and find the text unchanged, which a prefix would not have left so. A large ``CustomStatus``,
 with which DurableTask fails for ever, goes to a blob too; .NET shows its address as a string.
 """
@@ -26,7 +26,7 @@ from airflow_provider_taskhub.storage.primitives import PutBlob
 INLINE_BYTES = 60 * 1024
 """UTF-16 bytes of a text that a column may keep, as in the history."""
 START_BLOB = "ExecutionStarted.json.gz"
-"""End of the name of a spilled start message: a text kept there is the ``Input`` of its event (spec §2.5)."""
+"""End of the name of a spilled start message: a text kept there is the ``Input`` of its event."""
 
 _LIKE_A_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S*|[/\\]\S*")
 """Wider than what .NET takes for a well-formed absolute URI; no JSON text matches."""
@@ -45,7 +45,7 @@ def address_of(container_url: str, blob: str) -> str:
 
 
 def blob_at(container_url: str, text: str) -> str | None:
-    """Name of the payload blob of the hub's own container that a text is the address of; None for all others (K60)."""
+    """Name of the payload blob of the hub's own container that a text is the address of; None for all others."""
     base = f"{container_url}/"
     if not text.startswith(base):
         return None
@@ -109,7 +109,7 @@ def status_blob(text: str, container_url: str) -> str | None:
 
 
 def text_of_blob(blob: str, text: str) -> str | None:
-    """The value that a blob holds: of a start message the input of its event, else the text itself (spec §2.5).
+    """The value that a blob holds: of a start message the input of its event, else the text itself.
 
     :param text: of the blob, decompressed.
     """

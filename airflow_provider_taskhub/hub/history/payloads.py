@@ -1,4 +1,4 @@
-"""Large columns of history rows: spilled to blobs and restored (spec §2.4, K30); rows grouped to transactions (K28)."""
+"""Large columns of history rows: spilled to blobs and restored; rows grouped to transactions."""
 
 from __future__ import annotations
 

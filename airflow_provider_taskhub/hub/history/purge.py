@@ -1,4 +1,4 @@
-"""Purging: everything that is stored of an ended instance, and nothing of any other's (K30, K46).
+"""Purging: everything that is stored of an ended instance, and nothing of any other's.
 
 The instance row goes last, so a purge that was cut off is finished by the next. Every row is deleted under the ETag
 that it was read with, the history's lock first: an instance that is started again meanwhile keeps what is its own.

@@ -1,4 +1,4 @@
-"""What a listing of instances asks its table, and what it must look at itself (K45)."""
+"""What a listing of instances asks its table, and what it must look at itself."""
 
 from __future__ import annotations
 

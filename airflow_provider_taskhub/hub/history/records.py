@@ -1,4 +1,4 @@
-"""Rows of the history table: one per event, and the sentinel whose ETag is the instance's lock (spec §2.4).
+"""Rows of the history table: one per event, and the sentinel whose ETag is the instance's lock.
 
 Owns columns, Edm types and keys, both ways. Never reads or writes a table; spilled columns are ``payloads``' work.
 """
@@ -30,7 +30,7 @@ from airflow_provider_taskhub.values import dataclass
 SENTINEL = "sentinel"
 """Row key of the sentinel; sorts after every event's."""
 INPUT_BYTES = 1024
-"""UTF-8 bytes up to which a scheduling event keeps its input in the history, for the monitors (DESIGN §4)."""
+"""UTF-8 bytes up to which a scheduling event keeps its input in the history, for the monitors."""
 MAX_CONSUMED = 800
 """Message ids that one commit can remember: a String property holds 32,768 characters. Those that are deleted need not
 be, but for actions', which may be sent twice."""
@@ -129,7 +129,7 @@ def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Enti
         elif member.field == "version":
             fields["version"] = None
         elif member.kind is Kind.INSTANCE:
-            fields["instance"] = _own_instance(entity)  # a .NET row always has it, ours of old need not (spec §2.9)
+            fields["instance"] = _own_instance(entity)  # a .NET row always has it, ours of old need not
         elif member.required:
             raise InputError(f"it has no {member.name}")
     if layout.cls is GenericEvent:
@@ -166,7 +166,7 @@ def _own_instance(entity: Entity) -> OrchestrationInstance:
 
 
 def _original(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """What a rewind left of the event that it rewrote: every column but those that every row has (spec §7.2)."""
+    """What a rewind left of the event that it rewrote: every column but those that every row has."""
     rest = {name: value for name, value in columns.items() if name not in _GENERIC and value is not None}
     reason, name = rest.pop("Reason", None), rest.pop("Name", None)
     return {"reason": reason, "name": name, "original": rest or None}
@@ -184,11 +184,12 @@ class Sentinel:
     :param checkpoint_completed: when the last complete checkpoint was written; for an incomplete commit the one that
         was loaded, so that a reader can tell ours from one of .NET's on top of it.
     :param commit_id, committed_rows, consumed: of our last commit: its id, the rows of the generation that count, the
-        message ids consumed across a generation switch (DESIGN §7). When read from a sentinel that .NET has moved on
+        message ids consumed across a generation switch. When read from a sentinel that .NET has moved on
         since, they say nothing and are None and empty.
     :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
-    :param custom_status: with what the generation's first checkpoint left it, as the instance row's column has it (spec
-        §2.5): until that is written nothing else tells what an earlier generation has set. None in writes: as it was.
+    :param custom_status: the custom status that the generation's first checkpoint left, as the instance row's column
+        has it. Until a checkpoint writes that column, nothing else tells what an earlier generation has set. None in
+        writes: the column keeps its value.
     :param awaits: what the instance waited for after the last commit of TaskHub, as ``awaits_column`` writes it; "":
         nothing. None in writes: the column keeps its value.
     :param timestamp: the storage service's time of the last change; None in writes.
@@ -209,13 +210,13 @@ class Sentinel:
     def committed(self, found: int) -> int:
         """How many of the generation's rows count: as many as we committed; all of them if .NET was the last to commit.
 
-        Rows behind them are of a half commit (K28). :param found: rows of the generation in the table.
+        Rows behind them are of a half commit. :param found: rows of the generation in the table.
         """
         return found if self.committed_rows is None else self.committed_rows
 
 
 def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
-    """The sentinel's row, for an insert or a merge; ``CheckpointCompletedTimestamp`` only when complete (spec §2.4).
+    """The sentinel's row, for an insert or a merge; ``CheckpointCompletedTimestamp`` only when complete.
 
     :raises InputError: when more than 800 message ids are to be remembered.
     """
@@ -286,5 +287,5 @@ def decode_sentinel(entity: Entity) -> Sentinel:
 
 
 def _basis(execution_id: str, completed: Timestamp | None) -> str:
-    """What DurableTask's own columns say when we commit: .NET, which keeps ours as they are, changes it (spec §2.9)."""
+    """What DurableTask's own columns say when we commit: .NET, which keeps ours as they are, changes it."""
     return f"{execution_id}@{'' if completed is None else completed}"

@@ -1,8 +1,8 @@
-"""Rewinding a failed history: which of its rows are rewritten, and as what (spec §7.2, K46). Pure.
+"""Rewinding a failed history: which of its rows are rewritten, and as what. Pure.
 
 DurableTask rewrites every failure of the generation, those too that the orchestrator has handled, and its replay then
 fails as non-deterministic; ours takes back only what the failure came from. DurableTask's orchestrations end when
-nothing is open any more; ours end at once (DESIGN §1b), so here what was open is asked for again as well.
+nothing is open any more; ours end at once, so here what was open is asked for again as well.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class _Plan:
     def _owner(
         self, timer: TimerCreated, failed: Sequence[int], rewinds: int, time: Timestamp
     ) -> tuple[Verdict, int] | None:
-        """Whose retry a timer is. Of .NET's only the dummy ones can be told, which fire at once (spec §7.2)."""
+        """Whose retry a timer is. Of .NET's only the dummy ones can be told, which fire at once."""
         if timer.taskhub_action_id is None:
             return (Verdict.LAST, failed[-1]) if failed and timer.fire_at <= time else None
         assert self._started is not None

@@ -1,4 +1,4 @@
-"""Reads what is readable of a damaged history: to show it, and to end its instance (K46). Never a base for replay.
+"""Reads what is readable of a damaged history: to show it, and to end its instance. Never a base for replay.
 
 Each row and each payload is read by itself: one that is damaged or gone does not hide the others.
 """

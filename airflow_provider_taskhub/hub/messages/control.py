@@ -86,7 +86,7 @@ class Reader:
 
     :param carries: events that this queue carries; every other one goes to quarantine.
     :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
-    :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt (K37).
+    :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt.
     :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
     :param runs: whether this worker can run a message. What it cannot run does not quicken its looks: it would be first
         again and again, and a worker that can run it would never receive it.
@@ -202,7 +202,7 @@ class Reader:
         )
 
     async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:
-        """Nothing more is expected of a message: it is kept, with the cause (K35). Else it comes again soon."""
+        """Nothing more is expected of a message: it is kept, with the cause. Else it comes again soon."""
         if await self._quarantine(item, held.deletion()):
             self.release([held])
         else:
@@ -381,7 +381,7 @@ class Reader:
 
 
 class ControlReader(Reader):
-    """The reader of one tenure's control queue, with the bounded buffer of that partition (K14, K15).
+    """The reader of one tenure's control queue, with the bounded buffer of that partition.
 
     :param limit, limit_bytes: of messages delivered but not yet taken into an episode.
     """
@@ -417,7 +417,7 @@ class ControlReader(Reader):
                 )
             ),
             deliver=self._buffer,
-            check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late (T21)
+            check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late
             quarantined=quarantined,
             supervisor=supervisor,
         )

@@ -1,6 +1,6 @@
-"""Messages in queues: DurableTask's MessageData, written as it writes, read as leniently as it reads (spec §2.2, §2.9).
+"""Messages in queues: DurableTask's MessageData, written as it writes, read as leniently as it reads.
 
-A message over 45 KiB goes to a blob, and a wrapper with the blob's name takes its place in the queue (spec §2.3). Never
+A message over 45 KiB goes to a blob, and a wrapper with the blob's name takes its place in the queue. Never
 touches a queue.
 """
 
@@ -30,10 +30,10 @@ from airflow_provider_taskhub.storage.rules import check_blob_name
 from airflow_provider_taskhub.values import dataclass
 
 SPILL_BYTES = 45 * 1024
-"""UTF-8 bytes of a message's JSON above which it is spilled (spec §2.3)."""
+"""UTF-8 bytes of a message's JSON above which it is spilled."""
 NO_ACTIVITY = UUID(int=0)
 FAILURES = "TaskHubFailures"
-"""Our own member: how often processing the message has failed (DESIGN §6)."""
+"""Our own member: how often processing the message has failed."""
 DELIVERIES = "TaskHubDeliveries"
 """Our own member: see :class:`Envelope`."""
 WAITING_SINCE = "TaskHubWaitingSince"
@@ -54,7 +54,7 @@ _SCHEDULING = frozenset(
 
 
 class MessageError(InputError):
-    """A message that cannot be decoded; the text says what is wrong with it (K42)."""
+    """A message that cannot be decoded; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class TaskMessage:
 class Envelope:
     """A message as a queue holds it.
 
-    :param activity_id: random, or the identity of the action that it carries out (DESIGN §7).
+    :param activity_id: random, or the identity of the action that it carries out.
     :param message: None in the wrapper of a spilled message.
     :param blob_name: where the message was spilled to, within the large-message container.
     :param sequence_number: the sending process's own count.
@@ -198,7 +198,7 @@ _WRITTEN = {
 
 
 def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
-    """The text to put in the queue, and the blob to write before it when the message is over 45 KiB of UTF-8 (K30).
+    """The text to put in the queue, and the blob to write before it when the message is over 45 KiB of UTF-8.
 
     :param container: name of the hub's large-message container.
     """
@@ -301,7 +301,7 @@ def _read_data(data: Members) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
-    if blob_name:  # the message in the blob counts, entirely (spec §2.3)
+    if blob_name:  # the message in the blob counts, entirely
         check_blob_name(blob_name)
         return Envelope(
             activity_id=NO_ACTIVITY,
@@ -395,7 +395,7 @@ def _with_nulls(event: Members, layout: Layout, values: dict[str, Any]) -> dict[
 
 
 def _event_type(event: Members) -> EventType:
-    """The class by ``$type``, with or without an assembly; else ``EventType`` by number or name (spec §2.1, §2.9)."""
+    """The class by ``$type``, with or without an assembly; else ``EventType`` by number or name."""
     name = event.raw("$type")
     if isinstance(name, str):
         bare = name.partition(",")[0].strip()

@@ -1,7 +1,7 @@
 """A queue message in this worker's hands, and how long it may stay there.
 
 Owns receipts and their renewal. A message is held invisible no longer than a lease can be, renewed while it is held,
-and given back at once by whoever stops, drains or abandons (DESIGN §6).
+and given back at once by whoever stops, drains or abandons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 GIVE_BACK_PARALLEL = 16
 LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
 ACTION_UUID = 5
-"""Version of the UUIDs that are identities of actions (DESIGN §7); everybody else's are random."""
+"""Version of the UUIDs that are identities of actions; everybody else's are random."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class Held:
     :param claimed: monotonic second at which the newest receipt was asked for.
     :param gone: somebody else has the message, or it is deleted: the receipt is worth nothing.
     :param changing: one change of the receipt at a time: a message given back under the receipt that a renewal on its
-        way has just replaced would stay invisible as long as that renewal lasts (K58).
+        way has just replaced would stay invisible as long as that renewal lasts.
     """
 
     queue: str
@@ -72,7 +72,7 @@ class Held:
     def identity(self) -> str:
         """By what a redelivery is known: the action that the message carries out, where it names one; else its id.
 
-        A put whose answer was lost is put again under another message id, but for the same action (DESIGN §7).
+        A put whose answer was lost is put again under another message id, but for the same action.
         """
         if self._identity is None:
             name = self.envelope.activity_id
@@ -129,7 +129,7 @@ class Held:
 
     @property
     def order(self) -> tuple[Timestamp, int]:
-        """Order of processing: enqueued first, then the sender's own count (spec §5.1)."""
+        """Order of processing: enqueued first, then the sender's own count."""
         return self.inserted, self.envelope.sequence_number
 
 
@@ -170,7 +170,7 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, o
     cut off, since it may be done yet, and nobody else has its receipt. Only one of the two can be done.
 
     :param outage: logs renewals without an answer, few lines for many; None: each one is logged.
-    :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again (K39).
+    :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again.
     """
     async with held.changing:
         if held.gone:
@@ -184,7 +184,7 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, o
             except StorageError as error:
                 return error
             assert isinstance(receipt, Receipt)
-            if held.receipt is update.message:  # else a redelivery has brought a newer one (K37)
+            if held.receipt is update.message:  # else a redelivery has brought a newer one
                 # at once: what is deleted meanwhile is deleted by its receipt
                 held.receipt, held.claimed = receipt, sent
             return None
@@ -227,7 +227,7 @@ async def give_back(
     Each is an operation of its own, and many are on their way at once (the embedded store commits those together): in
     one unit, a single stale receipt would refuse the others.
 
-    :param failed: count one more failed processing in the message (DESIGN §6: failures, not deliveries).
+    :param failed: count one more failed processing in the message: failures are counted, not deliveries.
     :param begun: False: this delivery shall not count.
     :param waiting_since: see :class:`Envelope`; None: as it was.
     :param signal: False: this worker need not look at the queue when they become visible: they are for another one.

@@ -1,4 +1,4 @@
-"""From what an episode or an activity decided to texts in queues: pure (DESIGN §7, steps 0 and 1)."""
+"""From what an episode or an activity decided to texts in queues: pure. docs/concepts/checkpoint.md has the order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob,
 from airflow_provider_taskhub.values import dataclass
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
-"""Sender of a client's messages (spec §2.2)."""
+"""Sender of a client's messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Routing:
 
     :param control: instance id → name of its control queue.
     :param claims: queue name → how many more messages this worker may claim there now, and for how long.
-    :param sequence: the process-wide count of messages (spec §2.2).
+    :param sequence: the process-wide count of messages.
     """
 
     names: HubNames
@@ -74,7 +74,7 @@ class Routing:
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
-    if isinstance(event, TimerFired):  # its times are the instance's: this clock may be behind them (K33)
+    if isinstance(event, TimerFired):  # its times are the instance's: this clock may be behind them
         due, now = event.fire_at, max(now, event.timestamp)
     elif isinstance(event, ExecutionStarted) and event.scheduled_start_time is not None:
         due = event.scheduled_start_time
@@ -121,7 +121,7 @@ def letter(
 
 
 def letters(episode: Episode, routing: Routing, now: Timestamp) -> tuple[Letter, ...]:
-    """All messages of an episode, in the order decided (spec §5.5 A)."""
+    """All messages of an episode, in the order decided."""
     room: dict[str, int] = {}
     found: list[Letter] = []
     for outbound in episode.outbound:

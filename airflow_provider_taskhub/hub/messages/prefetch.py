@@ -1,4 +1,4 @@
-"""Admission to a partition's buffer, and the pace of polling: pure decisions (K14, K15, K38)."""
+"""Admission to a partition's buffer, and the pace of polling: pure decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOAD_SPAN = 60.0
 LONGEST_BREATHER = 0.25
 """Seconds for which a reader lets messages gather, at most."""
 FIRST_POLL = 0.05
-"""Seconds after the first empty receive (spec §5.1)."""
+"""Seconds after the first empty receive."""
 
 
 def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -> int:
@@ -62,7 +62,7 @@ class Load:
 
 @dataclass(slots=True)
 class Backoff:
-    """Polling back-off: 0, 50 ms, then doubling with ±20 % jitter up to a ceiling (spec §5.1).
+    """Polling back-off: 0, 50 ms, then doubling with ±20 % jitter up to a ceiling.
 
     :param ceiling: seconds (MaxQueuePollingInterval).
     """

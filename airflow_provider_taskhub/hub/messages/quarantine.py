@@ -1,10 +1,10 @@
-"""Messages that cannot be processed: kept with their bytes and the cause, never dropped (K35, K42).
+"""Messages that cannot be processed: kept with their bytes and the cause, never dropped.
 
 An instance whose orchestrator does not come to an end is in quarantine as a whole: its messages are kept here as
 *stuck*, with the generation that is. Whoever serves its partition leaves that generation alone, and adds what comes for
-it, until one of these messages is put back: then all of them are (DESIGN §9).
+it, until one of these messages is put back: then all of them are.
 
-What a spilled message has in its blob is copied into a folder that no instance's purge comes near (K30). A crash
+What a spilled message has in its blob is copied into a folder that no instance's purge comes near. A crash
 between two steps leaves a copy behind rather than a row without one.
 """
 
@@ -53,7 +53,7 @@ _SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount", "Stuck")
 MAX_FAILURES = 20
 """Failed processings of one message before it is quarantined."""
 MAX_DELIVERIES = 100
-"""Deliveries of one message before it is quarantined, whatever they ended in (DESIGN §6). One that was given back
+"""Deliveries of one message before it is quarantined, whatever they ended in. One that was given back
 before anything was begun is none: waiting is no failure, however long."""
 
 

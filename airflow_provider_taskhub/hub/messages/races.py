@@ -1,7 +1,7 @@
-"""What becomes of a message for an instance that is not in memory: pure rules over plain facts (DESIGN §6).
+"""What becomes of a message for an instance that is not in memory: pure rules over plain facts.
 
 History decides whether a response is processed; storage timestamps only tell what a response without its scheduling
-event is. Both times come from the storage service, so no clock of a worker matters (K33).
+event is. Both times come from the storage service, so no clock of a worker matters.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Verdict(StrEnum):
     RACE = "race"  # a checkpoint is under way: short back-off, AbandoningMessage
     LATE = "late"  # its instance has ended: set aside, unless another start of it turns out to be under way
     WAIT = "wait"  # its episode never committed, or its instance is not there yet: long back-off, then quarantine
-    CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it (K41)
-    STEER = "steer"  # suspend or resume before the start ran: the row says it (K41)
-    EARLY = "early"  # its instance starts later (K41), or is started again: kept until then, which is no failure
+    CANCEL_START = "cancel_start"  # terminate before the start ran: the row says it
+    STEER = "steer"  # suspend or resume before the start ran: the row says it
+    EARLY = "early"  # its instance starts later, or is started again: kept until then, which is no failure
     LOOK = "look"  # what decides, the instance row or the time of the last checkpoint, was not read yet
 
 
@@ -314,7 +314,7 @@ def _is_started_again(facts: Facts) -> bool:
 
 
 def delay(verdict: Verdict, failures: int) -> timedelta:
-    """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; late ones 0.1, 0.4 … 102 s; others 2, 4 … 600 s (K35)."""
+    """Back-off of an abandoned message: races 0.1, 0.2 … 4 s; late ones 0.1, 0.4 … 102 s; others 2, 4 … 600 s."""
     if verdict is Verdict.LATE:
         return timedelta(seconds=0.1 * 4**failures)
     if verdict is Verdict.RACE:

@@ -1,7 +1,7 @@
 """Instances in memory: their mail, who may work on them, and which live orchestrators are kept.
 
-An instance has at most one session in a worker and at most one episode under way (K24). Messages for an instance in
-memory join its session's mail (K19, K20). A session belongs to one tenure of its partition and ends with it.
+An instance has at most one session in a worker and at most one episode under way. Messages for an instance in
+memory join its session's mail. A session belongs to one tenure of its partition and ends with it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MAX_BATCH = 400
 
 
 def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
-    """The messages of the next episode, and the rest (K16).
+    """The messages of the next episode, and the rest.
 
     A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
-    generation, or to this very start, joins it: an event may overtake the start of its instance (K57).
+    generation, or to this very start, joins it: an event may overtake the start of its instance.
     """
     ordered = _ordered([held for held in mail if not held.gone])
     starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
@@ -84,10 +84,10 @@ def _ordered(mail: Sequence[Held]) -> list[Held]:
 class Sessions(Generic[State]):
     """All sessions of a worker.
 
-    :param limit_bytes: idle state beyond this is dropped, oldest first (K22).
+    :param limit_bytes: idle state beyond this is dropped, oldest first.
     :param extended: whether an orchestrator stays alive between its episodes.
     :param rested: told of state of which only the history is kept from now on: it holds for as long as nobody else
-        commits over the sentinel's ETag, so it is not read again (K23).
+        commits over the sentinel's ETag, so it is not read again.
     :param dropped: told of state that is not kept any more.
     """
 
@@ -132,7 +132,7 @@ class Sessions(Generic[State]):
 
     def _offer(self, session: Session[State]) -> None:
         if session.instance_id in self._active:
-            return  # K24; offered again when that episode ends, even if it is one of an earlier tenure
+            return  # one episode at a time: offered again when that one ends, also if it is of an earlier tenure
         if session.mail and not session.queued and not session.closed:
             session.queued = True
             self._wake(session)

@@ -1,6 +1,6 @@
 """Making, reading and removing a hub. The hub row in ``{Hub}Controls`` alone says how many partitions it has.
 
-The row is inserted first and made ready last (DESIGN §5), everything between is "make it unless it is there": a
+The row is inserted first and made ready last, everything between is "make it unless it is there": a
 creation that was interrupted, or that two processes do at once, ends in one whole hub. Never decides who serves what.
 """
 
@@ -60,7 +60,7 @@ async def create_hub(
     :param partitions: 1 to 1024. :param lease_store: of a new hub, table unless told otherwise; None: as it is.
     :param clock: for the date that people see, and for the pauses between tries.
     :raises ConfigurationError: for a count out of range.
-    :raises HubError: the hub is there with another count (K01), newer, or with another lease store (K13).
+    :raises HubError: the hub is there with another count, newer, or with another lease store.
     """
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise ConfigurationError(f"a hub has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
@@ -86,7 +86,7 @@ async def read_hub(
     """How the hub is made.
 
     :param partitions, lease_store: what the caller was told to expect, if anything.
-    :raises HubError: it is missing, not ready, newer than this package, or has another count (K01) or store (K13).
+    :raises HubError: it is missing, not ready, newer than this package, or has another count or store.
     """
     info = await _hub_row(store, names)
     if info is None:
@@ -121,7 +121,7 @@ async def ensure_hub(
 
     :param cap: that will be ordered for every worker.
     :raises HubError: as :func:`create_hub`.
-    :raises InputError: for a cap above the number of partitions (T04), before anything is made.
+    :raises InputError: for a cap above the number of partitions, before anything is made.
     """
     info = await _hub_row(store, names)
     if info is not None:
@@ -281,7 +281,7 @@ def _tables(names: HubNames) -> tuple[str, ...]:
 
 
 async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: Clock) -> None:
-    """In the original's order (spec §1), each "unless it is there"."""
+    """In the original's order, each "unless it is there"."""
     await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}", clock)
     info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
     with suppress(Conflict):  # it is there

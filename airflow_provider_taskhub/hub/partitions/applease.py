@@ -1,4 +1,4 @@
-"""The app lease: at any time the workers of a hub are all of one app (spec §2.7, §4.5; DESIGN §5).
+"""The app lease: at any time the workers of a hub are all of one app.
 
 DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so all workers of one app hold it
 together. Ours hold it the same way under an id that no .NET app has, so that a .NET app waits for us and we refuse to

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 HYSTERESIS = 0.5
-"""Loads of two members may differ by so much of the mean before a partition moves for it (T79)."""
+"""Loads of two members may differ by so much of the mean before a partition moves for it."""
 NOTICEABLE = 1.0
 """And by so much load at least: a hub that does next to nothing has nothing to even out."""
 
@@ -28,9 +28,9 @@ class Row:
     :param owner: who serves it; None when it is free. :param next_owner: who has asked for it.
     :param free: nobody serves it: it may be taken at once.
     :param overdue: free for longer than its heir needs to take it: anybody's.
-    :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on (T27).
+    :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on.
     :param load: as its owner has published it with its last renewal; None: it does not know yet.
-    :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one (E51).
+    :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one.
     """
 
     partition: int
@@ -184,7 +184,7 @@ class _Seating:
         return len(self._rows) if cap is None else cap - self._counts[member]
 
     def homeless(self, row: Row) -> bool:
-        """Whether its owner must let it go although nobody has room for it: a cap was lowered (T08)."""
+        """Whether its owner must let it go although nobody has room for it: a cap was lowered."""
         unfit = self._rules.unfit.get(row.partition)  # then it stays where it is until a fit member asks for it
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
@@ -223,7 +223,7 @@ class _Seating:
                     self._move(row.partition, self._anybody(row.partition))
 
     def _may(self, partition: int, member: str) -> bool:
-        """Whether it may serve it, and can take it now: an orphan must not wait for who cannot (T87)."""
+        """Whether it may serve it, and can take it now: an orphan must not wait for who cannot."""
         barred = self._rows[partition].silent and self._members[member].newcomer
         return not barred and self._rules.suits(partition, member)
 
@@ -274,7 +274,7 @@ class _Seating:
     def _settled(self) -> bool:
         """Whether shares are fair, nothing is on its way and every load is known: only then do loads count.
 
-        What has just moved looks like next to nothing to its new owner, and is no reason to move more (T79).
+        What has just moved looks like next to nothing to its new owner, and is no reason to move more.
         """
         return all(
             row.owner is not None and row.owner == self.of[number] and row.load is not None

@@ -1,4 +1,4 @@
-"""Leases as leased blobs: ``{hub}-leases/default/{queue}``, DurableTask's older store (spec §2.7, §4.2).
+"""Leases as leased blobs: ``{hub}-leases/default/{queue}``, DurableTask's older store.
 
 The blob's content is DurableTask's JSON with members of our own. The content is the lease: every write of it is one
 request under the blob's ETag, refused unless the blob is as it was read, whoever writes. So whoever loses an answer, or
@@ -12,8 +12,8 @@ change and the content then took the partition from its live owner, since nobody
 
 What that costs: one request for an ask or a kick; two for a renewal, a take or a release (put, lease); one more where
 the blob's lease ran out, two more for a theft while it has not; a listing and a request for each lease where all are
-looked at, which nobody does while nothing moves. Rows of a table cost one request each, and one for every 1,000 of them
-(T84, T85).
+looked at, which nobody does while nothing moves. Rows of a table cost one request each, and a listing one for every
+1,000 of them.
 
 Owns reading and conditionally writing the blobs. Decides nothing.
 """
@@ -122,7 +122,7 @@ class BlobLeases:
         raise Conflict(f"the lease of {lease.queue} was changed by another")
 
     async def _follow(self, name: str, token: str | None, under: str | None) -> None:
-        """Have the blob leased as its content says. A change does not extend a lease: it is renewed at once (E45)."""
+        """Have the blob leased as its content says. A change does not extend a lease: it is renewed at once."""
         container = self._names.leases
         if under is None:
             if token is not None:
@@ -135,7 +135,7 @@ class BlobLeases:
             await self._store.renew_lease(container, name, lease_id=token)
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
+        """Make the lease of a partition, born given up. False: it was there."""
         operation = PutBlob(
             container=self._names.leases,
             name=_FOLDER + queue,

@@ -1,7 +1,7 @@
 """What administrators have ordered: rows of ``{Hub}Controls``, read by every worker at each scan.
 
 An order is a row of its own, so it survives every renewal, is seen with who gave it and when, and stays in force until
-somebody lifts it (T60, T75). Owns the rows and what they mean; never carries anything out.
+somebody lifts it. Owns the rows and what they mean; never carries anything out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Orders:
 def names(node: str, worker: str) -> bool:
     """Whether a worker ``name@host/incarnation`` is one of those that an administrator calls ``node``.
 
-    ``name@host/incarnation``, ``name@host``, ``name``, or ``@host`` for all on a host; case does not count (T62).
+    ``name@host/incarnation``, ``name@host``, ``name``, or ``@host`` for all on a host; case does not count.
     """
     wanted, full = node.casefold(), worker.casefold()
     instance = full.rpartition("/")[0] or full

@@ -1,4 +1,4 @@
-"""What has happened to a worker's partitions, counted: for ``/metrics`` and for people (E78). Read from any thread."""
+"""What has happened to a worker's partitions, counted: for ``/metrics`` and for people. Read from any thread."""
 
 from __future__ import annotations
 

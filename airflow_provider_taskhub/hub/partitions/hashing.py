@@ -1,4 +1,4 @@
-"""Which partition an instance belongs to: FNV-1a of its id, as every DurableTask client routes (spec §3, K02)."""
+"""Which partition an instance belongs to: FNV-1a of its id, as every DurableTask client routes."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Held:
 class Holding:
     """What one worker holds. Methods belong to the event loop that made it, except :meth:`expire`, :attr:`tenures`.
 
-    :param me: owner in lease rows. :param stuck: seconds without a poll after which a partition is given up (K12).
+    :param me: owner in lease rows. :param stuck: seconds without a poll after which a partition is given up.
     :param deadline: seconds that one attempt at a row may take. :param began: called when a tenure has begun.
     """
 
@@ -90,7 +90,7 @@ class Holding:
         self._snapshot: tuple[Held, ...] = ()
         self._services: Mapping[int, Service] = {}
         self.changed = asyncio.Event()
-        """Set when something was taken or let go: others go by what this worker says that it holds (T85)."""
+        """Set when something was taken or let go: others go by what this worker says that it holds."""
 
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
@@ -109,7 +109,7 @@ class Holding:
         return {tenure.partition: tenure.lease for tenure in self.tenures}
 
     def signs(self) -> dict[int, Sign]:
-        """What is held, for the others (T85): what its rows say, so that all plan by the same."""
+        """What is held, for the others: what its rows say, so that all plan by the same."""
         return {
             held.tenure.partition: Sign(held.tenure.epoch, held.sent, held.tenure.lease.load)
             for held in self._snapshot
@@ -118,7 +118,7 @@ class Holding:
 
     @property
     def stalled(self) -> bool:
-        """Whether to leave partitions to others: what was served here stood still, and would again (K12)."""
+        """Whether to leave partitions to others: what was served here stood still, and would again."""
         return self._clock.monotonic() < self._paused_until
 
     @property
@@ -147,7 +147,7 @@ class Holding:
     # --- ages -----------------------------------------------------------------------------------------------------
 
     def expire(self) -> float:
-        """End every tenure past its give-up age (T20). From any thread; does no I/O.
+        """End every tenure past its give-up age. From any thread; does no I/O.
 
         :returns: seconds after which it must be called again, unless a tenure begins before.
         """
@@ -206,7 +206,7 @@ class Holding:
         return self._services.get(held.tenure.partition, NO_SERVICE)
 
     def _look_for_stuck(self) -> None:
-        """What is renewed and not served is worse than lost: nobody else may take it (K12, E70)."""
+        """What is renewed and not served is worse than lost: nobody else may take it."""
         for held in self:
             unpolled = self._service(held).unpolled
             if unpolled > self._stuck and not held.tenure.draining:
@@ -227,7 +227,7 @@ class Holding:
     # --- what others have done to a row -----------------------------------------------------------------------------
 
     async def _reread(self, held: Held) -> None:
-        """Somebody changed the row: an ask, an own write whose answer was lost, or the end (T13).
+        """Somebody changed the row: an ask, an own write whose answer was lost, or the end.
 
         The age stays that of the last confirmed renewal; what was read only tells whose the row is.
         """
@@ -242,7 +242,7 @@ class Holding:
             self._heed(held, current)
 
     def compare(self, leases: Iterable[Lease]) -> None:
-        """What all rows say of what is held: asked for, taken, or gone (T40, T47)."""
+        """What all rows say of what is held: asked for, taken, or gone."""
         found = {lease.partition: lease for lease in leases}
         for held in self:
             lease = found.get(held.tenure.partition)
@@ -289,7 +289,7 @@ class Holding:
         self._forget(held)
 
     async def _release(self, held: Held, reason: str) -> None:
-        """Give the row up. A failure makes others wait for the take time, nothing else (T44)."""
+        """Give the row up. A failure makes others wait for the take time, nothing else."""
         tenure = held.tenure
         for _ in range(_WRITES):
             if await self._attempt("partition_not_released", partial(self._write_release, reason=reason), held):
@@ -325,7 +325,7 @@ class Holding:
             self.changed.set()
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        """A listener's error is its own: it is reported and ends nothing (T23, T49)."""
+        """A listener's error is its own: it is reported and ends nothing."""
         try:
             callback(*arguments)
         except Exception:

@@ -1,7 +1,7 @@
 """Partition leases as values: DurableTask's row, what each actor writes into it, and what may be done with it.
 
 Pure: no I/O, no clock. A lease lives while its owner keeps changing its row, timed by each watcher on its own monotonic
-clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read (DESIGN §5).
+clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KICKED = "TaskHubKicked"
 _COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining"})
 _OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED})
 NOBODY = "kicked"
-"""Asks for a partition that was kicked: no worker, so whoever is allowed may take it (T58)."""
+"""Asks for a partition that was kicked: no worker, so whoever is allowed may take it."""
 NO_SERVICE = Service()
 Life: TypeAlias = tuple[str, int]
 """A tenure, and how many signs of life its owner has given in it."""
@@ -41,15 +41,15 @@ _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A row of ``{Hub}Partitions`` (spec §2.6).
+    """A row of ``{Hub}Partitions``.
 
     :param owner: who serves; None: free. :param next_owner: who asked for it.
     :param epoch: count of takes, for display only; None in a row that never had our column.
     :param renewals: number of its owner's last renewal; each that is sent has a higher one, also after one that failed.
-    :param load: as its owner published it last (T76); None: it did not know it yet.
-    :param polled: when its owner last asked the queue for messages, by the owner's clock, for people (E70).
-    :param previous: who had it before; with ``released`` why it was given up, until somebody takes it (E77).
-    :param kicked: who made an owner hand it over last, when and why (T57).
+    :param load: as its owner published it last; None: it did not know it yet.
+    :param polled: when its owner last asked the queue for messages, by the owner's clock, for people.
+    :param previous: who had it before; with ``released`` why it was given up, until somebody takes it.
+    :param kicked: who made an owner hand it over last, when and why.
     :param token: of a lease that is a blob: the lease id that its owner keeps it under.
     :param under: of such a one: other ids that its blob may still be leased under, since whoever wrote it last may have
         died before it was leased under ``token``, or released.
@@ -137,7 +137,7 @@ class Lease:
         return replace(self, next_owner=NOBODY, kicked_by=f"by {by} at {now.text()}{reason and f': {reason}'}")
 
     def given_up(self, reason: str = "") -> Lease:
-        """Released by its owner; the times stay, and so does whoever asked for it (spec §2.6)."""
+        """Released by its owner; the times stay, and so does whoever asked for it."""
         return replace(self, owner=None, draining=False, previous=self.owner, released=reason or None)
 
     def same_tenure(self, other: Lease) -> bool:
@@ -151,7 +151,7 @@ class Lease:
 
 
 def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
-    """A row as a lease; absent columns have defaults (T10). None: a row that is no partition's (T03)."""
+    """A row as a lease; absent columns have defaults. None: a row that is no partition's."""
     if entity.partition_key != "" or not is_control_queue(entity.row_key, names):
         return None
     columns = entity.properties
@@ -235,22 +235,22 @@ def _time(value: Property | None) -> Timestamp | None:
 
 
 def newer(life: Life, seen: Life) -> bool:
-    """Whether ``life`` is a newer sign than ``seen``: a lower number of the same tenure is an older one (T83)."""
+    """Whether ``life`` is a newer sign than ``seen``: a lower number of the same tenure is an older one."""
     return life[0] != seen[0] or life[1] > seen[1]
 
 
 class Sightings:
-    """Since when a watcher has seen no sign of life of each row's writer, by its own monotonic clock (T25, T26).
+    """Since when a watcher has seen no sign of life of each row's writer, by its own monotonic clock.
 
     Time runs from the moment an *answer* first showed the row so: the write that made it was sent before that, so
-    "unchanged for take" is always later than the writer's own "older than give-up" (T16).
+    "unchanged for take" is always later than the writer's own "older than give-up".
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Life, float]] = {}
 
     def note(self, key: str, life: Life, now: float) -> float:
-        """Seconds for which there has been no newer sign; 0 at first sight (T27)."""
+        """Seconds for which there has been no newer sign; 0 at first sight."""
         seen = self._seen.get(key)
         if seen is None or newer(life, seen[0]):
             self._seen[key] = (life, now)
@@ -258,7 +258,7 @@ class Sightings:
         return now - seen[1]
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget rows that are no longer there (T47)."""
+        """Forget rows that are no longer there."""
         for key in self._seen.keys() - set(keys):
             del self._seen[key]
 
@@ -278,17 +278,17 @@ def standing(
 ) -> Row:
     """What a row means for the balance, as one worker sees it.
 
-    Free is a row without an owner (T28), of an owner proven dead by its lock file (DESIGN §5), of one silent for
-    ``take`` (T26), or one that names this very incarnation although it serves nothing of it: an own claim whose answer
-    was lost, or a lease that it gave up by age (E23).
+    Free is a row without an owner, of an owner proven dead by its lock file, of one silent for
+    ``take``, or one that names this very incarnation although it serves nothing of it: an own claim whose answer
+    was lost, or a lease that it gave up by age.
 
     :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
     :param take: seconds, the owner's own or the watcher's, whichever are more.
     :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
         death others may be unable to prove.
-    :param shared: all others run on this machine and can prove a death too: each waits for its own share (E50).
+    :param shared: all others run on this machine and can prove a death too: each waits for its own share.
     :param back: who has just started under the name of who had it before.
-    :param heir: who has just started under the owner's name: what the dead one served is for it to take (E51).
+    :param heir: who has just started under the owner's name: what the dead one served is for it to take.
     """
     if held:
         return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)

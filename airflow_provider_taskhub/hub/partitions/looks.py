@@ -1,7 +1,7 @@
-"""Whether those who own partitions serve them, as far as one reader's looks prove it: for people and monitors (T54).
+"""Whether those who own partitions serve them, as far as one reader's looks prove it: for people and monitors.
 
 A lease row that names an owner says nothing of its life, and times of two machines are never compared: an owner lives
-when its renewals are seen to go on (T25), so every answer rests on at least two looks. Reads only; no worker decides by
+when its renewals are seen to go on, so every answer rests on at least two looks. Reads only; no worker decides by
 this, and nobody takes a partition for it.
 """
 
@@ -70,7 +70,7 @@ class LeaseObserver:
         """The orders in force, as last read."""
         self._one = asyncio.Lock()
         """One look at a time: of two under way the older reading may come last, and what the other had read already
-        would count as a new sign of life (T83). A count of renewals tells them apart, but rows of .NET have none."""
+        would count as a new sign of life. A count of renewals tells them apart, but rows of .NET have none."""
 
     @property
     def leases(self) -> dict[int, Lease]:

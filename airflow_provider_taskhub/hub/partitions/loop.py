@@ -59,7 +59,7 @@ class PartitionOwner:
     :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
         is listed but takes no partitions. :param services: what the host says of the partitions that it serves, asked
         at each renewal and published with it. :param stuck: a partition that has not been polled for so long is given
-        up, to be served anew (K12). :param rng: for jitter. :param alarm: called when a tenure has begun, for another
+        up, to be served anew. :param rng: for jitter. :param alarm: called when a tenure has begun, for another
         thread that calls :meth:`expire`; None: :meth:`run` calls it itself.
     """
 
@@ -131,7 +131,7 @@ class PartitionOwner:
         return outage.said if outage.failures > 1 else ""
 
     def expire(self) -> float:
-        """End every tenure past its give-up age (T20). From any thread; does no I/O.
+        """End every tenure past its give-up age. From any thread; does no I/O.
 
         :returns: seconds after which it must be called again, unless a tenure begins before: that of a claim whose
             answer was slow may end first.
@@ -244,7 +244,7 @@ class PartitionOwner:
         self._hurried.set()
 
     async def _leave(self) -> None:
-        """Graceful stop: drain all, release, so that others take within one scan (T50, K58)."""
+        """Graceful stop: drain all, release, so that others take within one scan."""
         await self._quietly(self._members.renew(self._member, leaving=True))
         drains = self._holds.shed_all("the worker stops", self._stop_limit)
         if drains:
@@ -323,7 +323,7 @@ class PartitionOwner:
         self._scans.heard()
 
     def _ask_host(self) -> None:
-        """What the host says of itself and of its partitions' loads; the last good answer is true enough (T23)."""
+        """What the host says of itself and of its partitions' loads; the last good answer is true enough."""
         try:
             self._member = self._describe()
             self._services = self._ask_services()
@@ -351,12 +351,12 @@ class PartitionOwner:
                 self._refused = error
                 self._stopping.set()
                 return
-            except Throttled as error:  # scans slow down, renewals do not (T81)
+            except Throttled as error:  # scans slow down, renewals do not
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
                 pause = max(self._scan_every * self._slowness, error.retry_after) * jitter
                 log.warning("scan_throttled", next_in=round(pause, 1))
             except (StorageError, TimeoutError) as error:
-                least, pause = 1.0, self._scan_every * jitter  # E14
+                least, pause = 1.0, self._scan_every * jitter
                 self._outages.of("scan_failed").failed(error)
             except Exception:
                 least, pause = 1.0, self._scan_every * jitter

@@ -1,7 +1,7 @@
 """Who is there: one row of ``{Hub}Members`` per worker, renewed while it lives.
 
 A member is alive while its row's ETag changes, as each reader sees it by its own monotonic clock; no times are
-compared. A worker is listed before it takes its first partition, so that others count it (E49). Long-lived readers use
+compared. A worker is listed before it takes its first partition, so that others count it. Long-lived readers use
 :meth:`Members.watch`; a command that wants an answer now uses :meth:`Members.prove`, which reads twice.
 """
 

@@ -1,4 +1,4 @@
-"""Partitions on a thread of their own: renewals and the watchdog share nothing with the worker's main loop (DESIGN §5).
+"""Partitions on a thread of their own: renewals and the watchdog share nothing with the worker's main loop.
 
 An orchestrator that blocks the worker's loop, or a store that hangs, must not cost a lease, nor keep one that is too
 old: renewals run on this thread's event loop and store, ages are watched by a second thread that does no I/O.
@@ -108,10 +108,10 @@ class OwnerThread:
         return Counter() if self._store is None else self._store.requests.copy()
 
     async def start(self) -> None:
-        """Start; returns when this worker is listed and may take partitions (E06).
+        """Start; returns when this worker is listed and may take partitions.
 
         :raises HubError: the hub is missing, not ready or newer, or another app holds it.
-        :raises StorageError: the store does not answer. :raises RuntimeError: when started twice (E07).
+        :raises StorageError: the store does not answer. :raises RuntimeError: when started twice.
         """
         self._thread.start()
         await asyncio.wrap_future(self._ready)

@@ -1,4 +1,4 @@
-"""Finding the worker that serves an instance, for whoever must speak to that worker and not to its queue (T52-T55).
+"""Finding the worker that serves an instance, for whoever must speak to that worker and not to its queue.
 
 Messages need none of this: an instance's queue never changes. A map of owners is read once and believed until a worker
 answers that it is not the owner; then that one entry is read again. Takes nobody's word for an owner but the lease's.
@@ -40,7 +40,7 @@ class Routes:
         self._clock = clock
 
     async def map(self) -> Mapping[int, Ownership]:
-        """Who serves every partition; read now (T52)."""
+        """Who serves every partition; read now."""
         await self._observer.refresh()
         return {number: self._observer.ownership(number) for number in range(self._observer.partitions)}
 

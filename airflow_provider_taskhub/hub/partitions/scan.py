@@ -32,7 +32,7 @@ from airflow_provider_taskhub.settings import LeaseTimes
 log = structlog.get_logger("taskhub.partitions")
 
 _DEAF = 3
-"""Turns in a row whose writes all went without an answer, after which this worker writes no lease for a while (T15)."""
+"""Turns in a row whose writes all went without an answer, after which this worker writes no lease for a while."""
 _LONGEST = 8
 """Such a while is at most so many times longer than the first."""
 
@@ -108,7 +108,7 @@ class Scanner:
     def pace(self, every: float) -> float:
         """Seconds to the next scan: fewer than ``every`` when a lease runs out, or a sign is late, before that.
 
-        Else an orphan waits for two scans (T87).
+        Else an orphan waits for two scans.
         """
         return min(every, self._due)
 
@@ -138,7 +138,7 @@ class Scanner:
             # nor does an old word that came late count as a sign
             late += [self._patience - seen.silence[lease.partition] for lease in told if lease.owner in owners]
             self._due = min([self._due, *(left + 0.1 for left in late)])
-            return  # all is as it should be, by what its owners say: no lease need be read (T85)
+            return  # all is as it should be, by what its owners say: no lease need be read
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         if (stranger := self._strangers.look(leases)) is not None:
             raise HubError(
@@ -291,7 +291,7 @@ class Scanner:
         return None if advertised is None else advertised.wanted.get(lease.partition)
 
     def _deaf(self) -> bool:
-        """Whether to leave the leases to those who hear what has become of their writes (T14).
+        """Whether to leave the leases to those who hear what has become of their writes.
 
         What this worker claims is then its own by the row, renewed with each claim, and served by nobody. So it pauses
         for longer than others need to see the row silent and what it does not take overdue.
@@ -351,9 +351,9 @@ class Scanner:
         try:
             claimed = await self._leases.write(claim)
         except (Conflict, NotFound):
-            log.debug("partition_taken_by_another", partition=lease.partition)  # normal, not an error (E76)
+            log.debug("partition_taken_by_another", partition=lease.partition)  # normal, not an error
             return True
-        except StorageError as error:  # never taken as ownership (E57); if it was written, the next scan says so
+        except StorageError as error:  # never taken as ownership; if it was written, the next scan says so
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
             return not isinstance(error, Unavailable)
         if self._holding.take_up(claimed, sent) is None:
@@ -374,7 +374,7 @@ class Scanner:
         return True
 
     def _change(self, lease: Lease) -> str:
-        """In a word, why the partition was free to take (E77)."""
+        """In a word, why the partition was free to take."""
         if lease.owner is None:
             return "new" if lease.previous is None else "handed over" if lease.next_owner == self._me else "released"
         if lease.owner == self._me:

@@ -83,7 +83,7 @@ PUNCTUAL = 0.4
 """Seconds that an owner's word may be late at most; then its leases are read.
 
 Who dies between sending a renewal and saying so leaves a lease that is newer than its sign. Its silence is counted from
-when that is read, which must be within a scan of its death (T87).
+when that is read, which must be within a scan of its death.
 """
 
 

@@ -142,7 +142,7 @@ class PartitionOperations:
         """No worker, or none that ``node`` names, holds more. None: lifted.
 
         :returns: whether the cap is, or for None was, in force.
-        :raises InputError: for a cap above the number of partitions, which would cap nothing (T04).
+        :raises InputError: for a cap above the number of partitions, which would cap nothing.
         """
         return await self._limit(ControlKind.CAP, value, node, reason)
 
@@ -219,7 +219,7 @@ class PartitionOperations:
     # looks
 
     async def owner(self, partition: int) -> Ownership:
-        """Who serves a partition, and whether it lives: proven by looking for at most 1.5 renewal intervals (T54)."""
+        """Who serves a partition, and whether it lives: proven by looking for at most 1.5 renewal intervals."""
         await self._checked([partition])
         observer = await self._observer()
         await observer.prove(partition)

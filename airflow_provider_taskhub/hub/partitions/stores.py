@@ -1,4 +1,4 @@
-"""Where leases are kept: rows of a table, DurableTask's default (spec §4.4), or leased blobs (``blobs``): one contract.
+"""Where leases are kept: rows of a table, DurableTask's default, or leased blobs (``blobs``): one contract.
 
 Owns reading and conditionally writing lease rows. Decides nothing.
 """
@@ -18,7 +18,7 @@ from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Ro
 
 
 class Leases(Protocol):
-    """A lease store: any store of named objects with an atomic conditional update will do (T01)."""
+    """A lease store: any store of named objects with an atomic conditional update will do."""
 
     async def scan(self) -> tuple[Lease, ...]:
         """Every partition's lease, by partition; what is no partition's is left out. :raises NotFound: no such hub."""
@@ -40,7 +40,7 @@ class Leases(Protocol):
         """As :meth:`write`, for those who ask its owner for something: an ask, a kick."""
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
+        """Make the lease of a partition, born given up. False: it was there."""
 
 
 def leases_of(store: Store, names: HubNames, info: HubInfo, take: timedelta = timedelta(seconds=30)) -> Leases:
@@ -49,7 +49,7 @@ def leases_of(store: Store, names: HubNames, info: HubInfo, take: timedelta = ti
 
 
 class TableLeases:
-    """Leases as rows of ``{Hub}Partitions``: every update replaces the whole row under its ETag (spec §2.6).
+    """Leases as rows of ``{Hub}Partitions``: every update replaces the whole row under its ETag.
 
     A lease's ``etag`` stands for the state that was read or written.
     """
@@ -98,7 +98,7 @@ class TableLeases:
         return await self.write(lease)
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up (T29). False: it was there (E04)."""
+        """Make the lease of a partition, born given up. False: it was there."""
         entity = Entity(partition_key="", row_key=queue, properties={"IsDraining": False})
         return await insert_row(self._store, self._names.partitions, entity)
 

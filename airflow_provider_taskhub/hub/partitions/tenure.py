@@ -16,7 +16,7 @@ from airflow_provider_taskhub.hub.partitions.leases import Lease
 class LeaseTenure:
     """A ``Tenure`` (hub.contract), from taken to lost.
 
-    :param lease: as claimed. :param sent: monotonic time at which the claim was *sent* (T16).
+    :param lease: as claimed. :param sent: monotonic time at which the claim was *sent*.
     :param give_up: seconds after which the worker stops by itself. :param on_drained: called once, from any thread.
     """
 
@@ -94,7 +94,7 @@ class LeaseTenure:
         return first
 
     def end(self, reason: str) -> bool:
-        """End it. True for exactly one call, whichever thread makes it (T40)."""
+        """End it. True for exactly one call, whichever thread makes it."""
         with self._lock:
             if self._reason is not None:
                 return False

@@ -1,4 +1,4 @@
-"""Opening the hub's file: made if absent, refused if it is not ours to write (DESIGN §3).
+"""Opening the hub's file: made if absent, refused if it is not ours to write.
 
 Every refusal is a ``ConfigurationError`` that names the file and the way out. A file of another program is looked at
 without SQLite first, so that nothing of it (journals, WAL) is touched.
@@ -30,7 +30,7 @@ FORMAT = 2
 MAGIC = b"SQLite format 3\0"
 RETRY = (0.0003, 0.0015)
 """Seconds between two tries for a lock, drawn at random: SQLite's own busy handler backs off ever longer and starves
-one process behind another for seconds (spec/azurite.md §5)."""
+one process behind another for seconds."""
 WAY_OUT = "choose another file (TASKHUB_HOME, or sqlite:///path as the connection)"
 
 _NETWORK = frozenset({
@@ -171,7 +171,7 @@ def check_local(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Look at the first 100 bytes: application id at 68 (SQLite's file format, §1.3)."""
+    """Look at the first 100 bytes: application id at 68 (SQLite's file format)."""
     with path.open("rb") as file:
         header = file.read(100)
     if not header:

@@ -1,4 +1,4 @@
-"""The store's own time: boot-monotonic, anchored in the file (DESIGN §3).
+"""The store's own time: boot-monotonic, anchored in the file.
 
 All processes of a machine add one shift, kept in the file, to the kernel's boot clock, so they agree to the tick and a
 wall clock that is set back hides nothing. The wall clock is read once, when a file is new; after a reboot the anchor

@@ -1,4 +1,4 @@
-"""The writer thread of a process: everything that has arrived is one transaction and one fsync (DESIGN §3).
+"""The writer thread of a process: everything that has arrived is one transaction and one fsync.
 
 All stores that a process has on one file share one :class:`Writer`. It holds the file's lock for a short, bounded time;
 when other processes write too, it stays away from the lock for a moment after each commit, so that their random tries

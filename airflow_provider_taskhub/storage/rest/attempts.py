@@ -2,7 +2,7 @@
 
 A read is sent up to three times. A write is sent again only when it certainly never reached the service (no connection
 was made): after a lost answer a conditional write that had been done would be refused, and the caller must read back
-instead (DESIGN §7). The clients' own retries are switched off: they repeat writes, and wait 15 s and more in between.
+instead. The clients' own retries are switched off: they repeat writes, and wait 15 s and more in between.
 """
 
 from __future__ import annotations

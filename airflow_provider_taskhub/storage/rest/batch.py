@@ -1,6 +1,6 @@
 """The body of an entity-group transaction, and its answer.
 
-Written and read here because the SDK makes a MIME message of each row, at 0.3 ms a row (spec/azurite.md §2).
+Written and read here because the SDK makes a MIME message of each row, at 0.3 ms a row.
 """
 
 from __future__ import annotations
