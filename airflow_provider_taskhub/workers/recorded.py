@@ -40,7 +40,7 @@ from airflow_provider_taskhub.workers.work_items import WorkItems
 log = structlog.get_logger(__name__)
 
 
-class _Silence:
+class Silence:
     """Whether a record has stayed unchanged for too long.
 
     Only this worker's own clock is read. The times in the record come from another machine's clock.
@@ -115,7 +115,7 @@ class Recorded:
             instance was ended.
         """
         hub, instance = self._hub, held.message.instance
-        silence = _Silence(hub.clock, self._times.take)
+        silence = Silence(hub.clock, self._times.take)
         read = held.deliveries > 1  # the first delivery need not read: if there is a record, its claim fails
         paused = False
         while True:
@@ -162,7 +162,7 @@ class Recorded:
             return RecordedAttempt(hub, self._times, held, claim, etag)
 
     def _reaction(
-        self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: _Silence
+        self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
     ) -> tuple[ActivityReaction, Entity | None]:
         """What to do after reading the last attempt's record.
 
