@@ -35,7 +35,7 @@ def make_dag(dag_id: str) -> DAG:
 
 
 def written(dag: DAG) -> DAG:
-    """In the database, as Airflow 3.3 wants it before ``dag.test()`` (spec/airflow.md §5)."""
+    """In the database, as Airflow 3.3 wants it before ``dag.test()``."""
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.serialized_dag import SerializedDagModel
     from airflow.serialization.definitions.dag import SerializedDAG

@@ -238,7 +238,7 @@ def test_a_clear_of_a_running_task_ends_the_older_generation_first(make_task, hu
 
 
 def test_raising_retries_in_the_dag_file_changes_nothing(make_task, hub) -> None:
-    """spec/airflow.md §0.5: max_tries is stored, retries come from today's file; only the stored one is compared."""
+    """max_tries is stored, retries come from today's file; only the stored one is compared."""
     task, ti = make_task(retries=2), Ti()
     task.start(ti)
     hub.put(ID.format(1), Status.RUNNING)
@@ -498,7 +498,7 @@ def test_a_deferral_that_timed_out_ends_what_an_older_try_started(make_task, hub
 
 
 def test_a_deferral_that_timed_out_also_ends_the_instance(make_task, hub) -> None:
-    """spec/airflow.md §0.7: Airflow itself never tells the trigger."""
+    """Airflow itself never tells the trigger."""
     task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
     task.start(ti)
     with pytest.raises(AirflowTaskTimeout):

@@ -162,7 +162,7 @@ def test_without_a_triggerer_nothing_runs_on_that_no_task_waits_for(real: RealAi
 
 
 def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
-    """spec/airflow.md §0.3: another one takes its triggers; waking up, it believes that all of them were killed."""
+    """Another one takes its triggers; waking up, it believes that all of them were killed."""
     run = real.trigger("told")
     real.waits("told", run)
     first = real.processes["triggerer"]

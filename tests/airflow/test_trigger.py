@@ -251,7 +251,7 @@ def test_an_instance_that_cannot_be_read_is_the_trouble_of_its_own_wait(
 
 
 def test_an_end_without_a_hint_is_seen_by_reading_in_turn(hub: FakeHub) -> None:
-    """.NET workers leave no hints (DESIGN §10)."""
+    """.NET workers leave no hints."""
 
     async def scenario() -> None:
         ids = [f"i{number}" for number in range(IN_TURN * 10)]
@@ -313,7 +313,7 @@ def test_all_waits_of_a_fan_out_end_together(hub: FakeHub) -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), Throttled("slow", retry_after=7), OSError("x"), KeyError("y")])
 def test_errors_of_the_hub_are_survived(hub: FakeHub, error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    """spec/airflow.md §0.10: an exception in a trigger fails its task."""
+    """An exception in a trigger fails its task."""
 
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)
@@ -634,7 +634,7 @@ def test_the_deadline_of_a_sensor_terminates_nothing(hub: FakeHub) -> None:
     play(scenario)
 
 
-# -- kills: spec/airflow.md §0.3 to §0.5 and §3 --
+# -- kills --
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int = -1) -> SimpleNamespace:

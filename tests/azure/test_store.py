@@ -191,7 +191,8 @@ async def test_an_error_names_its_step_and_stops_the_rest(store: AzureStore, nam
     entity = await store.get(name, "p", "a")
     assert entity is not None
     assert entity.properties == {"n": 9}
-    assert await store.count(name) == 3  # the step before stays done: DESIGN §7's order makes it harmless
+    # the step before stays done: the order of a checkpoint's steps makes that harmless
+    assert await store.count(name) == 3
 
 
 async def test_a_lost_right_is_noticed_before_each_step(store: AzureStore, name: str) -> None:

@@ -1,7 +1,7 @@
 """``make bench-balance``: the rules that others publish for sharing partitions out, beside ours: cycles and moves.
 
 The rules of the Event Hubs SDKs are modelled as they are described and read (Python 5.15 greedy, .NET v4, .NET v5);
-ours is the very function that workers run. The table gives the specification's own figures (its §2.2) beside what is
+ours is the very function that workers run. The table gives the figures that its authors published beside what is
 measured here; in the last column these are of the rule that the specification sketches, not of TaskHub.
 
 A *cycle* is one turn of every host: it reads all leases, then writes what its rule wants. *In turn*: each reads what

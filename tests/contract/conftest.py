@@ -1,4 +1,4 @@
-"""Every store behind one fixture: the same tests run over memory, a file, and a real Azurite (DESIGN §11)."""
+"""Every store behind one fixture: the same tests run over memory, a file, and a real Azurite."""
 
 from __future__ import annotations
 

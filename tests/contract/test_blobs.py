@@ -327,7 +327,7 @@ async def test_a_leased_container_is_not_deleted(store: Store, container: str) -
 
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
 async def test_a_lease_expires(store: Store, target: Target, elapse: Elapse) -> None:
-    """In virtual time: the shortest lease is 15 s (Azurite's own expiry is measured in spec/azurite.md §4)."""
+    """In virtual time: the shortest lease is 15 s."""
     mine, theirs = str(uuid4()), str(uuid4())
     await store.acquire_lease(*target, lease_id=mine, seconds=15)
     await elapse(14.9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +16,28 @@ CITED = re.compile(
 PACKAGE = sorted((ROOT / "airflow_provider_taskhub").rglob("*.py")) + sorted((ROOT / "dags_examples").rglob("*.py"))
 
 
-def cited() -> list[str]:
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.parent.name != "docs"]
+ROW = re.compile(r"^[KTED]\d+$")
+
+
+def cited(paths: list[Path]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in PACKAGE
+        for path in paths
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if CITED.search(line)
+        for found in CITED.findall(line)
+        if paths is PACKAGE or not ROW.match(found)
     ]
 
 
 def test_no_line_of_the_package_cites_a_document_that_a_clone_has_not() -> None:
     assert len(PACKAGE) > 100
-    assert cited() == [], "say the reason in words, or link a page of docs/"
+    assert cited(PACKAGE) == [], "say the reason in words, or link a page of docs/"
+
+
+def test_tests_cite_rows_of_the_specification_and_nothing_else() -> None:
+    assert len(TESTS) > 100
+    assert cited(TESTS) == [], "say the reason in words"
 
 
 @pytest.mark.parametrize("line", ["(DESIGN §7)", "as in spec §2.4", "see STYLE 17", "(K30)", "shared/spec/airflow.md"])

@@ -269,7 +269,7 @@ async def test_a_finally_that_does_not_end_when_its_orchestrator_is_evicted_hold
 
 @pytest.mark.parametrize("activity", ["unrecorded", "recorded"])
 async def test_who_kills_its_executor_fails_and_who_was_on_board_does_not(embedded: House, activity: str) -> None:
-    """DESIGN §1b: the loss of an executor does not count, unless it is the activity's own doing."""
+    """The loss of an executor does not count, unless it is the activity's own doing."""
     worker = embedded.worker("one", "--activities", "6", app="deadly_app:app").ready()
     async with embedded.client() as client:
         await client.start("together", activity, instance_id="together")

@@ -60,7 +60,7 @@ def plain(message: str) -> str:
 
 
 def without_dictionary_types(value: Any) -> Any:
-    """A message's JSON without the ``$type`` of dictionaries, which we do not write (spec §2.9)."""
+    """A message's JSON without the ``$type`` of dictionaries, which we do not write."""
     if isinstance(value, dict):
         return {
             name: without_dictionary_types(member)

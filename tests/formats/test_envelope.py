@@ -1,4 +1,4 @@
-"""Messages by hand: all that spec §2.9 lists, and all that must be refused with a reason."""
+"""Messages by hand: all that .NET accepts, and all that must be refused with a reason."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_tag_that_dotnet_takes_for_a_type_is_refused() -> None:
         encode(envelope(replace(START, tags={"$type": "x"})))
 
 
-# --- read: spec §2.9 ----------------------------------------------------------------------------------------------
+# --- read --------------------------------------------------------------------------------------------------------
 
 
 def only_what_matters(data: dict[str, Any]) -> None:
@@ -432,7 +432,7 @@ def test_a_wrapper_with_nothing_but_the_name() -> None:
 
 @pytest.mark.rows("K53")
 def test_the_message_in_the_blob_counts_when_there_are_two() -> None:
-    """DurableTask uses the blob's message entirely (spec §2.3)."""
+    """DurableTask uses the blob's message entirely."""
     both = decode(changed(lambda data: data.update(CompressedBlobName="a/message-0-EventRaised.json.gz")))
     assert (both.message, blob_of(both)) == (None, "a/message-0-EventRaised.json.gz")
 

@@ -1,4 +1,4 @@
-"""Instance rows by hand: large and URL-like texts, failures, repair, what a listing must survive (spec §2.5, §2.9)."""
+"""Instance rows by hand: large and URL-like texts, failures, repair, what a listing must survive."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_without_them_the_row_has_blobs_of_its_own_the_same_each_time() -> None:
 
 
 def test_a_row_of_dotnets_with_its_input_in_a_blob_column() -> None:
-    """Written by its create alone, when the message was small and the column large (spec §2.5)."""
+    """Written by its create alone, when the message was small and the column large."""
     blob = PutBlob(container="c", name="a/b-Input.json.gz", data=gzip.compress(b'"big"'))
     row = Entity(partition_key="a", row_key="", properties={"Input": "", "InputBlobName": blob.name})
     assert read(row, (blob,)).input == '"big"'
@@ -290,7 +290,7 @@ ADDRESSES = [
 @pytest.mark.rows("K60")
 @pytest.mark.parametrize("text", ADDRESSES)
 def test_a_text_that_looks_like_an_address_is_never_stored_as_one(text: str) -> None:
-    """A .NET listing throws at one such row (spec §2.9); it follows ours to the text."""
+    """A .NET listing throws at one such row; it follows ours to the text."""
     suspended = ExecutionSuspended(timestamp=NOW, reason=text)
     resumed = ExecutionResumed(timestamp=NOW, reason=text)
     terminated = ExecutionTerminated(timestamp=NOW, input=text)

@@ -1,4 +1,4 @@
-"""Partition hash, key escaping, blob folders (spec §2.8, §3)."""
+"""Partition hash, key escaping, blob folders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_published_vectors(text: str, value: int, of_4: int, of_8: int, of_12: i
     [  # from the algorithm's own test suite, by its authors
         ("b", 0xE70C2DE5),
         ("foo", 0xA9F37ED7),
-        ("MyFunctionApp", 0xDDA8B646),  # the app lease's id (spec §3)
+        ("MyFunctionApp", 0xDDA8B646),  # the app lease's id
     ],
 )
 def test_more_vectors(text: str, value: int) -> None:
@@ -160,7 +160,7 @@ def test_no_instance_owns_what_is_in_quarantine(instance_id: str) -> None:
 
 @pytest.mark.rows("K30")
 def test_job1_owns_nothing_of_job10_or_job1_part() -> None:
-    """The original's prefix purge deleted both (spec §7.2)."""
+    """The original's prefix purge deleted both."""
     for blob in ("job10/message-0-EventRaised.json.gz", "job1/part/message-0-EventRaised.json.gz", "job1"):
         assert not owns("job1", blob)
     assert owns("job1", "job1/history-0000000000000001-TaskCompleted-00000001-Result.json.gz")

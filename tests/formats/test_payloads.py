@@ -1,4 +1,4 @@
-"""Columns on both sides of the spill threshold, and rows in transactions (spec §2.4)."""
+"""Columns on both sides of the spill threshold, and rows in transactions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_column_is_spilled_above_60_kib_of_utf16_and_not_at_it(char: str, unit
 
 @pytest.mark.rows("K30")
 def test_the_thresholds_of_messages_and_rows_are_apart() -> None:
-    """30,720 ASCII characters fit a queue's 45 KiB of UTF-8; one more fits it still, and no column (spec §0.6)."""
+    """30,720 ASCII characters fit a queue's 45 KiB of UTF-8; one more fits it still, and no column."""
     assert spill_columns(completed("x" * 30_721), "c")[1]
     assert len("x" * 30_721) < 45 * 1024
 

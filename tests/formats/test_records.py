@@ -1,4 +1,4 @@
-"""History rows by hand: Edm types, nulls, what .NET and older versions leave out, the sentinel (spec §2.4, §2.9)."""
+"""History rows by hand: Edm types, nulls, what .NET and older versions leave out, the sentinel."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_an_inputs_bytes_are_counted_not_its_characters() -> None:
 
 @pytest.mark.rows("K53")
 def test_rows_without_what_newer_versions_write() -> None:
-    """Missing columns are defaults; a start without its instance is this row's own (spec §2.9)."""
+    """Missing columns are defaults; a start without its instance is this row's own."""
     start = decode_event(row("ExecutionStarted", Name="Hello", ExecutionId=EXECUTION))
     assert start == ExecutionStarted(
         timestamp=NOW,
@@ -229,7 +229,7 @@ def test_a_rewound_row_keeps_every_column() -> None:
 
 @pytest.mark.rows("K46", "K53")
 def test_the_row_of_a_child_that_was_rewound_keeps_its_reason() -> None:
-    """A rewind marks that row and leaves it what it is (spec §7.2)."""
+    """A rewind marks that row and leaves it what it is."""
     entity = row(
         "SubOrchestrationInstanceCreated",
         EventId=1,

@@ -1,4 +1,4 @@
-"""The checkpoint as a value: order, batches, half commits, switches (DESIGN §7)."""
+"""The checkpoint as a value: order, batches, half commits, switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a message, by values: every rule of DESIGN §6."""
+"""What becomes of a message, by values: every rule."""
 
 from __future__ import annotations
 

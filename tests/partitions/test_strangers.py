@@ -1,4 +1,4 @@
-"""A hub that workers of .NET serve: ours refuse it, and say why (spec §2.6, §2.7)."""
+"""A hub that workers of .NET serve: ours refuse it, and say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker claims with its puts it can run at once: others help with a wide fan-out (DESIGN §6)."""
+"""What a worker claims with its puts it can run at once: others help with a wide fan-out."""
 
 from __future__ import annotations
 

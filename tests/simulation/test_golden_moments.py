@@ -273,7 +273,7 @@ def test_our_worker_finishes_a_recorded_moment_as_recorded(name: str, moment: st
 def stored(rows: list[Entity]) -> list[str]:
     """What is in a table, without times, ids, the columns that are ours alone, and what differs on purpose.
 
-    Generations that are over may have left rows behind (spec §2.4). How often an instance was looked at is not told.
+    Generations that are over may have left rows behind. How often an instance was looked at is not told.
     """
     current = {row.partition_key: row.properties["ExecutionId"] for row in rows if row.row_key == SENTINEL}
     found, seen = [], set()
@@ -284,7 +284,7 @@ def stored(rows: list[Entity]) -> list[str]:
         columns = {name: same_cell(name, cell) for name, cell in same_json(theirs(row), NESTED).items()}
         del columns["RowKey"]
         if kind in ("TaskScheduled", "SubOrchestrationInstanceCreated"):
-            columns.pop("Input", None)  # ours keep a small one, for the monitors (DESIGN §4)
+            columns.pop("Input", None)  # ours keep a small one, for the monitors
         columns.pop("Details", None)  # of an error: .NET's traces, in the one of its modes that has no FailureDetails
         text = json.dumps(columns, sort_keys=True)
         if kind not in ("OrchestratorStarted", "OrchestratorCompleted") or text not in seen:
@@ -313,7 +313,7 @@ def same_cell(name: str, cell: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def same_message(ours: str, recorded: str) -> None:
-    """But for members of our own, which stand behind all others: .NET's readers leave them alone (spec §2.9)."""
+    """But for members of our own, which stand behind all others: .NET's readers leave them alone."""
     mine, other = message_json(ours), message_json(recorded)
     event = mine["TaskMessage"]["Event"]
     own = [name for name in event if name.startswith("TaskHub")]

@@ -1,4 +1,4 @@
-"""The hard cases of DESIGN §6 and §7, one by one: what a repeated, overtaken or old message must not do."""
+"""The hard cases, one by one: what a repeated, overtaken or old message must not do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded activity's own heartbeats never cost it its result; what nobody waits for is ended (DESIGN §9)."""
+"""A recorded activity's own heartbeats never cost it its result; what nobody waits for is ended."""
 
 from __future__ import annotations
 

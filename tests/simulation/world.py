@@ -1,4 +1,4 @@
-"""Workers of one hub in one process under a jumping clock, each of which can die at any storage call (DESIGN §11).
+"""Workers of one hub in one process under a jumping clock, each of which can die at any storage call.
 
 The workers are the very ones of production (backend, partition owner, client). The store is SQLite in memory, or
 Azurite under the same clock (``still``); units go operation by operation, so that there are points to die at.

@@ -54,7 +54,7 @@ def finish(process: Process) -> list[str]:
 
 @pytest.mark.process
 def test_processes_that_write_at_once_get_even_shares(tmp_path: Path) -> None:
-    """SQLite's own busy handler gave one process 15,245 puts and three others one each (spec/azurite.md §5)."""
+    """SQLite's own busy handler gave one process 15,245 puts and three others one each."""
     path = tmp_path / "hub.db"
     with (
         contender(path, "one", 1.5, 20) as first,

@@ -386,7 +386,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_path: pathlib.Path) -> None:
-    """No process of a dead worker goes on, not even one whose interpreter stands still (DESIGN §5, §9)."""
+    """No process of a dead worker goes on, not even one whose interpreter stands still."""
     lock = tmp_path / "lock"
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR)
     host = subprocess.Popen(  # noqa: ASYNC220  # returns once it is started, and nothing else runs here

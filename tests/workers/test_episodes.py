@@ -1,4 +1,4 @@
-"""An episode that does not end is reported, then ended, and its process with it (DESIGN §9)."""
+"""An episode that does not end is reported, then ended, and its process with it."""
 
 from __future__ import annotations
 
