@@ -24,6 +24,7 @@ from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
 from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, HubNames, Member, Tenure
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.needs import refusal
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
@@ -141,14 +142,16 @@ class Host:
         owner = OwnerThread(
             open_store=lambda: open_store(settings),
             names=hub.names,
-            me=me,
+            host=PartitionHost(
+                me=me,
+                listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
+                predecessors=incarnation.predecessors,
+                member=lambda: replace(member, running=backend.work_items.slots.busy),
+                services=backend.services,
+                stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
+            ),
             times=settings.lease_times,
-            listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
             app_name=settings.app_name,
-            predecessors=incarnation.predecessors,
-            member=lambda: replace(member, running=backend.work_items.slots.busy),
-            services=backend.services,
-            stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
         )
         self._watch_episodes(stack, backend, closer)
         backend.start()

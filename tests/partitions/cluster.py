@@ -14,6 +14,7 @@ from airflow_provider_taskhub.errors import HubError, LeaseLost, StorageError
 from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, delete_hub
 from airflow_provider_taskhub.hub.partitions.applease import SECONDS
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.jumping import START, JumpingClock
@@ -214,25 +215,27 @@ class Cluster:
         clock = Pausable(skew=skew, rate=rate)
         node = Node(name, clock, episode, incarnation)
         node.owner = PartitionOwner(
-            store=Paused(store or self.store, clock),  # type: ignore[arg-type]
-            names=NAMES,
-            me=node.me,
+            Paused(store or self.store, clock),  # type: ignore[arg-type]
+            NAMES,
+            PartitionHost(
+                me=node.me,
+                listener=node,
+                predecessors=predecessors,
+                member=lambda: Member(
+                    worker=str(node.me),
+                    started=START,
+                    roles=("orchestrator",),
+                    apps={},
+                    orchestrators=(),
+                    activities=(),
+                    weight=weight,
+                ),
+                services=services,
+                stuck=stuck,
+            ),
             times=self.times,
             clock=clock,
-            listener=node,
             app_name="",
-            predecessors=predecessors,
-            member=lambda: Member(
-                worker=str(node.me),
-                started=START,
-                roles=("orchestrator",),
-                apps={},
-                orchestrators=(),
-                activities=(),
-                weight=weight,
-            ),
-            services=services,
-            stuck=stuck,
             rng=rng or random.Random(f"{self.seed}/{name}"),
         )
         self.nodes.append(node)

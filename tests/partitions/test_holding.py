@@ -10,15 +10,19 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, Unavailable
-from airflow_provider_taskhub.hub.contract import Tenure
+from airflow_provider_taskhub.hub.contract import Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import Holding
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.leases import Lease
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE
 
 GIVE_UP = AZURE_LEASE.give_up.total_seconds()
+
+
+ME = WorkerIdentity(name="a", host="h", incarnation="1")
 
 
 class OneRow:
@@ -76,16 +80,14 @@ async def held(row: OneRow, told: Told) -> tuple[Holding, LeaseTenure]:
     """Claimed at 0 s."""
     holding = Holding(
         row,
-        me="a",
+        PartitionHost(me=ME, listener=told),
         times=AZURE_LEASE,
         deadline=5.0,
         clock=JumpingClock(),
-        listener=told,
-        stuck=timedelta.max,
         metrics=LeaseMetrics(),
         began=lambda: None,
     )
-    tenure = holding.take_up(await row.write(row.row.claimed("a", START, AZURE_LEASE.take)), 0.0)
+    tenure = holding.take_up(await row.write(row.row.claimed(str(ME), START, AZURE_LEASE.take)), 0.0)
     assert tenure is not None
     return holding, tenure
 

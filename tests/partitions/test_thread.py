@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_taskhub.errors import AccessDenied, HubError, LeaseLost
 from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -76,9 +77,8 @@ def owner(
     return OwnerThread(
         open_store=opens or (lambda: SqliteStore(path)),
         names=names,
-        me=WorkerIdentity(name=name, host="h", incarnation="1"),
+        host=PartitionHost(me=WorkerIdentity(name=name, host="h", incarnation="1"), listener=host),
         times=TIMES,
-        listener=host,
         app_name="",
     )
 

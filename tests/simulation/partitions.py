@@ -57,6 +57,7 @@ from airflow_provider_taskhub.hub.contract import (
 )
 from airflow_provider_taskhub.hub.partitions import members, stores
 from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
 from airflow_provider_taskhub.hub.partitions.placing import DWELL_SCANS, LEAST_DWELL
 from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
@@ -254,17 +255,19 @@ class Host:
         self.resumed = -AWAKENING
         self.predecessors = predecessors
         self.owner = PartitionOwner(
-            store=Wire(world.store, self),  # type: ignore[arg-type]
-            names=NAMES,
-            me=self.me,
+            Wire(world.store, self),  # type: ignore[arg-type]
+            NAMES,
+            PartitionHost(
+                me=self.me,
+                listener=self,
+                predecessors=lambda: self.predecessors,
+                member=self.member if world.differ else None,
+                services=self.services if world.differ else dict,
+            ),
             times=world.shape.times,
             clock=self.clock,
-            listener=self,
             app_name="",
-            predecessors=lambda: self.predecessors,
             rng=random.Random(f"{world.seed}/{self.me}/jitter"),
-            member=self.member if world.differ else None,
-            services=self.services if world.differ else dict,
         )
         self.task = asyncio.ensure_future(self.owner.run())
 

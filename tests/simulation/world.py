@@ -38,6 +38,7 @@ from airflow_provider_taskhub.hub.contract import (
 )
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions import admin, applease
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.jumping import JumpingClock
@@ -258,26 +259,28 @@ class Machine:
         )
         started = self.clock.utc_now()
         self.owner = PartitionOwner(
-            store=self.lease_store,
-            names=names,
-            me=self.me,
+            self.lease_store,
+            names,
+            PartitionHost(
+                me=self.me,
+                listener=self.backend,
+                predecessors=self._dead if proves else (),
+                services=self.backend.services,
+                stuck=POLLS_MISSED * world.settings.max_polling,
+                member=lambda: Member(
+                    worker=str(self.me),
+                    started=started,
+                    roles=tuple(roles),
+                    apps=registry.apps,
+                    orchestrators=tuple(registry.orchestrators),
+                    activities=tuple(registry.activities),
+                    accepts=registry.accepts,
+                ),
+            ),
             times=world.settings.lease_times,
             clock=self.clock,
-            listener=self.backend,
             app_name="",
             rng=random.Random(name),
-            predecessors=self._dead if proves else (),
-            services=self.backend.services,
-            stuck=POLLS_MISSED * world.settings.max_polling,
-            member=lambda: Member(
-                worker=str(self.me),
-                started=started,
-                roles=tuple(roles),
-                apps=registry.apps,
-                orchestrators=tuple(registry.orchestrators),
-                activities=tuple(registry.activities),
-                accepts=registry.accepts,
-            ),
         )
 
     # dying

@@ -17,9 +17,10 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
-from airflow_provider_taskhub.hub.contract import Service, TenureListener
+from airflow_provider_taskhub.hub.contract import Service
 from airflow_provider_taskhub.hub.partitions.bounded import Tasks, attempt, within
 from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.leases import NO_SERVICE, NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.signs import Sign
 from airflow_provider_taskhub.hub.partitions.stores import Leases
@@ -55,31 +56,29 @@ class Held:
 class Holding:
     """What one worker holds. Methods belong to the event loop that made it, except :meth:`expire`, :attr:`tenures`.
 
-    :param me: owner in lease rows. :param stuck: seconds without a poll after which a partition is given up.
+    :param host: the worker that serves what is held.
     :param deadline: seconds that one attempt at a row may take. :param began: called when a tenure has begun.
     """
 
     def __init__(
         self,
         leases: Leases,
+        host: PartitionHost,
         *,
-        me: str,
         times: LeaseTimes,
         deadline: float,
         clock: Clock,
-        listener: TenureListener,
-        stuck: timedelta,
         metrics: LeaseMetrics,
         began: Callable[[], None],
     ) -> None:
         self._leases = leases
-        self._me = me
+        self._me = host.name
         self._take = times.take
         self._give_up = times.give_up.total_seconds()
         self._deadline = deadline
         self._clock = clock
-        self._listener = listener
-        self._stuck = stuck.total_seconds()
+        self._listener = host.listener
+        self._stuck = host.stuck.total_seconds()
         self._pause = 0.0
         self._paused_until = float("-inf")
         self._metrics = metrics

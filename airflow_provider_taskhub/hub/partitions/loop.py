@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 
@@ -17,16 +17,17 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import AccessDenied, HubError, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames, Member, Service
 from airflow_provider_taskhub.hub.partitions.admin import read_hub
 from airflow_provider_taskhub.hub.partitions.applease import RENEW, AppLease, HeldApp
 from airflow_provider_taskhub.hub.partitions.bounded import attempt, within
 from airflow_provider_taskhub.hub.partitions.controls import Controls
 from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import DRAIN, Holding
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost, ScanningWorker
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.placing import Wanted
-from airflow_provider_taskhub.hub.partitions.scan import Scanner
+from airflow_provider_taskhub.hub.partitions.scan import ScannedHub, Scanner
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Advertisement
 from airflow_provider_taskhub.hub.partitions.stores import leases_of
 from airflow_provider_taskhub.hub.partitions.strangers import served_by_taskhub
@@ -51,54 +52,41 @@ _SLOWEST = 8.0
 class PartitionOwner:
     """Owns partitions for one worker. Methods belong to the event loop that runs it, except :meth:`expire`.
 
-    :param me: this incarnation; its text is the owner in lease rows.
+    :param host: the worker, as it presents itself.
     :param times: of leases, on this worker's monotonic ``clock``.
-    :param listener: told of every tenure: taken, asked (drain!), lost; each at most once, lost exactly once.
-    :param app_name: AppName of the app lease. :param predecessors: full names of workers proven dead (their lock file
-        could be taken), or a function that lists them, asked at each scan.
-    :param member: this worker's line in the members table, asked at each renewal. Without the role ``orchestrator`` it
-        is listed but takes no partitions. :param services: what the host says of the partitions that it serves, asked
-        at each renewal and published with it. :param stuck: a partition that has not been polled for so long is given
-        up, to be served anew. :param rng: for jitter. :param alarm: called when a tenure has begun, for another
-        thread that calls :meth:`expire`; None: :meth:`run` calls it itself.
+    :param app_name: AppName of the app lease. :param rng: for jitter.
+    :param alarm: called when a tenure has begun, for another thread that calls :meth:`expire`; None: :meth:`run` calls
+        it itself.
     """
 
     def __init__(
         self,
-        *,
         store: Store,
         names: HubNames,
-        me: WorkerIdentity,
+        host: PartitionHost,
+        *,
         times: LeaseTimes,
         clock: Clock,
-        listener: TenureListener,
         app_name: str,
-        predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
-        member: Callable[[], Member] | None = None,
-        services: Callable[[], Mapping[int, Service]] = dict,
-        stuck: timedelta = timedelta.max,
         rng: random.Random | None = None,
         alarm: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._names = names
-        self._me = str(me)
+        self._host = host
+        self._me = host.name
         self._times = times
         self._renew_every = times.renew.total_seconds()
         self._scan_every = times.scan.total_seconds()
         # an attempt may take half of what lies between a due renewal and give-up, so that there is time for another
         self._deadline = (times.give_up.total_seconds() - self._renew_every) / 2
         self._clock = clock
-        self._listener = listener
-        self._predecessors = predecessors
         self._member = Member(
             worker=self._me, started=clock.utc_now(), roles=("orchestrator",), apps={}, orchestrators=(), activities=()
         )
-        self._describe = member or (lambda: self._member)
-        self._ask_services = services
+        self._describe = host.member or (lambda: self._member)
         self._services: Mapping[int, Service] = {}
         self._wanted: Mapping[int, Wanted] = {}
-        self._stuck = stuck
         self._rng = rng or random.Random()
         self._began = asyncio.Event()
         self._watchdog = alarm is None
@@ -169,29 +157,22 @@ class PartitionOwner:
         await self._members.announce(self._member)
         self._holding = Holding(
             leases,
-            me=self._me,
+            self._host,
             times=self._times,
             deadline=self._deadline,
             clock=self._clock,
-            listener=self._listener,
-            stuck=self._stuck,
             metrics=self.metrics,
             began=self._alarm,
         )
+        controls = Controls(self._store, self._names)
         self._scanner = Scanner(
-            leases,
-            info.partitions,
-            members=self._members,
-            controls=Controls(self._store, self._names),
-            holding=self._holding,
-            me=self._me,
+            ScannedHub(leases=leases, partitions=info.partitions, members=self._members, controls=controls),
+            ScanningWorker(me=self._me, dead=self._host.dead, may_take=self._app.held, services=lambda: self._services),
+            self._holding,
             times=self._times,
             clock=self._clock,
-            may_take=self._app.held,
-            dead=self._dead,
             stopping=self._stopping,
             metrics=self.metrics,
-            services=lambda: self._services,
         )
 
     async def run(self) -> None:
@@ -268,11 +249,6 @@ class PartitionOwner:
         if self._holding is not None:
             self._holding.shed_all("another app holds the hub")
 
-    def _dead(self) -> Collection[str]:
-        listed = self._predecessors
-        dead = listed() if callable(listed) else listed
-        return frozenset(dead) - {self._me}
-
     # --- the watchdog, the app lease ------------------------------------------------------------------------------
 
     async def _watching(self) -> None:
@@ -326,7 +302,7 @@ class PartitionOwner:
         """What the host says of itself and of its partitions' loads; the last good answer is true enough."""
         try:
             self._member = self._describe()
-            self._services = self._ask_services()
+            self._services = self._host.services()
         except Exception:
             log.exception("member_unknown")
 

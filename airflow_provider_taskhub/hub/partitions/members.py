@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress, loads
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.contract import WATCHER, HubNames, Member
-from airflow_provider_taskhub.hub.partitions.leases import Sightings, finite
+from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, finite
 from airflow_provider_taskhub.hub.partitions.placing import decode_wanted, encode_wanted
 from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Advertisement, decode_signs, encode_signs
 from airflow_provider_taskhub.hub.unreadable import unreadable
@@ -322,3 +322,19 @@ def _of(names: Mapping[str, Any], key: str, kind: type[T]) -> T:
 def _number(value: Property | None, default: float) -> float:
     found = finite(value)
     return default if found is None else found
+
+
+def participants(
+    leases: Iterable[Lease], roster: Roster, free: Collection[int], dead: Collection[str]
+) -> frozenset[str]:
+    """Workers that count for fair shares: those that list themselves, and those that renew a lease without a row.
+
+    Workers that leave, that are proven dead, or whose leases have all fallen silent do not count.
+
+    :param free: partitions that may be taken.
+    """
+    owners = {lease.owner for lease in leases if lease.owner and lease.partition not in free}
+    gone = {lease.owner for lease in leases if lease.owner and lease.partition in free} - owners
+    listed = {member.worker for member in roster.live if "orchestrator" in member.roles}
+    leaving = {lease.owner for lease in leases if lease.owner and lease.draining and not lease.next_owner}
+    return frozenset((listed | owners) - gone - leaving - roster.leaving - set(dead))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -17,8 +17,9 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.contract import HubNames
 from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -44,30 +45,20 @@ class OwnerThread:
         *,
         open_store: Callable[[], Store],
         names: HubNames,
-        me: WorkerIdentity,
+        host: PartitionHost,
         times: LeaseTimes,
-        listener: TenureListener,
         app_name: str,
-        predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
-        member: Callable[[], Member] | None = None,
-        services: Callable[[], Mapping[int, Service]] = dict,
-        stuck: timedelta = timedelta.max,
     ) -> None:
         self._open_store = open_store
 
         def make(store: Store) -> PartitionOwner:
             return PartitionOwner(
-                store=store,
-                names=names,
-                me=me,
+                store,
+                names,
+                host,
                 times=times,
                 clock=SYSTEM_CLOCK,
-                listener=listener,
                 app_name=app_name,
-                predecessors=predecessors,
-                member=member,
-                services=services,
-                stuck=stuck,
                 alarm=self._alarm.set,
             )
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
-from airflow_provider_taskhub.hub.contract import Member, Service
+from airflow_provider_taskhub.hub.contract import Member
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
+from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.holding import Holding
+from airflow_provider_taskhub.hub.partitions.hosting import ScanningWorker
 from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
-from airflow_provider_taskhub.hub.partitions.members import Members, Roster
-from airflow_provider_taskhub.hub.partitions.needs import difference, listed
+from airflow_provider_taskhub.hub.partitions.members import Members, Roster, participants
 from airflow_provider_taskhub.hub.partitions.placing import Placing, Wanted, unfit
 from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.stores import Leases
@@ -48,50 +49,57 @@ class _Seen:
     dead: Collection[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedHub:
+    """What scans read and write.
+
+    :param partitions: number of partitions of the hub.
+    """
+
+    leases: Leases
+    partitions: int
+    members: Members
+    controls: Controls
+
+
 class Scanner:
     """One worker's scans.
 
-    :param partitions: of the hub. :param may_take: whether partitions may be taken, asked before each taking.
-    :param dead: full names of workers proven dead. :param stopping: set when this worker takes nothing more.
-    :param services: what the host said last of the partitions that it serves.
+    :param holding: what the worker holds. :param stopping: set when this worker takes nothing more.
     """
 
     def __init__(
         self,
-        leases: Leases,
-        partitions: int,
-        *,
-        members: Members,
-        controls: Controls,
+        hub: ScannedHub,
+        worker: ScanningWorker,
         holding: Holding,
-        me: str,
+        *,
         times: LeaseTimes,
         clock: Clock,
-        may_take: Callable[[], Awaitable[bool]],
-        dead: Callable[[], Collection[str]],
         stopping: asyncio.Event,
         metrics: LeaseMetrics,
-        services: Callable[[], Mapping[int, Service]],
     ) -> None:
-        self._leases = leases
-        self._partitions = partitions
-        self._services = services
+        self._leases, self._partitions, self._members, self._controls = (
+            hub.leases,
+            hub.partitions,
+            hub.members,
+            hub.controls,
+        )
+        self._me, self._dead, self._may_take, self._services = (
+            worker.me,
+            worker.dead,
+            worker.may_take,
+            worker.services,
+        )
         self._placing = Placing(times.scan.total_seconds())
         self._live: Sequence[Member] = ()
-        self._members = members
-        self._controls = controls
         self._holding = holding
-        self._me = me
+        self._differences = Differences(worker.me, times)
         self._take_after = times.take
-        self._pace = times.renew.total_seconds(), times.take.total_seconds()
-        self._take = self._pace[1]
+        self._take = times.take.total_seconds()
         self._takes: Mapping[str, float] = {}
-        self._strange: set[str] = set()
-        self._compared: set[str] = set()
         self._every = times.scan.total_seconds()
         self._clock = clock
-        self._may_take = may_take
-        self._dead = dead
         self._stopping = stopping
         self._metrics = metrics
         self._sightings = Sightings()
@@ -126,8 +134,7 @@ class Scanner:
         """
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
         await self._bury(roster, dead)
-        self._compare_times(roster)
-        self._compare_apps(roster, member, dead)
+        self._differences.compare(roster, member, dead)
         self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
@@ -195,39 +202,6 @@ class Scanner:
             return max(self._take, roster.paces[owner][1])
         return self._takes.get(owner, self._take)
 
-    def _compare_times(self, roster: Roster) -> None:
-        """Warn of workers that were given other times: all wait for the slowest before they take what it served."""
-        strange = {one.worker for one in roster.live if roster.paces.get(one.worker, self._pace) != self._pace}
-        for worker in sorted(strange - self._strange):
-            (renew, take), (my_renew, my_take) = roster.paces[worker], self._pace
-            log.warning(
-                "lease_times_differ",
-                worker=worker,
-                renew=renew,
-                take=take,
-                my_renew=my_renew,
-                my_take=my_take,
-                hint="give all workers of a hub the same TASKHUB_LEASE__ settings",
-            )
-        self._strange = strange
-
-    def _compare_apps(self, roster: Roster, member: Member, dead: Collection[str]) -> None:
-        """Warn once of each live worker whose apps differ: work that only one worker can run waits for that one."""
-        proven = {other.worker: other for other in roster.live if other.worker not in roster.newcomers | set(dead)}
-        for worker in sorted(proven.keys() - self._compared - {self._me}):
-            other = proven[worker]
-            found = difference(member, other) if member.apps and other.apps else None  # else its names are unreadable
-            if found is not None:
-                log.warning(
-                    "apps_differ",
-                    worker=worker,
-                    lacks=listed(found.lacks),
-                    has_more=listed(found.more),
-                    versions=", ".join(f"{app}: {ours!r} here, {its!r} there" for app, ours, its in found.versions),
-                    hint="give all workers of a hub the same apps in the same versions, or each app a hub of its own",
-                )
-        self._compared = set(proven)
-
     def _plan(self, seen: _Seen, member: Member) -> Plan:
         if "orchestrator" not in member.roles:
             return Plan()
@@ -252,7 +226,7 @@ class Scanner:
         ]
         free = {row.partition for row in rows if row.free}
         self._metrics.seen(max((seen.silence[number] for number in free - seen.orders.rules.offline), default=0.0))
-        members = _participants(seen.leases, seen.roster, free, seen.dead) | {self._me}
+        members = participants(seen.leases, seen.roster, free, seen.dead) | {self._me}
         weights = {other.worker: other.weight for other in (*seen.roster.live, member)}
         seats = {
             worker: Seat(
@@ -418,17 +392,3 @@ def _name(worker: str) -> str:
 
 def _host(worker: str) -> str:
     return _name(worker).rpartition("@")[2]
-
-
-def _participants(
-    leases: Iterable[Lease], roster: Roster, free: Collection[int], dead: Collection[str]
-) -> frozenset[str]:
-    """Who counts for fair shares: listed members, and whoever renews a lease (.NET, or a row that was removed).
-
-    Not: who leaves, who is proven dead, whose leases have all fallen silent.
-    """
-    owners = {lease.owner for lease in leases if lease.owner and lease.partition not in free}
-    gone = {lease.owner for lease in leases if lease.owner and lease.partition in free} - owners
-    listed = {member.worker for member in roster.live if "orchestrator" in member.roles}
-    leaving = {lease.owner for lease in leases if lease.owner and lease.draining and not lease.next_owner}
-    return frozenset((listed | owners) - gone - leaving - roster.leaving - set(dead))
