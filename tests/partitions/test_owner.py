@@ -328,6 +328,7 @@ async def test_a_paused_worker_stops_by_its_own_check_and_comes_back() -> None:
 
 @scenario
 @pytest.mark.rows("T84", "T12", "E16", "E48", "K08")
+@pytest.mark.long
 async def test_a_stable_cluster_only_renews() -> None:
     async with Cluster(16) as cluster:
         nodes = [await cluster.join(f"w{number}") for number in range(4)]
@@ -373,7 +374,7 @@ async def test_a_rolling_restart_leaves_nothing_unserved_longer_than_a_scan() ->
 
 @pytest.mark.rows("T68")
 @pytest.mark.parametrize("again", ["w", "x"], ids=["under their names", "under new names"])
-@pytest.mark.parametrize(("partitions", "hosts"), [(8, 3), (16, 4), (32, 5)])
+@pytest.mark.parametrize(("partitions", "hosts"), [(8, 3), (16, 4), pytest.param(32, 5, marks=pytest.mark.long)])
 def test_how_often_a_rolling_restart_moves_a_partition(partitions: int, hosts: int, again: str) -> None:
     """Not as T68 says, on purpose: twice at most, but for one partition in eight, which may move a third time.
 

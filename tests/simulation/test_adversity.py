@@ -664,6 +664,7 @@ def test_what_no_live_worker_has_fails_naming_who_was_alive(told: timedelta) -> 
 
 
 @pytest.mark.rows("K43")
+@pytest.mark.long
 def test_an_instance_fails_only_after_it_has_waited_for_the_timeout_itself() -> None:
     """The orchestrator, or the activity, has been missing for an earlier instance nearly as long as the timeout."""
     app, limit = App("half"), timedelta(seconds=600)

@@ -22,8 +22,8 @@ from tests.simulation.world import MEMORY, WHOLE, Place
 SAMPLE = 24
 """Deaths of each scenario in CI."""
 OTHERS = tuple(kind for kind in Kind if kind not in DEATHS)
-QUICK = ("chain", "parent", "recorded")
-"""Scenarios of `make quick`: activities, a child with its parent, and an activity with a record of its own."""
+QUICK = ("chain", "recorded")
+"""Scenarios of ``make quick``: activities without and with a record of their own."""
 each_scenario = pytest.mark.parametrize(
     "scenario",
     [pytest.param(each, marks=() if each.name in QUICK else pytest.mark.long) for each in SCENARIOS.values()],

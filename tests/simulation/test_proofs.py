@@ -192,7 +192,14 @@ def test_what_a_worker_releases_on_this_machine_is_taken_before_the_next_scan() 
 
 
 @pytest.mark.rows("K06", "K26", "K27", "K29")
-@pytest.mark.parametrize("name", ["chain", "recorded", "parent", "events", "family", "cancel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chain",
+        "recorded",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("parent", "events", "family", "cancel")),
+    ],
+)
 def test_nothing_is_lost_or_doubled_where_deaths_are_proven(name: str) -> None:
     told = [
         line for _, count in go_through(SCENARIOS[name], (*DEATHS, Kind.LEFT), PROVING, sample=4) for line in count.told

@@ -481,7 +481,9 @@ def test_of_two_who_put_back_at_once_one_does(broken: dict[str, bool]) -> None:
 
 
 @pytest.mark.rows("K35", "K26")
-@pytest.mark.parametrize("values", [[0, 1, 2, 3], LARGE], ids=["inline", "spilled"])
+@pytest.mark.parametrize(
+    "values", [[0, 1, 2, 3], pytest.param(LARGE, marks=pytest.mark.long)], ids=["inline", "spilled"]
+)
 @pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
 def test_a_put_back_that_is_cut_off_anywhere_loses_and_doubles_nothing(
     broken: dict[str, bool], fault: Callable[[], Any], values: list[Any]

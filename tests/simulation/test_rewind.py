@@ -739,7 +739,7 @@ def slow_mark(call: Call) -> Fault | None:
 
 @pytest.mark.rows("K46", "K26")
 @pytest.mark.parametrize("fault", [unsent, lost], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("name", ["plain", "mixed", "wide"])
+@pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.long) for name in ("mixed", "wide"))])
 def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(name: str, fault: Callable[[], Any]) -> None:
     """The client dies at its n-th storage call, for every n."""
     undisturbed = rewound(name)
