@@ -252,7 +252,7 @@ class Backend:
     def _deliver(self, reader: ControlReader, held: Held) -> None:
         self.sessions.deliver(reader, held)
         # a count of 0: claimed by our own put, never received
-        if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.told):
+        if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.signalled):
             self.queues.poll_soon()
 
     def _count_quarantined(self) -> None:

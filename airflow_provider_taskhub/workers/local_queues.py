@@ -108,7 +108,7 @@ class ServedQueues:
         if now - self._polled_all >= pace:
             self._polled_all = now
             for reader in self:
-                reader.hurry(pace)
+                reader.poll_soon(pace)
 
     # LocalQueues
 
@@ -116,7 +116,7 @@ class ServedQueues:
         if queue == self._work_items.reader.queue:
             return self._work_items.claimable if self._takes_work else 0, self._work_items.visibility
         reader = self._readers.get(queue)
-        if reader is None or reader.stopping or reader.overlooked:
+        if reader is None or reader.stopping or reader.starved:
             return 0, self._work_items.visibility
         return max(0, self._limit - reader.buffered), self._work_items.visibility
 
@@ -143,7 +143,7 @@ class ServedQueues:
     def offer(self, response: Offered) -> bool:
         reader = self._readers.get(response.queue)
         full = reader is not None and reader.buffered_bytes >= self._limit_bytes
-        if reader is None or reader.stopping or reader.overlooked or full:
+        if reader is None or reader.stopping or reader.starved or full:
             return False
         reader.offer(response)
         return True

@@ -34,7 +34,7 @@ class WorkItems:
 
         None while the queue waits for its turn: the work items that stand in it would never be read.
         """
-        return 0 if self.reader.stopping or self.reader.overlooked else self.slots.free
+        return 0 if self.reader.stopping or self.reader.starved else self.slots.free
 
     async def next(self) -> Held:
         """The next work item, once it has a slot; :meth:`leave` frees the slot."""

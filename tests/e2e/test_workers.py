@@ -175,7 +175,7 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     renewals = _figure(port, "taskhub_lease_renewals_total")
     assert _figure(port, 'taskhub_storage_requests_total{kind="table.update",part="partitions"}') >= renewals
     assert 0 < _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
-    waiting = 'taskhub_instances_waiting{reason="no_worker_knows_orchestrator",fault="true"}'
+    waiting = 'taskhub_instances_waiting{fault="true",reason="no_worker_knows_orchestrator"}'
     assert _figure(port, waiting) == 0
     embedded.json("instances", "start", "nobody-has-it", "--id", "lost")
     until(lambda: _figure(port, waiting) == 1, what="the reason in two scans", seconds=5)

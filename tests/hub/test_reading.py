@@ -126,24 +126,24 @@ def play(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None, 
 
 
 @pytest.mark.rows("K14", "K58")
-def test_a_queue_is_overlooked_when_it_waits_for_room_and_for_nothing_else() -> None:
+def test_a_queue_is_starved_when_it_waits_for_room_and_for_nothing_else() -> None:
     async def work(desk: Desk) -> None:
         await asyncio.sleep(100.0)  # the queue is empty: the reader naps for half a minute now
         desk.reader.buffered = 5
         await asyncio.sleep(1.0)
-        assert not desk.reader.overlooked
+        assert not desk.reader.starved
         desk.reader.buffered = 0
         for _ in range(12):
             await desk.put(held(raised()))
         await asyncio.sleep(0.1)
         assert desk.reader.buffered >= 4
-        assert not desk.reader.overlooked
+        assert not desk.reader.starved
         await asyncio.sleep(3.0)
-        assert desk.reader.overlooked
+        assert desk.reader.starved
         desk.reader.taken(desk.got[:3])
         await asyncio.sleep(0.1)
         assert desk.reader.buffered >= 4
-        assert not desk.reader.overlooked
+        assert not desk.reader.starved
 
     play(work, limit=5)
 

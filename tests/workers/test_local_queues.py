@@ -36,7 +36,7 @@ class StandIn:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.stopping = self.overlooked = False
+        self.stopping = self.starved = False
         self.buffered = self.buffered_bytes = 0
         self.taken: list[Message] = []
         self.returned: list[Message] = []
@@ -50,7 +50,7 @@ class StandIn:
     def freed(self) -> None:
         """There is room."""
 
-    def hurry(self, pace: float) -> None:
+    def poll_soon(self, pace: float) -> None:
         self.polls += 1
 
     async def give_back(self, messages: list[Message], *, begun: bool) -> None:
@@ -88,7 +88,7 @@ async def test_as_many_messages_are_claimed_as_there_is_room_for(bench: Bench) -
     assert bench.queues.claimable(NAMES.control(1)) == (0, VISIBILITY), "another worker serves it"
 
 
-@pytest.mark.parametrize("state", ["stopping", "overlooked"])
+@pytest.mark.parametrize("state", ["stopping", "starved"])
 async def test_nothing_is_claimed_from_a_queue_that_stops_or_waits_for_its_turn(bench: Bench, state: str) -> None:
     for reader in (bench.control, bench.work):
         setattr(reader, state, True)

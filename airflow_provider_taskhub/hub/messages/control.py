@@ -131,18 +131,18 @@ class Reader:
         """When the last receive that was answered was sent; before the first one, when this was made."""
         self._waiting: float | None = None
         """Since when the queue waits for its turn, for want of room."""
-        self.told = False
-        """Whether the store has said that something came; else it was looked for."""
+        self.signalled = False
+        """Whether the store has signalled the newest messages; False: they were found by polling."""
 
     def held(self) -> tuple[Held, ...]:
         return self._renewer.held()
 
     @property
-    def overlooked(self) -> bool:
-        """Whether the queue has had no turn for half a second, for want of room.
+    def starved(self) -> bool:
+        """Whether the queue was not read for half a second because there was no room for its messages.
 
-        Whoever claims messages with their put must leave room then: what stands in the queue would never be taken while
-        those who have found room make the next message for it in time.
+        Then this worker must not claim messages while it puts them: each would take the next room, and the messages in
+        the queue would never be read.
         """
         waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= TURN
         return waits and self._room() <= 0
@@ -169,8 +169,8 @@ class Reader:
         self._wake()
         self._space.set()
 
-    def hurry(self, pace: float) -> None:
-        """Look at the queue now, and go on at this pace in seconds: there may be something, but nobody has said so."""
+    def poll_soon(self, pace: float) -> None:
+        """Poll the queue now, and again after so many seconds: there may be a message that nothing has signalled."""
         self._backoff.hasten(pace)
         self._wake()
 
@@ -296,13 +296,13 @@ class Reader:
 
     async def _wait(self) -> None:
         """Until the back-off is over, the store says that something came, or :meth:`wake`."""
-        self.told = False
+        self.signalled = False
         if self._woken:
             return
         try:
             async with asyncio.timeout(None) as self._nap:
-                self.told = await self._store.arrival([self.queue], self._backoff.next(self._draw))
-                if self.told:
+                self.signalled = await self._store.arrival([self.queue], self._backoff.next(self._draw))
+                if self.signalled:
                     self._backoff.received()
         except TimeoutError:
             if not self._woken:
