@@ -331,5 +331,5 @@ def _place(error: BaseException) -> str:
     frames = [frame for frame in user_frames(error) if not frame.filename.startswith("<frozen")]
     own = [frame for frame in frames if frame.filename != importlib.__file__]
     if not own:  # the file could not be read as Python: the error names its line
-        return "Mend the module"
+        return "Fix the module"
     return f"It failed at {own[-1].filename}:{own[-1].lineno}"

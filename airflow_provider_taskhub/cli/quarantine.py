@@ -71,7 +71,7 @@ def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json
 def put_back(
     message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Put messages into their queues again, once what was wrong is mended; of a stuck instance all of them.
+    """Put messages into their queues again, once the cause is fixed; of a stuck instance, all its messages.
 
     Example: taskhub quarantine put-back --all
     """

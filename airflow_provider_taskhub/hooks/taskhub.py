@@ -100,10 +100,10 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         return _run(call)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the hub answers, and what it says.
+        """Whether the hub answers, and a text about the hub or the error.
 
-        Airflow tests a copy of the connection under a random id, and does not tell the id of the connection: the answer
-        leaves it away, as well as the names of the hub's tables and queues.
+        Airflow tests a copy of the connection under a random id, so the text does not name the connection. It has no
+        names of the hub's tables and queues either.
         """
         try:
             return True, self.run(_describe)
@@ -119,7 +119,7 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         if self.taskhub_conn_id != DEFAULT_CONNECTION:
             raise ConfigurationError(
                 f"connection {self.taskhub_conn_id!r} does not exist: create it with type 'taskhub', "
-                f"or leave the connection id away to use {DEFAULT_CONNECTION!r}"
+                f"or omit the connection id to use {DEFAULT_CONNECTION!r}"
             ) from None
         return load_settings()
 

@@ -173,7 +173,7 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.QUARANTINE,
             text=f"{what}: {_short(kept[0].cause)}",
-            remedy=f"Mend the cause, then: {_command('quarantine put-back', kept[0].message_id)}",
+            remedy=f"Fix the cause, then: {_command('quarantine put-back', kept[0].message_id)}",
         )
 
 

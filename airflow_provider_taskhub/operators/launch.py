@@ -184,7 +184,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     if reaction is Reaction.REFUSE:
         raise Taken(
             f"instance id {instance_id!r} belongs to something else that is {state.status if state else ''} now: "
-            "give an id that holds '{{ run_id }}', or leave it away"
+            "give an id that holds '{{ run_id }}', or omit it"
         )
     if reaction is Reaction.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))

@@ -187,7 +187,7 @@ def test_the_help_of_a_check_says_how_long_it_looks() -> None:
         f"until every worker and every owner has renewed, at most {PATIENCE:g} renewal intervals of the slowest" in told
     )
     assert PROOF == 120
-    assert "Ends after two minutes: who renews more seldom than that is not called dead" in told
+    assert "Ends after two minutes: a worker that renews more seldom than that is not called dead" in told
 
 
 @pytest.mark.rows("T54", "T70")

@@ -282,7 +282,7 @@ class Test_loading:
             ("bad_one:app", "module 'bad_one' does not import: ModuleNotFoundError: No module named 'no_such_library'"),
             ("missing_one:app", "module 'missing_one' does not import.*lie in the working directory"),
             ("wrong_one:app", r"TypeError: .*'first_interval'\. It failed at .*wrong_one\.py:2\.$"),
-            ("unread_one:app", "SyntaxError: .*Mend the module"),
+            ("unread_one:app", "SyntaxError: .*Fix the module"),
             ("ending_one:app", "module 'ending_one' does not import: SystemExit: 0"),
             ("twice_one:app", "app 'twice_one:app': activity 'x' is declared twice"),
             ("good_one:nothing", "'good_one' has no App named 'nothing'; it has app, other"),

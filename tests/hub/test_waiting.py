@@ -241,7 +241,7 @@ def test_a_child_that_is_held_is_told_by_its_parent_with_the_way_out() -> None:
     stuck = replace(child, quarantined=(Kept(message_id="m", cause="it does not end", stuck=True),))
     assert the_one(awaits=awaits, children=(child, stuck)) == (
         Reason.CHILD_HELD,
-        "its child 'i:1': it is in quarantine: it does not end. Mend the cause, then: taskhub quarantine put-back m",
+        "its child 'i:1': it is in quarantine: it does not end. Fix the cause, then: taskhub quarantine put-back m",
     )
     assert the_one(awaits=awaits, children=(child,))[0] is Reason.CHILDREN
 

@@ -26,8 +26,8 @@ from airflow_provider_taskhub.masking import masked
 
 def logs(
     instance_id: InstanceId,
-    activity: Annotated[str | None, typer.Option(help="Only of activities of this name.")] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="Only the last lines of each attempt.")] = None,
+    activity: Annotated[str | None, typer.Option(help="Only attempts of activities of this name.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only so many lines of each attempt, from the end.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:

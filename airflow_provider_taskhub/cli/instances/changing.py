@@ -26,11 +26,15 @@ from airflow_provider_taskhub.hub.contract import (
 def terminate(
     instance_id: InstanceId,
     reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Until nothing that has a record runs any more.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until no recorded activity of the instance runs any more.")
+    ] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds of --wait; exit status 6 when they are over.")
+        float | None, typer.Option(min=0.0, help="Seconds to wait at most; after them exit status 6.")
     ] = None,
-    recurse: Annotated[bool, typer.Option("--recurse/--no-recurse", help="Children that still run end too.")] = True,
+    recurse: Annotated[
+        bool, typer.Option("--recurse/--no-recurse", help="End the children that still run, too.")
+    ] = True,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
@@ -55,7 +59,7 @@ def terminate(
 
 
 def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Hold an instance: activities that run go on, but it decides nothing before it is resumed.
+    """Suspend an instance: activities that run go on, but the orchestrator decides nothing before a resume.
 
     Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
     """
@@ -67,7 +71,7 @@ def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, j
 
 
 def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Let a suspended instance go on, with everything that has come meanwhile.
+    """Let a suspended instance go on with everything that has come meanwhile.
 
     Example: taskhub instances resume flights-2013
     """
@@ -81,14 +85,14 @@ def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, js
 def rewind(
     instance_id: InstanceId,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended again.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Let a failed instance go on from before its failure; what had completed by then is not done again.
+    """Let a failed instance go on from before its failure. What had completed is not done again.
 
-    What it did after the failure, such as cleaning up, is taken back. A failure that it handled stays handled if it
-    decided something after that and before the one that it ended with; else what failed is done again too.
+    What the orchestrator decided after the failure, such as cleaning up, is taken back. A failure stays handled if the
+    orchestrator decided something between handling it and the failure that ended the instance.
 
     Example: taskhub instances rewind flights-2013 --reason "the table is there now" --wait
     """
@@ -106,12 +110,14 @@ def rewind(
 
 def restart(
     instance_id: InstanceId,
-    new_id: Annotated[bool, typer.Option("--new-id", help="Under a new id, whatever the old one does.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    new_id: Annotated[
+        bool, typer.Option("--new-id", help="Start under a new id, in whatever state the old instance is.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Start an instance anew, with the input, version and tags that it had; its id is printed.
+    """Start an instance again with the input, version and tags that it had, and print its id.
 
     Example: taskhub instances restart flights-2013 --wait
     """

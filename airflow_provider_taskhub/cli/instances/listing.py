@@ -47,12 +47,14 @@ def list_(
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
-    order: Annotated[Order | None, typer.Option(help="newest if not given; with --json id.")] = None,
-    continuation: Annotated[str | None, typer.Option(help="The next page: from what a page says.")] = None,
+    order: Annotated[Order | None, typer.Option(help="Default: newest; with --json: id.")] = None,
+    continuation: Annotated[
+        str | None, typer.Option(help="The next page: the text that the page before has printed.")
+    ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """List instances, the newest first. With --json a page at a time, by id, unless --order newest is given.
+    """List instances, the newest first. With --json: one page, in the order of the ids, unless --order newest is given.
 
     Example: taskhub instances list --status Running --status Failed --json
     """

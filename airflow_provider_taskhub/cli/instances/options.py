@@ -12,21 +12,27 @@ import typer
 from airflow_provider_taskhub.cli.options import settings_of
 from airflow_provider_taskhub.cli.output import run
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import (
-    Status,
-)
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError
 
 InstanceId = Annotated[str, typer.Argument(help="Id of the instance.")]
-Statuses = Annotated[list[Status] | None, typer.Option("--status", case_sensitive=False, help="Only these; repeats.")]
-Prefix = Annotated[str | None, typer.Option(help="Only ids that start so.")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only with NAME=VALUE; repeats.")]
-CreatedFrom = Annotated[str | None, typer.Option(help="Only from this time on, ISO 8601; UTC without a zone.")]
-CreatedTo = Annotated[str | None, typer.Option(help="Only up to this time.")]
-Reason = Annotated[str, typer.Option(help="Becomes the instance's output until it ends.")]
+Statuses = Annotated[
+    list[Status] | None,
+    typer.Option("--status", case_sensitive=False, help="Only instances in this status. May be repeated."),
+]
+Prefix = Annotated[str | None, typer.Option(help="Only instances whose id begins with this text.")]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", help="Only instances with the tag NAME=VALUE. May be repeated.")
+]
+CreatedFrom = Annotated[
+    str | None, typer.Option(help="Only instances created at this time or later: ISO 8601, UTC without a zone.")
+]
+CreatedTo = Annotated[str | None, typer.Option(help="Only instances created at this time or earlier.")]
+Reason = Annotated[str, typer.Option(help="Shown as the instance's output until it ends.")]
 
 
 def moment_of(text: str | None, option: str) -> datetime | None:
+    """The time that an option gives. :param option: its name, for the error."""
     if text is None:
         return None
     try:
@@ -37,6 +43,7 @@ def moment_of(text: str | None, option: str) -> datetime | None:
 
 
 def tags_of(pairs: list[str] | None) -> dict[str, str]:
+    """The tags that ``--tag`` gives."""
     tags = {}
     for pair in pairs or ():
         name, found, value = pair.partition("=")
@@ -47,15 +54,17 @@ def tags_of(pairs: list[str] | None) -> dict[str, str]:
 
 
 def value_of(text: str | None, option: str) -> Any:
+    """The JSON value that an option gives. :param option: its name, for the error."""
     if text is None:
         return None
     try:
         return jsonlib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{option} is not JSON: {error}. Quote texts twice, as in '\"World\"'") from None
+        raise InputError(f"{option} is not JSON: {error}. Quote a text twice, as in '\"World\"'") from None
 
 
 def with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
+    """What the work returns, done with an open client of the hub."""
     settings = settings_of(hub=hub)
 
     async def opened() -> Any:

@@ -27,23 +27,29 @@ from airflow_provider_taskhub.errors import InputError, StorageError, TaskHubErr
 
 
 def purge(
-    instance_ids: Annotated[list[str] | None, typer.Argument(help="Ids; without them all that match.")] = None,
+    instance_ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids of instances. Without ids: all instances that match the options.")
+    ] = None,
     status: Statuses = None,
     prefix: Prefix = None,
     tag: Tags = None,
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
-    every: Annotated[bool, typer.Option("--all", help="All that have ended, without any other option.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="At most so many a second.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when some are left.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All instances that have ended; without any other option that chooses.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Purge at most so many instances.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Purge at most so many instances a second.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds; exit status 6 if instances are left after them.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Remove ended instances with all that is stored of them: history, payloads, records, logs.
+    """Remove instances that have ended, with all that is stored of them: history, payloads, records, logs.
 
-    Cut off anywhere, the same command does the rest. Children are instances of their own.
+    If the command is cut off, run it again: it does the rest. Children are instances of their own, and stay.
 
     Example: taskhub instances purge flights-2013
 

@@ -41,21 +41,19 @@ MAX_CHILDREN = 20
 
 def show(
     instance_id: InstanceId,
-    once: Annotated[
-        bool, typer.Option("--once", help="Believe that every worker listed lives: answers at once.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Answer at once: take every listed worker for alive.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
     """Print one instance: state, input and output, recorded activities, history, and what it waits for.
 
-    Looks until every worker listed has renewed its row, at most 1.5 renewal intervals, unless the instance has ended:
-    a worker that has died stays listed for a while.
+    A worker that has died stays listed for a while. Unless the instance has ended, the command therefore looks until
+    every listed worker has renewed its row, at most 1.5 renewal intervals.
 
-    What cannot be read of the history is listed (with --json under "unreadable"); the exit status is 0 all the same.
-    Such an instance does not go on: terminate it, then purge it.
+    If a part of the history cannot be read, the command lists that part (with --json under "unreadable") and still ends
+    with exit status 0. Such an instance does not go on: terminate it, then purge it.
 
-    Values of secrets are shown as ***; --json prints everything as it is stored.
+    Values of secrets are shown as ***. With --json everything is printed as it is stored.
 
     Example: taskhub instances show flights-2013
     """

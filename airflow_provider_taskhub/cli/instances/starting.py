@@ -29,18 +29,25 @@ from airflow_provider_taskhub.hub.contract import (
 
 
 def start(
-    orchestrator: Annotated[str, typer.Argument(help="Name that a worker's app declares.")],
+    orchestrator: Annotated[str, typer.Argument(help="Name that the app of a worker declares.")],
     input: Annotated[str | None, typer.Option("--input", help="One JSON value.")] = None,
-    instance_id: Annotated[str | None, typer.Option("--id", help="Instance id; else a new one.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeats.")] = None,
-    at: Annotated[str | None, typer.Option("--at", help="Not before this time, ISO 8601; UTC without a zone.")] = None,
-    version: Annotated[str, typer.Option(help="Goes on only on a worker whose app declares it compatible.")] = "",
-    policy: Annotated[StartPolicy, typer.Option(help="What to do when the id is taken.")] = StartPolicy.REFUSE,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    instance_id: Annotated[
+        str | None, typer.Option("--id", help="Id of the instance. Default: a new random id.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag NAME=VALUE. May be repeated.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", help="The instance does not begin before this time: ISO 8601, UTC without a zone."),
+    ] = None,
+    version: Annotated[
+        str, typer.Option(help="The instance goes on only on a worker whose app declares this version compatible.")
+    ] = "",
+    policy: Annotated[StartPolicy, typer.Option(help="What to do if the id is taken.")] = StartPolicy.REFUSE,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Start an instance; its id is printed.
+    """Start an instance and print its id.
 
     Example: taskhub instances start flights_delays --input '{"year": 2013}' --wait
 
@@ -71,11 +78,11 @@ def start(
 
 def wait(
     instance_id: InstanceId,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; exit status 6 when they are over.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait; after them exit status 6.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Wait until an instance has ended, showing what it does. Exit status 1 unless it completed.
+    """Wait until an instance has ended, and show what it does. Exit status 1 unless it completed.
 
     Example: taskhub instances wait flights-2013 --timeout 600
     """
@@ -87,7 +94,7 @@ def wait(
 
 
 async def warn_if_nobody(client: Client, orchestrator: str) -> None:
-    """The instance waits for a worker that has its orchestrator; say so now and not in ten minutes."""
+    """Warn if no worker has the orchestrator: the instance waits for one, and its user learns it at once."""
     members = [member for member in await client.admin.workers() if "orchestrator" in member.roles]
     if any(orchestrator in member.orchestrators for member in members):
         return

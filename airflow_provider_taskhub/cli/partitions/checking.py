@@ -24,9 +24,9 @@ def detect_stale(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Look twice: exit status 1 when a partition shows no sign of life in between, or has no lease row.
+    """Look twice: exit status 1 if the lease of a partition was not renewed in between, or has no row.
 
-    Exit status 2 for seconds within which a live owner need not renew its lease: looking so soon proves nothing.
+    Exit status 2 if a live owner need not renew its lease within so few seconds: such a look proves nothing.
 
     Example: taskhub partitions detect-stale 30 || page-somebody
     """
@@ -51,20 +51,20 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Exit status 1 when a partition has no lease row or nobody alive to serve it, too few workers live, or an instance
-    waits for something that somebody must mend.
+    waits for something that somebody must fix.
 
-    Says what instances wait for, with examples. To be mended: no live worker knows the orchestrator or an activity, or
+    Says what instances wait for, with examples. To be fixed: no live worker knows the orchestrator or an activity, or
     accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline.
     Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant to. A
-    triggerer that is missing now is told, too.
+    missing triggerer is reported, too.
 
     At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
 
-    Also when workers were given different lease times: partitions of one that renews seldom are taken late by all.
+    Exit status 1 also if workers have different lease times: one slowly renewing worker delays failover for all.
 
-    Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: who does
-    not by then counts as dead. Ends after two minutes: who renews more seldom than that is not called dead, and
-    its partitions are reported as those of one that may live or not. Lists the orders in force, too.
+    Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: a
+    worker that has not renewed by then counts as dead. Ends after two minutes: a worker that renews more
+    seldom than that is not called dead, and its partitions are reported as unknown. Lists the orders in force, too.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """
@@ -100,7 +100,7 @@ def _waiting(waiting: Waiting) -> list[dict[str, object]]:
 
 
 def _show_waiting(waiting: Waiting) -> None:
-    """What must be mended comes first."""
+    """Faults come first."""
     least = "" if waiting.complete else "at least "
     for reason, count in sorted(waiting.counts.items(), key=lambda item: not item[0].is_fault):
         console.print(f"{least}{plural(count, 'instance')} waiting, {reason}:", soft_wrap=True)

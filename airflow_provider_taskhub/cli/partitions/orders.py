@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def once(given: list[T] | None) -> list[T] | None:
-    """Each once, in whatever case it was repeated."""
+    """What was given, without repetitions; upper and lower case do not count."""
     found: dict[str, T] = {}
     for item in given or ():
         found.setdefault(str(item).casefold(), item)
@@ -32,7 +32,11 @@ Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is
 
 
 def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
-    """:param nodes: whom it is about. It may be meant for one that is still to come; a typing error looks the same."""
+    """Give an order to the hub.
+
+    :param nodes: names of workers that the order is about. A worker of that name may come later, so an unknown name is
+        only a warning.
+    """
     settings = settings_of(hub=hub)
 
     async def work() -> tuple[T, tuple[Member, ...]]:
@@ -51,7 +55,7 @@ def _workers(listed: Sequence[Member]) -> str:
 
 
 def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
-    """An order is lifted by the name that it was given with."""
+    """Warn that no order was lifted, and list those in force: an order is lifted by the name that it was given."""
     found = [
         _order(control) for control in carry_out(hub, lambda steering: steering.controls()) if control.kind in kinds
     ]
