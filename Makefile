@@ -68,9 +68,13 @@ check: .venv/.test ## lint, format, types and layers
 .PHONY: docs
 docs: .venv/.test ## the documentation as HTML into docs/_build/html; warnings and broken links are errors
 	@echo "documentation"
-	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet --jobs auto \
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet --write-all --jobs auto \
 		docs docs/_build/html --doctree-dir docs/_build/doctrees
 	@$(BIN)/python docs/_ext/check_links.py docs/_build/html
+
+.PHONY: pictures
+pictures: .venv/.browser ## take the documentation's pictures of the page again, in both themes, into docs/_static
+	@WRITE_PICTURES=1 $(BIN)/python -m pytest tests/browser/test_page.py -k pictures
 
 .PHONY: rows
 rows: .venv/.test ## which rows of the specification have tests, which have none, which are met otherwise

@@ -64,24 +64,32 @@ class Health:
         backend, metrics, tenures = self.backend, self.owner.metrics, self.owner.tenures
         age = max((tenure.age for tenure in tenures), default=0.0)
         yield GaugeMetricFamily("taskhub_partitions_owned", "Partitions that this worker serves.", len(tenures))
-        yield GaugeMetricFamily("taskhub_lease_age_seconds_max", "Age of its oldest lease.", age)
-        yield from _leases(metrics)
-        yield GaugeMetricFamily("taskhub_activities_running", "Activities under way.", backend.work_items.slots.busy)
-        yield GaugeMetricFamily("taskhub_episodes_running", "Episodes under way.", backend.orchestrations.running)
-        yield GaugeMetricFamily("taskhub_sessions", "Instances in memory.", len(backend.sessions))
         yield GaugeMetricFamily(
-            "taskhub_messages_buffered", "Messages prefetched and not yet taken.", backend.queues.buffered
+            "taskhub_lease_age_seconds_max", "Age of the oldest lease of this worker's partitions.", age
+        )
+        yield from _leases(metrics)
+        yield GaugeMetricFamily(
+            "taskhub_activities_running", "Activities that run in this worker.", backend.work_items.slots.busy
+        )
+        yield GaugeMetricFamily(
+            "taskhub_episodes_running", "Episodes that run in this worker.", backend.orchestrations.running
+        )
+        yield GaugeMetricFamily("taskhub_sessions", "Instances that this worker has in memory.", len(backend.sessions))
+        yield GaugeMetricFamily(
+            "taskhub_messages_buffered", "Messages that are prefetched and not yet processed.", backend.queues.buffered
         )
         yield CounterMetricFamily(
             "taskhub_messages_quarantined_total",
-            "Messages that this worker brought into quarantine.",
+            "Messages that this worker moved to quarantine.",
             backend.quarantined,
         )
         yield GaugeMetricFamily(
-            "taskhub_oldest_poll_seconds", "Age of the oldest last poll of a partition.", backend.queues.oldest_poll
+            "taskhub_oldest_poll_seconds",
+            "Seconds since the last poll of the queue that was polled least recently.",
+            backend.queues.oldest_poll,
         )
         uptime = backend.hub.clock.monotonic() - self.started
-        yield GaugeMetricFamily("taskhub_uptime_seconds", "Since the start.", uptime)
+        yield GaugeMetricFamily("taskhub_uptime_seconds", "Seconds since the worker started.", uptime)
         yield self._restarts()
         yield self._requests()
 
@@ -114,20 +122,34 @@ def _failing(loops: Iterable[str]) -> str:
 
 def _leases(metrics: LeaseMetrics) -> Iterator[Metric]:
     takes = CounterMetricFamily(
-        "taskhub_partitions_taken_total", "Partitions taken, by what had become of them.", labels=("change",)
+        "taskhub_partitions_taken_total",
+        "Partitions that this worker has taken, by what had become of them before.",
+        labels=("change",),
     )
     for change, count in sorted(metrics.takes.items()):
         takes.add_metric((change,), count)
     yield takes
-    yield CounterMetricFamily("taskhub_partitions_lost_total", "Partitions given up or lost.", metrics.lost)
     yield CounterMetricFamily(
-        "taskhub_partitions_stuck_total", "Given up, for their queues stood still.", metrics.stuck
+        "taskhub_partitions_lost_total", "Partitions that this worker has given up or lost.", metrics.lost
     )
-    yield CounterMetricFamily("taskhub_lease_renewals_total", "Renewals confirmed.", metrics.renewals)
-    yield CounterMetricFamily("taskhub_lease_renewal_seconds_total", "Seconds that they took.", metrics.renewing)
-    yield GaugeMetricFamily("taskhub_lease_renewal_seconds_max", "The slowest of them.", metrics.slowest_renewal)
+    yield CounterMetricFamily(
+        "taskhub_partitions_stuck_total",
+        "Partitions that this worker has given up because their queues were not polled.",
+        metrics.stuck,
+    )
+    yield CounterMetricFamily(
+        "taskhub_lease_renewals_total", "Renewals of leases that the storage has confirmed.", metrics.renewals
+    )
+    yield CounterMetricFamily(
+        "taskhub_lease_renewal_seconds_total", "Seconds that all renewals of leases have taken.", metrics.renewing
+    )
     yield GaugeMetricFamily(
-        "taskhub_partition_free_seconds_max", "Longest time without a live owner.", metrics.longest_free
+        "taskhub_lease_renewal_seconds_max", "Seconds of the slowest renewal of a lease.", metrics.slowest_renewal
+    )
+    yield GaugeMetricFamily(
+        "taskhub_partition_free_seconds_max",
+        "Longest time that a partition was without a live owner before this worker took it.",
+        metrics.longest_free,
     )
 
 

@@ -54,16 +54,18 @@ class WaitingFigures:
             return []
         waiting = GaugeMetricFamily(
             "taskhub_instances_waiting",
-            "Instances of the hub that stand still, by reason; the least there are.",
+            "Instances of the hub that wait for something, by reason. There may be more.",
             labels=("reason", "fault"),
         )
         for reason in Reason:
             if reason is not Reason.ACTIVITIES:
                 waiting.add_metric((reason, str(reason.is_fault).lower()), found.counts.get(reason, 0))
-        complete = "Whether every open instance was looked at for these counts."
+        complete = "1 if every open instance was looked at for the count of waiting instances, else 0."
         age = self._clock.monotonic() - self._at
         return [
             waiting,
             GaugeMetricFamily("taskhub_instances_waiting_complete", complete, int(found.complete)),
-            GaugeMetricFamily("taskhub_instances_waiting_age_seconds", "Age of these counts.", age),
+            GaugeMetricFamily(
+                "taskhub_instances_waiting_age_seconds", "Seconds since the waiting instances were counted.", age
+            ),
         ]

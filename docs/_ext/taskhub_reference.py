@@ -51,8 +51,8 @@ def settings() -> str:
             default = _lease_default(name) if before == "lease." else _shown(info.default)
             if info.default_factory is not None:
                 default = "`{}`"
-            rows.append((f"`{path}`", f"`{variable}`", default, _kind(info.annotation), texts.get(name, "")))
-    return _table(("setting", "environment variable", "default", "type", "meaning"), rows)
+            rows.append((f"`{path}` `{variable}`", default, _kind(info.annotation), texts.get(name, "")))
+    return _table(("setting, variable", "default", "type", "meaning"), rows)
 
 
 def _lease_default(name: str) -> str:
@@ -314,19 +314,20 @@ def write(app: Sphinx) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-_PARAMETER = re.compile(r"(?<=\S) (?=:(param|raises|return|returns|ivar)\b[^:]*:)")
+_FIELD = r":(?:param|raises|returns?|ivar)\b[^:`]*:"
+_INLINE = re.compile(rf"(?<=\S) (?={_FIELD})")
 
 
 def one_field_a_line(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
     """Docstrings may have several fields in one line (``:param a: ... :param b: ...``): give each a line of its own."""
-    text = _PARAMETER.sub("\n", "\n".join(lines))
     found: list[str] = []
-    for line in text.split("\n"):
-        starts = re.match(r":(param|raises|returns?|ivar)\b", line)
-        if starts and found and found[-1].strip() and not found[-1].startswith((":", " ")):
+    inside = False  # of a field: the lines that continue it must be indented
+    for line in _INLINE.sub("\n", "\n".join(lines)).split("\n"):
+        begins = re.match(_FIELD, line) is not None
+        if begins and not inside and found and found[-1].strip():
             found.append("")
-        inside = found and found[-1].startswith((":", "    ")) and line.strip() and not line.startswith((":", " "))
-        found.append(f"    {line}" if inside else line)
+        inside = begins or (inside and bool(line.strip()))
+        found.append(f"    {line}" if inside and not begins and not line.startswith(" ") else line)
     lines[:] = found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -386,3 +388,32 @@ def test_a_narrow_window_needs_no_sideways_scrolling_of_the_page(login: Login, r
     page = login("admin", "/taskhub/page/instances", width=700)
     expect(page.locator("tbody tr:not(.ghost)").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+STATIC = ROOT / "docs" / "_static"
+STRUCTURE = """() => [...document.querySelectorAll('h2, h3, th, nav a, .facts dt, #detail dt, .legend, svg text')]
+    .map(one => one.tagName.toLowerCase() + (one.className && one.className.baseVal === undefined
+        ? '.' + one.className : '')).filter((one, index, all) => all.indexOf(one) === index).sort()
+    .concat([...document.querySelectorAll('h2, h3, th')].map(one => one.textContent.trim()))"""
+"""What a picture shows, without what changes from run to run: kinds of elements, and the texts of headings."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_pictures_of_the_documentation_show_this_page(login: Login, runs: Runs, theme: str) -> None:
+    """``make pictures`` takes them: WRITE_PICTURES is set then."""
+    page = login(
+        "admin", f"/taskhub/page/instance?id={quote(runs.survivor, safe='')}", dark=theme == "dark", width=1200
+    )
+    expect(page.locator("svg .pick")).to_have_count(2)
+    page.locator("svg .pick").nth(1).click()
+    expect(page.locator("#detail .pairs")).to_contain_text("completed")
+    picture, text = STATIC / f"page-{theme}.png", STATIC / "page.json"
+    structure = page.evaluate(STRUCTURE)
+    if os.environ.get("WRITE_PICTURES"):
+        page.screenshot(path=picture)
+        text.write_text(json.dumps(structure, indent=1) + "\n", encoding="utf-8")
+    again = "run `make pictures` and commit docs/_static"
+    assert json.loads(text.read_text(encoding="utf-8")) == structure, f"the page has changed: {again}"
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n", again
+    assert struct.unpack(">II", data[16:24]) == (1200, 1000), again
