@@ -62,7 +62,7 @@ class _Absence:
 
 
 def wait_of(messages: Iterable[Held], visibility: timedelta) -> tuple[Timestamp | None, timedelta]:
-    """Since when messages of one instance wait for a function, and how long that is.
+    """When messages of one instance began to wait for a function, and how long ago that is.
 
     Both times are the storage service's own. The time of insertion is not used: a timer or a scheduled start is
     inserted long before it is due.
@@ -83,8 +83,8 @@ class Absences:
     """The functions that messages need and this worker does not have.
 
     :param live: reads the live members. :param limit: the no-worker timeout.
-    :param pause: how long a message for an orchestrator that another worker has is given back: by then that worker may
-        own the partition.
+    :param pause: for how long a message is given back if another worker has its orchestrator: that worker may own the
+        partition by then.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Absences:
         self._outage = Outage(log, "members_unreadable", hub.clock.monotonic)
 
     def gave_up(self, need: Need, waited: timedelta) -> str | None:
-        """The text of the failure, once no live worker has had it for the timeout; None before that.
+        """The text of the failure once no live worker has had the function for the timeout; None before.
 
         :param waited: how long the message that needs it has waited for it (:func:`wait_of`).
         """
@@ -137,7 +137,7 @@ class Absences:
         return found
 
     def delay(self, need: Need, dequeue_count: int) -> timedelta:
-        """How long a message that needs it is given back."""
+        """For how long a message that needs the function is given back."""
         longest = unknown_delay(dequeue_count)
         found = self._absent.get(need)
         if found is None or not found.elsewhere:

@@ -57,7 +57,7 @@ class RecordedAttempt:
                 raise AssertionError("a heartbeat ends by raising while its attempt runs")
             finally:
                 running.cancel()
-                self._ended = True  # a heartbeat under way is waited for: cut off, it would leave us with an old ETag
+                self._ended = True  # wait for a running heartbeat: if it were cut off, our ETag would be old
                 self._changed.set()
                 await asyncio.gather(running, beating, return_exceptions=True)
 

@@ -1,7 +1,7 @@
-"""What the instances of this worker's partitions need: orchestrators that ran lately, and ones that it does not have.
+"""Which orchestrators the instances of this worker's partitions need: recently used ones, and missing ones.
 
-The partition service publishes this when the apps of workers differ, so that a partition goes to a worker that can run
-what waits there (``hub.partitions.placing``). Written on the worker's loop, read from any thread.
+If the apps of workers differ, the thread of the partitions publishes this, so that a partition goes to a worker that
+can run what waits there. It is written on the worker's event loop and read from any thread.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.contract import Need
 
 RECENT = 60.0
-"""Seconds after which an observation does not count any more. Messages that wait come again sooner."""
+"""Seconds after which an observation no longer counts. Waiting messages are delivered again sooner."""
 MOST = 200
-"""Needs of one partition that are remembered."""
+"""Functions that are remembered for one partition, at most."""
 
 
 class Demand:
-    """What is needed, by partition."""
+    """The functions that are needed, by partition."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,12 +29,12 @@ class Demand:
         self._ran[partition], self._lacks[partition] = {}, {}
 
     def end(self, partition: int) -> None:
-        """This worker does not serve it any more."""
+        """This worker no longer serves the partition."""
         self._ran.pop(partition, None)
         self._lacks.pop(partition, None)
 
     def ran(self, partition: int, need: Need) -> None:
-        """An episode ran here."""
+        """An episode ran that needs this function."""
         found = self._ran.setdefault(partition, {})
         if need in found or len(found) < MOST:
             found[need] = self._clock.monotonic()
@@ -47,13 +47,13 @@ class Demand:
         now = self._clock.monotonic()
         found = self._lacks.setdefault(partition, {})
         oldest, seen = found.get(need, (since, float("-inf")))
-        if now - seen >= RECENT:  # what waited before has been run elsewhere, or is gone
+        if now - seen >= RECENT:  # what waited before was run by another worker, or is gone
             oldest = since
         if need in found or len(found) < MOST:
             found[need] = min(oldest, since, key=lambda time: time.ticks), now
 
     def of(self, partition: int) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
-        """What ran in a partition lately, and what messages wait for that is not here, the longest waiting first."""
+        """The functions that ran in a partition lately, and the missing ones, the longest missing first."""
         since = self._clock.monotonic() - RECENT
         ran = tuple(need for need, seen in tuple(self._ran.get(partition, {}).items()) if seen >= since)
         waiting = [

@@ -1,7 +1,7 @@
-"""The one dispatch loop: fetch, process, for ever; orchestrations and activities are two small processors of it.
+"""The dispatch loop: fetch an item, process it, repeat. Orchestrations and activities are two processors of it.
 
-Owns concurrency and draining. A processor settles its own items (complete or abandon): an error that escapes it is a
-defect, is logged with its item, and never ends the loop.
+The loop limits how many items run at once, and drains. A processor settles its own items (complete or abandon). An
+error that it raises is a defect: the loop logs it with the item, and goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Processor(Protocol[Item]):
         """Wait for the next item."""
 
     async def process(self, item: Item) -> None:
-        """Do it and settle it."""
+        """Process an item and settle it."""
 
 
 class Dispatcher:
@@ -47,7 +47,7 @@ class Dispatcher:
         return self._limit - len(self._running)
 
     async def run(self) -> None:
-        """Dispatch until cancelled; what runs then goes on (see :meth:`drain`)."""
+        """Dispatch until cancelled. Items that run then go on (see :meth:`drain`)."""
         while True:
             while self.free <= 0:
                 self._room.clear()
@@ -70,7 +70,10 @@ class Dispatcher:
             log.exception("dispatch_defect", dispatcher=self.name, item=str(item)[:200])
 
     async def drain(self, timeout: float) -> bool:
-        """Wait for what runs; then cancel it. :param timeout: seconds. :returns: whether all ended by themselves."""
+        """Wait for the running items, then cancel the rest.
+
+        :param timeout: seconds. :returns: whether all ended by themselves.
+        """
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
         left = list(self._running)
