@@ -8,20 +8,18 @@ are taken; the only difference is that scheduling events of the past *confirm* d
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Timer, Wait
-from airflow_provider_taskhub.engine.awaits import CHILD_IDS, LOOKED_AT, NAMED, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.attempts import Answerable, Wait
+from airflow_provider_taskhub.engine.awaits import CHILD_IDS, LOOKED_AT, NAMED, Awaits
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
-from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
+from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope
 from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
-    EventSent,
     EventType,
     ExecutionStarted,
     ExecutionTerminated,
@@ -30,18 +28,13 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
     Status,
-    SubOrchestrationInstanceCompleted,
-    SubOrchestrationInstanceCreated,
     SubOrchestrationInstanceFailed,
-    TaskCompleted,
     TaskFailed,
-    TaskScheduled,
-    TimerCreated,
-    TimerFired,
 )
+from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
-from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
+from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
@@ -51,35 +44,7 @@ from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationEr
 MAX_ACTIONS = 100_000
 """Decisions in one turn: more is a loop that never awaits."""
 
-Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
-Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
-
-_QUESTION = {
-    EventType.TaskCompleted: EventType.TaskScheduled,
-    EventType.TaskFailed: EventType.TaskScheduled,
-    EventType.SubOrchestrationInstanceCompleted: EventType.SubOrchestrationInstanceCreated,
-    EventType.SubOrchestrationInstanceFailed: EventType.SubOrchestrationInstanceCreated,
-    EventType.TimerFired: EventType.TimerCreated,
-}
-
-
-class _Open:
-    """An action that waits for its answer."""
-
-    __slots__ = ("action", "child_id", "identity", "waiter")
-
-    def __init__(self, action: Action, waiter: Answerable) -> None:
-        self.action = action
-        self.waiter = waiter
-        self.identity: str | None = None
-        self.child_id: str | None = None
-
-    def recorded(self, event: HistoryEvent, identity: str | None) -> None:
-        """The action has become this event."""
-        self.identity = identity
-        if isinstance(event, SubOrchestrationInstanceCreated):
-            self.child_id = event.instance_id
 
 
 class Generation:
@@ -120,15 +85,10 @@ class Generation:
         self._keep_events = True
         self._wants_generation = False
         self._past = past or Recorded()
-        self._undecided: dict[int, Action] = {}
-        self._forgets = False  # all of that: it was terminated while a suspend held it back
-        self._open: dict[int, _Open] = {}
-        self._excused: set[int] = set()
-        self._waits: dict[str, deque[Wait]] = {}
-        self._unclaimed: dict[int, EventRaised] = {}
-        self._unclaimed_by_name: dict[str, deque[int]] = {}
-        self._raised = 0
-        self._held: list[tuple[_Open | None, HistoryEvent]] = []
+        self._actions = OpenActions()
+        self._forgets = False  # what is undecided: the instance was terminated while a suspend held it back
+        self._events = ExternalEvents()
+        self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
         self.notes = Notes()
         self._carried: list[HistoryEvent] = []
         self._driver = Driver(definition.name)
@@ -158,8 +118,9 @@ class Generation:
             return f"{event.event_type.name} is no event that arrives"
         reaction, status = react_instance(self.status, happening)
         if reaction is Reaction.SET_ASIDE:
-            return self._why_not(happening)
-        if isinstance(event, Answer) and (reason := self._unfit(event)):
+            is_start = happening is Happening.STARTED
+            return "duplicate start" if is_start else f"the orchestration is {self.status} already"
+        if isinstance(event, Answer) and (reason := self._actions.unfit(event, self.numbers)):
             return reason
         self._forgets = reaction is Reaction.TERMINATE and self.status is Status.SUSPENDED
         self.status = status
@@ -172,22 +133,7 @@ class Generation:
 
         :raises NonDeterminismError: when it has not, or something else instead.
         """
-        action = self._undecided.pop(event.event_id, None)
-        if action is None:
-            raise NonDeterminismError(
-                f"the history has {_named(event)} here, but the code {self._driver.doing()} "
-                f"and had decided {self.numbers} actions by then. {_ADVICE}"
-            )
-        name = getattr(event, "name", "")
-        if action.kind is not event.event_type or action.name.casefold() != name.casefold():
-            raise NonDeterminismError(
-                f"the history has {_named(event)}, but the code decided {action} at {action.where}. {_ADVICE}"
-            )
-        entry = self._open.get(event.event_id)
-        if entry is not None:
-            entry.recorded(event, event.taskhub_action_id)
-            if isinstance(event, TimerCreated) and isinstance(entry.waiter, Timer):
-                entry.waiter.recorded(event.fire_at)
+        self._actions.confirm(event, self.numbers, self._driver)
 
     def episode(self, time: Timestamp) -> None:
         """An OrchestratorStarted event: everything decided before must have been recorded.
@@ -197,17 +143,13 @@ class Generation:
         self.notes.clear()
         # Before the end that was taken back the code may decide what it had not come to for its failure.
         live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
-        if self._undecided and live and not self.is_decided:
-            extra = [action for number, action in self._undecided.items() if number not in self._excused]
-            if extra:
-                raise NonDeterminismError(
-                    f"the code decided {extra[0]} at {extra[0].where}, but the history goes on without it. {_ADVICE}"
-                )
+        if self._actions.undecided and live and not self.is_decided:
+            self._actions.check_recorded()
         self.time = time
 
     def answers(self, event: HistoryEvent) -> bool:
         """Whether an answer fits an open action."""
-        return isinstance(event, Answer) and self._unfit(event) is None
+        return isinstance(event, Answer) and self._actions.unfit(event, self.numbers) is None
 
     def overrule(self, error: NonDeterminismError, last: int) -> None:
         """The past does not fit the code: the instance fails, whatever the code has come to meanwhile.
@@ -215,7 +157,7 @@ class Generation:
         :param last: the highest action number of the past; the completion comes after it.
         """
         self.close()
-        self._undecided.clear()
+        self._actions.undecided.clear()
         self.numbers = max(self.numbers, last + 1)
         self._wants_generation = False
         self.result, self.failure = message_of(error), failure_of(error)
@@ -235,57 +177,16 @@ class Generation:
         back nothing is kept when a terminate ends it (as in DurableTask).
         """
         if self._forgets:
-            self._undecided.clear()
-        if self.status is Status.SUSPENDED or not self._undecided:
+            self._actions.undecided.clear()
+        if self.status is Status.SUSPENDED or not self._actions.undecided:
             return []
         scope = Scope(instance=self.instance, started=self.started, time=time, rewinds=self.rewinds)
-        decided = []
-        runs = self._runs() if any(one.kind is EventType.EventSent for one in self._undecided.values()) else {}
-        for number in sorted(self._undecided):
-            action = self._undecided[number]
-            if self.is_decided and action.kind in (EventType.TaskScheduled, EventType.TimerCreated):
-                continue
-            action.run = runs.get(action.instance_id or "")
-            pair = decide(action, scope)
-            decided.append(pair)
-            entry = self._open.get(number)
-            if entry is not None:
-                entry.recorded(pair[0], pair[1].action_id)
-                if entry.child_id is not None and pair[1].action_id is not None:
-                    runs.setdefault(entry.child_id, child_execution_id(pair[1].action_id))
-        self._undecided.clear()
-        return decided
-
-    def _runs(self) -> dict[str, str]:
-        """The runs of the awaited children by instance id.
-
-        Of two under one id it is the older: the later one starts only when that has ended. A child that nobody awaits
-        (fire and forget) is not among them, since nobody here learns when it ends: an event for its id goes to the run
-        that is current when the event arrives.
-        """
-        runs: dict[str, str] = {}
-        for entry in self._open.values():
-            if entry.child_id is not None and entry.identity is not None:
-                runs.setdefault(entry.child_id, child_execution_id(entry.identity))
-        return runs
+        return self._actions.flush(scope, ended=self.is_decided)
 
     def awaits(self) -> Awaits:
         """What it waits for now."""
-        named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
-        timer: Timestamp | None = None
-        child_ids: list[str] = []
-        for entry in islice(self._open.values(), LOOKED_AT):
-            if isinstance(entry.waiter, Timer):
-                if not entry.waiter.is_complete:
-                    timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
-            else:
-                named[entry.action.kind][entry.action.name] = None
-                child_ids += [entry.child_id] if entry.child_id else []
-        events = [
-            AwaitedEvent(name=task.name, since=task.since)
-            for waits in islice(self._waits.values(), LOOKED_AT)
-            if (task := next((one for one in islice(waits, LOOKED_AT) if not one.is_complete), None))
-        ]
+        named, child_ids, timer = self._actions.awaited()
+        events = self._events.awaited()
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
         return Awaits(
             activities=tuple(islice(activities, NAMED)),
@@ -295,12 +196,12 @@ class Generation:
             events=tuple(events[:NAMED]),
             timer=timer,
             complete=max(len(activities), len(children), len(events)) <= NAMED
-            and max(len(self._open), len(self._waits)) <= LOOKED_AT,
+            and max(len(self._actions), len(self._events)) <= LOOKED_AT,
         )
 
     def carried(self) -> list[HistoryEvent]:
         """What the next generation begins with."""
-        kept: list[HistoryEvent] = list(self._unclaimed.values()) if self._keep_events else []
+        kept: list[HistoryEvent] = [*self._events.unclaimed] if self._keep_events else []
         return kept + self._carried
 
     def close(self) -> None:
@@ -322,9 +223,7 @@ class Generation:
             )
         action.number = self.numbers
         self.numbers += 1
-        self._undecided[action.number] = action
-        if waiter is not None:
-            self._open[action.number] = _Open(action, waiter)
+        self._actions.add(action, waiter)
 
     def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
         """What followed the failure of attempt ``number``. If a timer of its policy did, that timer is next."""
@@ -334,13 +233,7 @@ class Generation:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
         task = Wait(name, annotation, self.time, self.notes)
         self.notes.begin(task)
-        key = name.casefold()
-        numbers = self._unclaimed_by_name.get(key)
-        if numbers:
-            event = self._unclaimed.pop(numbers.popleft())
-            task.raised(event.input)
-        else:
-            self._waits.setdefault(key, deque()).append(task)
+        self._events.wait(task)
         return task
 
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
@@ -351,64 +244,24 @@ class Generation:
 
     # ---- events
 
-    def _unfit(self, event: Answer) -> str | None:
-        number = _number(event)
-        entry = self._open.get(number)
-        if entry is None:
-            known = "answered before" if 0 <= number < self.numbers else "never scheduled in this generation"
-            return f"duplicate or stray {event.event_type.name}: action {number} was {known}"
-        if number in self._undecided:
-            return f"{event.event_type.name} for action {number}, which is only decided in this episode"
-        if entry.action.kind is not _QUESTION[event.event_type]:
-            return f"{event.event_type.name} for action {number}, which is {entry.action}"
-        echo = event.taskhub_action_id
-        if echo is None or entry.identity is None or echo == entry.identity:
-            return None
-        # Children echo their execution id, of which later generations keep the first half.
-        if entry.action.kind is EventType.SubOrchestrationInstanceCreated and same_start(echo, entry.identity):
-            return None
-        return f"{event.event_type.name} answers another decision ({echo}) than action {number} ({entry.identity})"
-
-    def _why_not(self, happening: Happening) -> str:
-        if happening is Happening.STARTED:
-            return "duplicate start"
-        return f"the orchestration is {self.status} already"
-
-    def _take(self, event: HistoryEvent) -> _Open | None:
-        """Whom an event is for; from now on another answer is a duplicate."""
-        return self._open.pop(_number(event)) if isinstance(event, Answer) else None
-
     def _deliver(self, event: HistoryEvent) -> None:
-        self._give(self._take(event), event)
+        self._give(self._actions.take(event), event)
 
-    def _give(self, entry: _Open | None, event: HistoryEvent) -> None:
+    def _give(self, entry: OpenAction | None, event: HistoryEvent) -> None:
         if isinstance(event, EventRaised):
-            self._offer(event)
+            if self._wants_generation:
+                self._carried.append(event)
+            else:
+                self._events.offer(event)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.refused(error_of(event, entry.action.name), recorded=recorded)
         elif entry:
             entry.waiter.answered(getattr(event, "result", None))
-        self._turn()
-
-    def _offer(self, event: EventRaised) -> None:
-        if self._wants_generation:
-            self._carried.append(event)
-            return
-        key = event.name.casefold()
-        waits = self._waits.get(key)
-        while waits:
-            task = waits.popleft()
-            if not task.is_complete:  # else cancelled
-                task.raised(event.input)
-                return
-        self._waits.pop(key, None)
-        self._unclaimed[self._raised] = event
-        self._unclaimed_by_name.setdefault(key, deque()).append(self._raised)
-        self._raised += 1
+        self._run(self._driver.turn)
 
     def _hold(self, event: HistoryEvent) -> None:
-        self._held.append((self._take(event), event))
+        self._held.append((self._actions.take(event), event))
 
     def _resume(self, event: HistoryEvent) -> None:
         held, self._held = self._held, []
@@ -432,14 +285,11 @@ class Generation:
         """A rewind's message, or a row that a rewind rewrote: that action is decided again."""
         if isinstance(event, GenericEvent):
             if event.event_id >= 0:
-                self._excused.add(event.event_id)
+                self._actions.excuse(event.event_id)
             # the row, not the message: that may come after an answer or a timer that wakes the instance, or never
             if event.is_rewind:
                 self.rewinds += 1
-                self._excused.update(self._undecided)
-
-    def _nothing(self, event: HistoryEvent) -> None:
-        """Being recorded is all that happens to it."""
+                self._actions.excuse_all()
 
     # ---- the coroutine
 
@@ -454,9 +304,6 @@ class Generation:
         text = self.started.input
         value = None if text is None else loads(text, what=what)
         return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
-
-    def _turn(self) -> None:
-        self._run(self._driver.turn)
 
     def _run(self, step: Callable[[], Returned | None]) -> None:
         if self._closed:
@@ -489,25 +336,10 @@ class Generation:
         self._move(Happening.FAILED)
 
 
-def _number(event: Answer) -> int:
-    return event.timer_id if isinstance(event, TimerFired) else event.task_scheduled_id
-
-
-def _named(event: Scheduling) -> str:
-    name = getattr(event, "name", "")
-    detail = f" {name!r}" if name else ""
-    return f"{event.event_type.name}{detail} as action {event.event_id}"
-
-
-_ADVICE = (
-    "Orchestrator code must decide the same each time it is replayed: no clocks, random values or I/O of its own, "
-    "and changed code only for new instances (or under a new name)."
-)
-
 _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {
     Reaction.DELIVER: Generation._deliver,
     Reaction.HOLD: Generation._hold,
-    Reaction.SUSPEND: Generation._nothing,
+    Reaction.SUSPEND: lambda generation, event: None,  # it is only recorded
     Reaction.RESUME: Generation._resume,
     Reaction.TERMINATE: Generation._terminate,
     Reaction.NOTE: Generation.note,

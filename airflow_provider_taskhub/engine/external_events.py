@@ -1,0 +1,66 @@
+"""External events of a generation: waits that have no event yet, and events that nobody has waited for yet.
+
+Names are matched without their case, as DurableTask does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+
+from airflow_provider_taskhub.engine.attempts import Wait
+from airflow_provider_taskhub.engine.awaits import LOOKED_AT, AwaitedEvent
+from airflow_provider_taskhub.engine.events import EventRaised
+
+
+class ExternalEvents:
+    """Events go to waits in the order in which they came, and the other way round."""
+
+    __slots__ = ("_by_name", "_raised", "_unclaimed", "_waits")
+
+    def __init__(self) -> None:
+        self._waits: dict[str, deque[Wait]] = {}
+        self._unclaimed: dict[int, EventRaised] = {}
+        self._by_name: dict[str, deque[int]] = {}
+        self._raised = 0
+
+    def __len__(self) -> int:
+        """Number of names that are waited for."""
+        return len(self._waits)
+
+    @property
+    def unclaimed(self) -> list[EventRaised]:
+        """Events that nobody has waited for, in the order in which they came."""
+        return list(self._unclaimed.values())
+
+    def wait(self, task: Wait) -> None:
+        """Give the wait the oldest event of its name, now or when it comes."""
+        key = task.name.casefold()
+        numbers = self._by_name.get(key)
+        if numbers:
+            event = self._unclaimed.pop(numbers.popleft())
+            task.raised(event.input)
+        else:
+            self._waits.setdefault(key, deque()).append(task)
+
+    def offer(self, event: EventRaised) -> None:
+        """Give the event to the oldest wait for its name, or keep it."""
+        key = event.name.casefold()
+        waits = self._waits.get(key)
+        while waits:
+            task = waits.popleft()
+            if not task.is_complete:  # else it was cancelled
+                task.raised(event.input)
+                return
+        self._waits.pop(key, None)
+        self._unclaimed[self._raised] = event
+        self._by_name.setdefault(key, deque()).append(self._raised)
+        self._raised += 1
+
+    def awaited(self) -> list[AwaitedEvent]:
+        """The oldest open wait of each of at most ``LOOKED_AT`` names."""
+        return [
+            AwaitedEvent(name=task.name, since=task.since)
+            for waits in islice(self._waits.values(), LOOKED_AT)
+            if (task := next((one for one in islice(waits, LOOKED_AT) if not one.is_complete), None))
+        ]
