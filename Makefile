@@ -154,7 +154,7 @@ constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
 
 .PHONY: clean
 clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
-	@rm -rf .venv .demo .azurite .bench docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
+	@rm -rf .venv .demo .azurite .bench docs/_build docs/reference/_generated .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed again only when one of the inputs changes. The preflight runs before anything is made.
