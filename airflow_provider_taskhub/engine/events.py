@@ -1,4 +1,4 @@
-"""History events: DurableTask.Core's, as frozen values.
+"""History events: DurableTask.Core's, as frozen values. One class for each type, hence the length of this module.
 
 Inputs, results, event payloads and custom statuses are JSON *texts* here; decoding them is the context's work.
 Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is handled.

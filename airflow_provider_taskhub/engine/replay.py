@@ -1,12 +1,15 @@
 """``run(past, new) → actions``: an instance's history and new events in, an episode out.
 
-Owns the shape of histories as DurableTask.Core makes them: which events an episode appends and in
-which order, how generations follow each other within one, what leaves as a message. Reads no clock and does no I/O.
+Owns the shape of histories as DurableTask.Core makes them: which events an episode appends and in which order, how
+generations follow each other within one, what leaves as a message. Reads no clock and does no I/O.
+
+This module is longer than others. All of it is one state machine over one live generation, and every way in which an
+episode can be made (new events, a resumed commit, a failure, a termination) must keep the same order of events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -17,11 +20,8 @@ from airflow_provider_taskhub.engine.context import Log
 from airflow_provider_taskhub.engine.endings import response as response_of
 from airflow_provider_taskhub.engine.events import (
     EventSent,
-    EventType,
     ExecutionCompleted,
-    ExecutionResumed,
     ExecutionStarted,
-    ExecutionSuspended,
     ExecutionTerminated,
     FailureDetails,
     GenericEvent,
@@ -31,45 +31,20 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
     SubOrchestrationInstanceCreated,
-    SubOrchestrationInstanceFailed,
-    TaskFailed,
     TaskScheduled,
     TimerCreated,
     TimerFired,
 )
 from airflow_provider_taskhub.engine.generation import Generation
 from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.past import Past
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError
 
 MAX_GENERATIONS = 10_000
 """Generations within one episode, beyond one for each new event."""
-_LIVE = 8 * 1024
-"""Bytes of a live orchestrator and its session beside its events, rounded up: coroutine, context, maps, sets."""
-_ROW = 256
-"""Bytes of an event, and of what waits for it, beside its texts."""
 _DECISIONS = (TaskScheduled, SubOrchestrationInstanceCreated, TimerCreated, EventSent)
-_MARKS = (OrchestratorStarted, OrchestratorCompleted)
-_FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
-# asked of every event that is replayed: a union written in place would be made anew each time, which costs most of it
-_TEXTS: Mapping[EventType, tuple[str, ...]] = {
-    EventType.ExecutionStarted: ("input",),
-    EventType.ExecutionCompleted: ("result",),
-    EventType.ExecutionTerminated: ("input",),
-    EventType.ExecutionSuspended: ("reason",),
-    EventType.ExecutionResumed: ("reason",),
-    EventType.TaskScheduled: ("input",),
-    EventType.TaskCompleted: ("result",),
-    EventType.TaskFailed: ("reason", "details"),
-    EventType.SubOrchestrationInstanceCreated: ("input",),
-    EventType.SubOrchestrationInstanceCompleted: ("result",),
-    EventType.SubOrchestrationInstanceFailed: ("reason", "details"),
-    EventType.EventSent: ("input",),
-    EventType.EventRaised: ("input",),
-    EventType.GenericEvent: ("data", "reason"),
-}
-"""Members of events that are texts of any length."""
 
 
 class Execution:
@@ -92,35 +67,27 @@ class Execution:
         log: Log | None = None,
     ) -> None:
         self._registry = registry
-        self._history: list[HistoryEvent] = []
+        self._past = Past(past)
         self._instance = instance
         self._max_generations = max_generations
         self._custom_status = custom_status
         self._log = log
         self._generation: Generation | None = None
-        self._episodes = 0
-        self._time = Timestamp(0)
-        self._last_number = -1
-        self._completed = False
-        self._status = Status.PENDING
-        self._size = _LIVE
-        for event in past:
-            self._account(event)
 
     @property
     def history(self) -> tuple[HistoryEvent, ...]:
         """The current generation's history, the episodes made here included."""
-        return tuple(self._history)
+        return tuple(self._past.events)
 
     @property
     def is_finished(self) -> bool:
         """Its history has its completion: nothing further is accepted."""
-        return self._completed
+        return self._past.completed
 
     @property
     def size(self) -> int:
         """Estimate of the memory it holds, in bytes: what its history says, a few times over at most."""
-        return self._size
+        return self._past.size
 
     @property
     def instance(self) -> OrchestrationInstance:
@@ -160,19 +127,19 @@ class Execution:
         :raises UnknownOrchestrator: no loaded app declares it; nothing has changed then.
         :raises InputError: neither the history nor ``new`` has a start.
         """
-        if self._completed:
-            return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
+        if self._past.completed:
+            return self._set_aside([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first(new)
         generation = self._load(new)
         loaded = self._instance
         times = [event.fire_at for event in new if isinstance(event, TimerFired) and generation.answers(event)]
-        time = max([now, self._time, *times])
+        time = max([now, self._past.time, *times])
         history: list[HistoryEvent] = [OrchestratorStarted(timestamp=time)]
         stale = self._receive(generation, new, time, history)
         if len(history) == 1 and not generation.is_decided:
             return self._set_aside(stale)
-        self._episodes += 1
-        number = self._episodes
+        self._past.episodes += 1
+        number = self._past.episodes
         outbound: list[Outbound] = []
         switched = False
         generations = 0
@@ -183,7 +150,7 @@ class Execution:
                 break
             decided = generation.flush(time)
             outbound += [message for _, message in decided]
-            past = [*(() if switched else self._history), *history, *(event for event, _ in decided)]
+            past = [*(() if switched else self._past.events), *history, *(event for event, _ in decided)]
             generation, history = self._next(generation, time, new_execution_id, family.carried(past))
             switched = True
         self._generation = generation
@@ -193,7 +160,7 @@ class Execution:
         completed = self._complete(generation, time, history, outbound)
         outbound += self._ends(completed, history, switched=switched)
         history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.notes.text()))
-        first = 0 if switched else len(self._history)
+        first = 0 if switched else len(self._past.events)
         self._commit(generation, history, switched=switched)
         return Episode(
             loaded=loaded,
@@ -227,17 +194,16 @@ class Execution:
         generation = self._load(())
         history: list[HistoryEvent] = []
         outbound: list[Outbound] = []
-        for event, message in generation.flush(self._time):
+        for event, message in generation.flush(self._past.time):
             history.append(event)
             outbound.append(message)
-        completed = None if self._completed else self._complete(generation, self._time, history, outbound)
+        completed = None if self._past.completed else self._complete(generation, self._past.time, history, outbound)
         outbound += self._ends(completed, history)
         if not history:
             return self._set_aside([])
-        history.append(OrchestratorCompleted(timestamp=self._time))
-        first, number = len(self._history), self._episodes
-        for event in history:
-            self._account(event)
+        history.append(OrchestratorCompleted(timestamp=self._past.time))
+        first, number = len(self._past.events), self._past.episodes
+        self._past.extend(history)
         return Episode(
             loaded=self._instance,
             current=self._instance,
@@ -281,15 +247,15 @@ class Execution:
         now: Timestamp,
         also: Sequence[HistoryEvent] = (),
     ) -> Episode:
-        if self._completed:
-            return self._set_aside([(event, f"the orchestration is {self._status} already") for event in new])
+        if self._past.completed:
+            return self._set_aside([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first(new)
         loaded = self._instance
         started, self._instance = self._start(new)
-        self._status = status
-        time = max(now, self._time)
+        self._past.status = status
+        time = max(now, self._past.time)
         completed = ExecutionCompleted(
-            timestamp=time, event_id=self._last_number + 1, status=status, result=result, failure=failure
+            timestamp=time, event_id=self._past.last_number + 1, status=status, result=result, failure=failure
         )
         history: list[HistoryEvent] = [
             OrchestratorStarted(timestamp=time),
@@ -299,9 +265,8 @@ class Execution:
         ]
         response = response_of(started, self._instance, completed) if family.reports_end(new) else None
         outbound = [*([response] if response else []), *self._ends(completed, [*also, *history])]
-        first, number = len(self._history), self._episodes + 1
-        for event in history:
-            self._account(event)
+        first, number = len(self._past.events), self._past.episodes + 1
+        self._past.extend(history)
         return Episode(
             loaded=loaded if loaded.execution_id else self._instance,
             current=self._instance,
@@ -321,27 +286,10 @@ class Execution:
         """The messages that end the children of an instance that is terminated. :param new: what its history gets."""
         if completed is None or completed.status is not Status.TERMINATED:
             return []
-        past = [*(() if switched else self._history), *new]
+        past = [*(() if switched else self._past.events), *new]
         return family.terminations(past, self._instance.instance_id, completed.timestamp)
 
     # ---- the past
-
-    def _account(self, event: HistoryEvent) -> None:
-        """Keep an event that is, or becomes, part of the history, and count it."""
-        self._history.append(event)
-        if event.event_id > self._last_number:
-            self._last_number = event.event_id
-        self._size += _ROW
-        for text in _TEXTS.get(event.event_type, ()):
-            self._size += 2 * len(getattr(event, text) or "")  # and once more as the value that the code may hold
-        if isinstance(event, _MARKS):
-            self._episodes += isinstance(event, OrchestratorStarted)
-            self._time = max(self._time, event.timestamp)
-        elif isinstance(event, _FAILURES):
-            self._size += _size_of(event.failure)
-        elif isinstance(event, ExecutionCompleted):
-            self._completed = True
-            self._status = event.status
 
     def _load(self, new: Sequence[HistoryEvent]) -> Generation:
         """The live generation: the one in memory, or replayed from the past, or begun by the start in ``new``."""
@@ -354,30 +302,30 @@ class Execution:
             definition,
             started,
             instance,
-            time=self._time,
-            past=Recorded(self._history),
+            time=self._past.time,
+            past=Recorded(self._past.events),
             custom_status=self._custom_status,
             log=self._log,
         )
         self._instance = instance
         self._generation = generation
-        if self._history:
+        if self._past.events:
             self._replay(generation)
         return generation
 
     def _start(self, new: Sequence[HistoryEvent]) -> tuple[ExecutionStarted, OrchestrationInstance]:
         """The start of this generation, in its history or in ``new``, and the instance with its execution id."""
-        started = next((event for event in (*self._history, *new) if isinstance(event, ExecutionStarted)), None)
+        started = next((event for event in (*self._past.events, *new) if isinstance(event, ExecutionStarted)), None)
         if started is None:
             raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
         execution_id = self._instance.execution_id or started.instance.execution_id
         return started, OrchestrationInstance(instance_id=self._instance.instance_id, execution_id=execution_id)
 
     def _replay(self, generation: Generation) -> None:
-        flushed = _flushed(self._history)
+        flushed = self._past.flushed()
         generation.replaying = True
         try:
-            for at, event in enumerate(self._history):
+            for at, event in enumerate(self._past.events):
                 generation.recorded = at < flushed
                 if isinstance(event, _DECISIONS):
                     generation.confirm(event)
@@ -391,7 +339,7 @@ class Execution:
                 elif not isinstance(event, OrchestratorCompleted):
                     generation.receive(event)
         except NonDeterminismError as error:
-            generation.overrule(error, self._last_number)
+            generation.overrule(error, self._past.last_number)
         finally:
             generation.replaying = generation.recorded = False
 
@@ -405,7 +353,7 @@ class Execution:
         try:
             generation.episode(time)
         except NonDeterminismError as error:
-            generation.overrule(error, self._last_number)
+            generation.overrule(error, self._past.last_number)
         for event in new:
             if generation.status is Status.PENDING and isinstance(event, ExecutionStarted):
                 history.append(replace(event, is_played=True))
@@ -483,7 +431,7 @@ class Execution:
         )
         history.append(completed)
         response = response_of(generation.started, generation.instance, completed)
-        if response is not None and family.reports_end([*self._history, *history]):
+        if response is not None and family.reports_end([*self._past.events, *history]):
             outbound.append(response)
         return completed
 
@@ -491,13 +439,10 @@ class Execution:
         """The episode counts as made; a session whose checkpoint fails drops the whole execution."""
         self._instance = generation.instance
         if switched:
-            self._history.clear()
-            self._episodes, self._size = 0, _LIVE
-            self._last_number = -1
+            self._past.clear()
         else:
-            self._episodes -= 1  # its OrchestratorStarted is counted below
-        for event in history:
-            self._account(event)
+            self._past.episodes -= 1  # its OrchestratorStarted is counted below
+        self._past.extend(history)
 
     def _set_aside(self, stale: Sequence[tuple[HistoryEvent, str]]) -> Episode:
         generation = self._generation
@@ -506,10 +451,10 @@ class Execution:
             current=self._instance,
             switched=False,
             history=(),
-            first_ordinal=len(self._history),
+            first_ordinal=len(self._past.events),
             outbound=(),
-            number=self._episodes,
-            status=generation.status if generation is not None else self._status,
+            number=self._past.episodes,
+            status=generation.status if generation is not None else self._past.status,
             custom_status=generation.custom_status if generation is not None else self._custom_status,
             stale=tuple(stale),
         )
@@ -531,28 +476,6 @@ def run(
         return execution.advance(new, now=now, new_execution_id=new_execution_id)
     finally:
         execution.close()
-
-
-def _size_of(failure: FailureDetails | None) -> int:
-    """Characters of an error and of what it was caused by."""
-    size = 0
-    while failure is not None:
-        size += len(failure.error_message) + len(failure.stack_trace or "")
-        failure = failure.inner_failure
-    return size
-
-
-def _flushed(history: Sequence[HistoryEvent]) -> int:
-    """How far the history holds every decision: up to the end of its last episode that did not end suspended."""
-    suspended, upto = False, 0
-    for at, event in enumerate(history):
-        if isinstance(event, ExecutionSuspended):
-            suspended = True
-        elif isinstance(event, ExecutionResumed):
-            suspended = False
-        elif isinstance(event, OrchestratorCompleted) and not suspended:
-            upto = at
-    return upto
 
 
 def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:

@@ -1,4 +1,8 @@
-"""What the parts of a hub and those above share: names, identities and plain records. No I/O, no decisions."""
+"""What the parts of a hub and those above share: names, identities and plain records. No I/O, no decisions.
+
+This module is longer than others: it is the vocabulary of the hub on one page. It holds values only, nearly all of them
+public, and users and the documentation find every one of them in one place.
+"""
 
 from __future__ import annotations
 

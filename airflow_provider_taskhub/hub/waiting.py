@@ -1,6 +1,9 @@
 """Why an instance does not go on: one pure decision for the command line, the page, Airflow's log and the metrics.
 
 ``snapshots`` reads the store for it. No worker acts on the answer.
+
+This module is longer than others: it is one list of reasons in the order of their strength, each with its text, and the
+order can only be judged with all of them in sight.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ other. Writes are values (:data:`Operation`); a checkpoint is a :class:`Unit` of
 Every call has a deadline, is counted by kind in :attr:`Store.requests`, and raises only the storage errors of
 ``airflow_provider_taskhub.errors``: ``Conflict``, ``NotFound``, ``LeaseLost``, ``Throttled``, ``Unavailable``,
 ``PayloadTooLarge``; and ``InputError`` for a name or key that Azure would refuse.
+
+This module is longer than others: it is the contract that every store implements, with the errors of each call, and it
+is read as one page. It holds no behaviour.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Azure Storage's rules as pure functions, applied by both stores before anything is sent.
 
 Owns names, keys, sizes, ranges and the shape of transactions, units and filters, so that the embedded store refuses
-what Azure refuses, and Azurite's laxness (batches across partitions, more than 1 MiB or 252
-properties, control characters in messages) is never relied upon. Never reads a store.
+what Azure refuses, and so that nothing relies on what only the emulator Azurite accepts: batches across partitions,
+more than 1 MiB or 252 properties, control characters in messages. Never reads a store.
+
+This module is longer than others: it is a list of rules that do not depend on each other.
 
 Every ``check_…`` returns None, or raises ``InputError`` (a value Azure would answer 400 to) or ``PayloadTooLarge``,
 naming the thing, the value and the rule.

@@ -382,23 +382,11 @@ async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Cl
 
     :raises Throttled, Unavailable: after the last try, with ``what`` in the text.
     """
-    tries = 1
-
-    async def counted() -> None:
-        nonlocal tries
-        try:
-            await action()
-        except (Throttled, Unavailable):
-            raise
-        except StorageError as error:
-            error.add_note(f"while making {what}")
-            raise
-
-    def failed(error: Exception, failures: int) -> None:
-        nonlocal tries
-        tries = failures
-
+    told: list[int] = [1]  # of tries that failed; a refusal is not tried again
     try:
-        await retry(counted, _RETRIES, clock, failed=failed)
+        await retry(action, _RETRIES, clock, failed=lambda _, failures: told.append(failures))
     except (Throttled, Unavailable) as error:
-        raise type(error)(f"{what} of the hub could not be written in {tries} tries: {error}") from error
+        raise type(error)(f"{what} of the hub could not be written in {told[-1]} tries: {error}") from error
+    except StorageError as error:
+        error.add_note(f"while making {what}")
+        raise
