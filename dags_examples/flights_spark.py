@@ -173,8 +173,8 @@ def _publish_months(flights: DataFrame, target: Path, year: int, months: Sequenc
         os.replace(found[0], target / "flights" / name)
     shutil.rmtree(part)
     written = flights.sparkSession.read.parquet(*(str(target / "flights" / name) for name in files))
-    name = f.element_at(f.split(f.input_file_name(), "/"), -1).alias("name")
-    counts = {files[row["name"]]: row["count"] for row in written.groupBy(name).count().collect()}
+    file = f.element_at(f.split(f.input_file_name(), "/"), -1).alias("name")
+    counts = {files[row["name"]]: row["count"] for row in written.groupBy(file).count().collect()}
     return {str(number): counts[number] for number in months}
 
 

@@ -15,6 +15,7 @@ import airflow_provider_taskhub
 from tests.typing import flights_client
 
 FOLDER = Path(__file__).parent
+EXAMPLES = ("first.py", "first_app.py", "flights_app.py", "flights_delays.py")
 MARK = re.compile(r"#\s*refused: (.+)$")
 ERROR = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)$", re.M)
 
@@ -24,6 +25,7 @@ def errors() -> dict[tuple[str, int], list[str]]:
     """What mypy says, by file and line."""
     assert find_spec("pyspark"), "types of Spark activities are checked with pyspark's own annotations"
     files = [str(path) for path in sorted(FOLDER.glob("*.py")) if not path.name.startswith("test_")]
+    files += [str(FOLDER.parents[1] / "dags_examples" / name) for name in EXAMPLES]
     cache = str(FOLDER.parents[1] / ".mypy_cache" / "user_code")
     # a process of its own: mypy raises the recursion limit of the process that it runs in
     command = [sys.executable, "-m", "mypy", *files, "--config-file", str(FOLDER / "mypy.ini"), "--cache-dir", cache]
@@ -42,9 +44,8 @@ def marked() -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("file", ["flights_app.py", "flights_client.py", "flights_dag.py"])
-def test_a_user_s_module_has_no_type_error(errors: dict[tuple[str, int], list[str]], file: str) -> None:
-    assert {at: texts for at, texts in errors.items() if at[0] == file} == {}
+def test_a_user_s_modules_and_the_examples_have_no_type_error(errors: dict[tuple[str, int], list[str]]) -> None:
+    assert {at: texts for at, texts in errors.items() if at[0] != "wrong_calls.py"} == {}
 
 
 @pytest.mark.process
