@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -24,9 +25,11 @@ ROOT = Path(__file__).parents[2]
 _SOURCES = (path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_generated"} & set(path.parts))
 PAGES = [ROOT / "README.md", *sorted(_SOURCES)]
 SECONDS = 60.0
+PAUSE = 0.5
+"""Seconds between two tries of a command that has time (``within``)."""
 LANGUAGES = frozenset({"python", "bash", "console", "text", "json", "toml", "yaml", "md", "xml", "ini", ""})
 """A misspelt language would be a block that nobody runs. Other names need braces: they are directives of MyST."""
-WORDS = frozenset({"file", "no-run", "status", "background", "until", "timeout", "output"})
+WORDS = frozenset({"file", "no-run", "status", "background", "until", "timeout", "output", "within"})
 KERNEL = Path(__file__).with_name("kernel.py")
 
 _VOLATILE = (
@@ -129,9 +132,7 @@ class Runner:
                 self._printed = self._bash(block, block.text)
             case "console":
                 for command, expected in commands(block.text):
-                    self._printed = self._bash(block, command)
-                    if expected:
-                        compare(block, expected, self._printed)
+                    self._console(block, command, expected)
             case "text" if "output" in block.words:
                 compare(block, block.text, self._printed)
             case "json":
@@ -172,6 +173,18 @@ class Runner:
         told = f"{block}: $ {text}\nended with status {done.returncode} instead of {wanted}"
         assert done.returncode == wanted, f"{told}\n{done.stdout}{done.stderr}"
         return done.stdout if wanted == 0 else done.stdout + done.stderr
+
+    def _console(self, block: Block, command: str, expected: str) -> None:
+        left = float(block.words.get("within", 0))
+        while True:
+            try:
+                self._printed = self._bash(block, command)
+                return compare(block, expected, self._printed) if expected else None
+            except AssertionError:
+                if left <= 0:
+                    raise
+            left -= PAUSE
+            threading.Event().wait(PAUSE)
 
     def _background(self, block: Block) -> None:
         text = block.text

@@ -112,6 +112,14 @@ def test_commands_of_a_console_block_must_print_what_the_page_shows(folder: Path
         run(folder, env, fence("console", "$ echo one\nthree"))
 
 
+def test_a_command_that_has_time_is_repeated_until_it_prints_what_the_page_shows(
+    folder: Path, env: dict[str, str]
+) -> None:
+    run(folder, env, fence("console within=20", "$ echo x >> tries; wc -l < tries\n3"))
+    with pytest.raises(AssertionError, match="the page shows\nnever"):
+        run(folder, env, fence("console within=0.5", "$ echo one\nnever"))
+
+
 def test_a_command_must_end_with_the_status_that_the_page_promises(folder: Path, env: dict[str, str]) -> None:
     run(folder, env, fence("bash status=3", "exit 3"))
     with pytest.raises(AssertionError, match="ended with status 3 instead of 0"):
