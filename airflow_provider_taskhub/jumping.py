@@ -81,7 +81,7 @@ class _JumpingSelector(selectors.BaseSelector):
     def _jump(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
         self.now += max(0.0, timeout)
         if self.now > self.limit:
-            raise TimeLimit(f"still running after {self.limit:g} s of virtual time")
+            raise TimeLimit(f"still running after {timedelta(seconds=self.limit)} of virtual time")
         return []
 
 

@@ -115,6 +115,7 @@ def run(
     :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated. Its notes are
         the stack traces of the user's code; the last one is of the first cause.
     :raises ConfigurationError: an orchestrator that is not declared; a call from a running event loop.
+    :raises RuntimeError: the run takes more virtual time than ``limit``.
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
