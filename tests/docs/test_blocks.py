@@ -45,6 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "page"
 
 
+@pytest.mark.timeout(900)  # the tutorial starts a whole Airflow: three minutes on a busy machine
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_the_blocks_of_a_page_run(
     page: Path, folder: Path, env: dict[str, str], request: pytest.FixtureRequest
