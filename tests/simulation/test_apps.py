@@ -13,9 +13,9 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
-from airflow_provider_taskhub.hub.partitions.scan import Scanner
 from airflow_provider_taskhub.hub.waiting import Reason
 from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE
@@ -304,7 +304,7 @@ def test_workers_with_the_same_apps_say_and_read_nothing_more(monkeypatch: pytes
 
     with_it = play(drive)
     monkeypatch.setattr(Placing, "say", lambda *arguments: {})
-    monkeypatch.setattr(Scanner, "_compare_apps", lambda *arguments: None)
+    monkeypatch.setattr(Differences, "_compare_apps", lambda *arguments: None)
     assert play(drive) == with_it > 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ class Witness:
         self.reasons: list[str] = []
         self.tenures: list[Tenure] = []
         self._backend, self._queue = machine.backend, machine.backend.hub.names.control(0)
-        machine.owner._listener = self
+        machine.owner._host = replace(machine.owner._host, listener=self)
         receive = machine.store.receive
 
         async def noted(queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
