@@ -197,9 +197,9 @@ def connection() -> str:
 
 
 def metrics() -> dict[str, tuple[str, str]]:
-    """Kind and meaning of every metric that the sources of the workers name."""
+    """Kind and meaning of every metric that the sources name."""
     found: dict[str, tuple[str, str]] = {}
-    for path in sorted((PACKAGE / "workers").rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts = {
             node.targets[0].id: node.value.value
