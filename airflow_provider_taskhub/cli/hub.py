@@ -1,4 +1,4 @@
-"""``taskhub hub``: make, look at and remove a hub."""
+"""``taskhub hub``: create, show and delete a hub."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from airflow_provider_taskhub.hub.contract import HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions import admin
 from airflow_provider_taskhub.storage.connect import open_store
 
-app = typer.Typer(no_args_is_help=True, help="Make, look at and remove a hub.")
+app = typer.Typer(no_args_is_help=True, help="Create, show and delete a hub.")
 
 
 @app.command()
 def create(
     hub: HubName = None,
-    partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
-    lease_store: Annotated[str | None, typer.Option(help="table (the default) or blob; fixed for ever.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Number of partitions. It stays fixed.")
+    ] = None,
+    lease_store: Annotated[
+        str | None, typer.Option(help="Store of the leases: table (default) or blob. It stays fixed.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Make the hub, or finish one whose creation was interrupted; harmless when it is there.
+    """Create the hub, or complete it if its creation was interrupted. A complete hub stays as it is.
 
     Example: taskhub hub create --hub Flights --partitions 8
     """
@@ -58,7 +62,7 @@ def made(
 
 @app.command()
 def show(hub: HubName = None, json: AsJson = False) -> None:
-    """Print how the hub is made. Exit status 2 when it is missing or not ready.
+    """Print the place, partitions and format of the hub. Exit status 2 if the hub is missing or not ready.
 
     Example: taskhub hub show --json
     """
@@ -85,7 +89,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Remove the hub with everything in it: instances, histories, logs. Exit status 2 while workers serve it.
+    """Delete the hub with everything in it: instances, histories, logs. Exit status 2 if workers serve it.
 
     Example: taskhub hub delete --hub Flights --yes
     """

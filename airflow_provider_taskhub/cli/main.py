@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    help="Durable orchestration of Spark pipelines. The hub is the embedded one unless TASKHUB_CONNECTION is set.",
+    help="Durable orchestration of Spark pipelines. Without TASKHUB_CONNECTION, the hub is a local SQLite file.",
 )
 app.add_typer(hub.app, name="hub")
 app.add_typer(instances.app, name="instances")

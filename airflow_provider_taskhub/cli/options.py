@@ -11,7 +11,8 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import Settings, load_settings
 
 HubName = Annotated[
-    str | None, typer.Option("--hub", help="Name of the hub; else TASKHUB_HUB, the settings file, TaskHub.")
+    str | None,
+    typer.Option("--hub", help="Name of the hub. Default: TASKHUB_HUB, else the settings file, else TaskHub."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 

@@ -13,19 +13,19 @@ from airflow_provider_taskhub.client import Client, HubAdmin
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
 
-app = typer.Typer(no_args_is_help=True, help="Look at messages that nobody could process; put them back or drop them.")
+app = typer.Typer(no_args_is_help=True, help="List messages that no worker could process, put them back or drop them.")
 
 MessageIds = Annotated[list[str] | None, typer.Argument(help="Ids of messages, as `list` shows them.")]
-Everything = Annotated[bool, typer.Option("--all", help="Everything that is in quarantine.")]
+Everything = Annotated[bool, typer.Option("--all", help="All messages in quarantine.")]
 
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(min=1)] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="List at most so many messages.")] = 100,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """List what is in quarantine, with its cause.
+    """List the messages in quarantine, with the cause of each.
 
     Example: taskhub quarantine list --json
     """
@@ -43,12 +43,16 @@ def list_(
         [(i.message_id, i.queue, i.instance_id, i.since, i.dequeue_count, _first(i.cause)) for i in found[:limit]],
     )
     if len(found) > limit:
-        console.print(f"more than {limit}: --limit", soft_wrap=True)
+        console.print(f"there are more than {limit} messages: --limit shows more", soft_wrap=True)
 
 
 @app.command()
-def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json: AsJson = False) -> None:
-    """Print one message: its cause in full, and its text as it was in the queue.
+def show(
+    message_id: Annotated[str, typer.Argument(help="Id of the message, as `list` shows it.")],
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Print one message: the whole cause, and the text that was in the queue.
 
     Example: taskhub quarantine show 0f8fad5b-d9cb-469f-a165-70867728950e
     """
@@ -58,7 +62,7 @@ def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json
 
     item = _with_client(hub, work)
     if item is None:
-        fail(f"no message {message_id!r} is in quarantine", Exit.NOT_FOUND)
+        fail(f"message {message_id!r} is not in quarantine: `taskhub quarantine list` shows the ids", Exit.NOT_FOUND)
     if json:
         as_json(_shown(item, text=True))
         return
@@ -71,7 +75,7 @@ def show(message_id: Annotated[str, typer.Argument()], hub: HubName = None, json
 def put_back(
     message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Put messages into their queues again, once the cause is fixed; of a stuck instance, all its messages.
+    """Return messages to their queues. Fix the cause first. A stuck instance gets all its messages back.
 
     Example: taskhub quarantine put-back --all
     """
@@ -86,11 +90,11 @@ def drop(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Remove messages for ever. Nobody will see them, nor what they were to bring.
+    """Delete messages. No worker will process them: an instance that needs one of them waits for ever.
 
     Example: taskhub quarantine drop 0f8fad5b-d9cb-469f-a165-70867728950e
     """
-    if every and not yes and not typer.confirm("Drop everything that is in quarantine, for ever?"):
+    if every and not yes and not typer.confirm("Delete all messages in quarantine? This cannot be undone."):
         fail("nothing was dropped", Exit.FAILED)
     _each(message_ids, every, hub, HubAdmin.drop_quarantined, "dropped", _alone, json=json)
 
@@ -109,7 +113,7 @@ def _each(
     json: bool,
 ) -> None:
     if bool(message_ids) == every:
-        raise typer.BadParameter("give ids, or --all")
+        raise typer.BadParameter("give ids or --all, not both")
 
     async def work(client: Client) -> tuple[int, list[str], dict[str, str]]:
         there = {item.message_id: item for item in await client.admin.quarantined(bodies=False)}

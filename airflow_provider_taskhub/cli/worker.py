@@ -22,38 +22,38 @@ log = structlog.get_logger(__name__)
 
 
 def worker(
-    app: Annotated[list[str], typer.Option(help="MODULE:ATTRIBUTE of an App; repeats.")],
-    name: Annotated[str, typer.Option(help="For people; the host's name if not given.")] = "",
-    role: Annotated[list[str] | None, typer.Option(help="orchestrator, activity; both if not given.")] = None,
-    activities: Annotated[int | None, typer.Option(min=1, max=1000, help="Activities at once.")] = None,
+    app: Annotated[list[str], typer.Option(help="An app: MODULE:ATTRIBUTE. May be repeated.")],
+    name: Annotated[str, typer.Option(help="Name in lists and logs. Default: the host's name.")] = "",
+    role: Annotated[list[str] | None, typer.Option(help="orchestrator or activity. Default: both.")] = None,
+    activities: Annotated[int | None, typer.Option(min=1, max=1000, help="Activities that run at a time.")] = None,
     drain_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds that a stop waits for activities.")
+        float | None, typer.Option(min=0, help="Seconds that a stopping worker waits for its activities.")
     ] = None,
-    health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve /live, /ready, /metrics.")] = None,
+    health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of /live, /ready, /metrics.")] = None,
     health_host: Annotated[
-        str, typer.Option(help="Address for them, e.g. 0.0.0.0 for probes from outside; else this machine only.")
+        str, typer.Option(help="Address of the health port, such as 0.0.0.0. Default: this machine only.")
     ] = "",
-    warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs it.")] = True,
+    warm: Annotated[bool, typer.Option(help="Start Spark with the worker if an activity needs Spark.")] = True,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to start beside live workers whose apps or versions differ.")
+        bool, typer.Option("--strict", help="Refuse to start if live workers have other apps or versions.")
     ] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines too.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also log debug lines.")] = False,
     hub: HubName = None,
 ) -> None:
-    """Serve a hub: run orchestrators, and activities in child processes, until SIGTERM or Ctrl-C; then drain.
+    """Run orchestrators and activities of a hub until SIGTERM or Ctrl-C, then drain. Activities run in child processes.
 
-    The hub is made if it is missing. Give all its workers the same apps, and the same TASKHUB_LEASE__ settings if any.
-    Where apps differ, workers warn of it, and each instance runs on a worker that has its code.
+    The worker creates the hub if it is missing. Give all workers of a hub the same apps and the same TASKHUB_LEASE__
+    settings. If apps differ, workers log a warning, and each instance runs on a worker that has its code.
 
     Example: taskhub worker --app flights_app:app
     """
     roles = tuple(dict.fromkeys(role or (ORCHESTRATOR, ACTIVITY)))
     for wanted in roles:
         if wanted not in (ORCHESTRATOR, ACTIVITY):
-            raise typer.BadParameter(f"{wanted!r}: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
+            raise typer.BadParameter(f"{wanted!r} is not a role: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
     if health_host and health_port is None:
-        raise typer.BadParameter("it needs a port, such as --health-port 8080", param_hint="--health-host")
+        raise typer.BadParameter("give a port too, such as --health-port 8080", param_hint="--health-host")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
     options = Options(

@@ -130,10 +130,10 @@ def command_reference() -> str:
     parts = []
     for name, command in commands():
         depth = "##" if len(name.split()) <= 2 else "###"
-        text, _, example = (command.help or "").partition("Example:")
+        text, *examples = (command.help or "").split("Example:")
         parts.append(f"{depth} {name}\n\n{_paragraphs(text)}\n")
-        if example:
-            parts.append(f"```text\n{' '.join(example.split())}\n```\n")
+        if examples:
+            parts.append("```text\n" + "\n".join(" ".join(one.split()) for one in examples) + "\n```\n")
         rows = [_parameter(one) for one in command.params if one.name != "help" and not getattr(one, "hidden", False)]
         if rows:
             parts.append(_table(("option or argument", "default", "meaning"), rows))

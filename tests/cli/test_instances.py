@@ -457,7 +457,7 @@ def test_show_says_whether_the_owner_of_the_partition_lives_where_it_was_proven(
         told.members = members
         assert "partition 1: owned by ann@a/1, which is not alive" in taskhub("show", "i").stdout
     shown = taskhub("show", "i", "--once").stdout
-    assert "partition 1: owned by ann@a/1; whether it lives: taskhub partitions show 1" in shown
+    assert "partition 1: owned by ann@a/1; is it alive? taskhub partitions show 1" in shown
 
 
 def test_show_lists_the_children_that_an_instance_awaits_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +527,7 @@ def test_logs_of_several_generations_are_in_their_order_and_told_apart(monkeypat
     assert [one["activity"] for one in found] == ["", "load0", "report"], "number 0 meant something else before"
     only = taskhub("logs", "i", "--activity", "report")
     assert only.stdout.splitlines() == ["── report #0, attempt 1 ──", f"text of {told.logs[0]}"]
-    assert "1 log of earlier generations left out" in only.stderr
+    assert "1 log of earlier generations not shown" in only.stderr
 
 
 def attempt(execution_id: str, task: int = 0, number: int = 1) -> ActivityRecord:

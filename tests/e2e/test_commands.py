@@ -75,7 +75,7 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     worker = house.worker("one").ready()
     house.json("instances", "start", "waiting", "--id", "held", "--tag", "team=a")
     held = house.command("instances", "suspend", "held", "--reason", "hold on")
-    assert (held.returncode, held.stdout) == (OK, "held: asked to hold\n"), held.stderr
+    assert (held.returncode, held.stdout) == (OK, "held: asked to suspend\n"), held.stderr
     shown = ("instances", "show", "held", "--once")
     until(lambda: house.json(*shown)["instance"]["status"] == "Suspended", what="suspended")
     assert [why["reason"] for why in house.json(*shown)["waits"]] == ["suspended"]
@@ -186,7 +186,7 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
         (["instances", "start", "hello", "--input", "[" * 501 + "]" * 501], "nested more than 500 deep"),
         (["instances", "start", "hello", "--at", "9999-12-31T23:59:59-05:00"], "in the years 1601 to 9999"),
         (["instances", "start", "hello", "--at", "1600-12-31"], "in the years 1601 to 9999"),
-        (["instances", "start", "hello", "--tag", "x"], "is not NAME=VALUE"),
+        (["instances", "start", "hello", "--tag", "x"], "is not of the form NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
         (["instances", "start", "hello", "--id", "x" * 300], "256"),
         (["instances", "start", "hello", "--id", "x\ufffe"], "holds U+FFFE"),
@@ -206,7 +206,7 @@ def test_texts_that_look_like_markup_are_printed_as_they_are(embedded: House) ->
     assert house.command("hub", "create").returncode == OK
     started = house.command("instances", "start", "[/who]", "--id", odd, "--input", '{"op": "a [/b] c"}')
     assert (started.returncode, started.stdout) == (OK, f"{odd}\n"), started.stderr
-    assert "nobody has orchestrator '[/who]' now" in started.stderr
+    assert "no worker has orchestrator '[/who]' now" in started.stderr
     for *arguments, says in (
         ("list", odd),
         ("show", odd, '{"op":"a [/b] c"}'),

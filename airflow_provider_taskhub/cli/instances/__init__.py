@@ -6,7 +6,7 @@ import typer
 
 from airflow_provider_taskhub.cli.instances import attempts, changing, listing, purging, showing, starting
 
-app = typer.Typer(no_args_is_help=True, help="Start, watch and steer orchestrations.")
+app = typer.Typer(no_args_is_help=True, help="Start, show and control instances of orchestrators.")
 app.command("list")(listing.list_)
 app.command()(showing.show)
 app.command()(starting.start)

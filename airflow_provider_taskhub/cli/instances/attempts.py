@@ -27,11 +27,11 @@ from airflow_provider_taskhub.masking import masked
 def logs(
     instance_id: InstanceId,
     activity: Annotated[str | None, typer.Option(help="Only attempts of activities of this name.")] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="Only so many lines of each attempt, from the end.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Print only the last lines of each attempt.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Print what the attempts of an instance's activities wrote. Values of secrets are shown as ***.
+    """Print the output of an instance's activities, attempt by attempt. Secrets are shown as ***.
 
     Example: taskhub instances logs flights-2013 --activity monthly_delays --last 50
     """
@@ -42,7 +42,7 @@ def logs(
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
         found = await _logged(client, state)
         if activity and (nameless := sum(not one["activity"] for one in found)):
-            warn(f"{plural(nameless, 'log')} of earlier generations left out: their activities' names are not known")
+            warn(f"{plural(nameless, 'log')} of earlier generations not shown: their activities have no known names")
         wanted = [one for one in found if activity in (None, one["activity"])]
         return state.execution_id, [
             one | {"log": masked(await client.instance(state.instance_id).log(one["log"], last=last))} for one in wanted

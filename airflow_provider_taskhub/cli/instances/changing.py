@@ -25,22 +25,22 @@ from airflow_provider_taskhub.hub.contract import (
 
 def terminate(
     instance_id: InstanceId,
-    reason: Annotated[str, typer.Option(help="Becomes the instance's output.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason. It becomes the output of the instance.")] = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until no recorded activity of the instance runs any more.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds to wait at most; after them exit status 6.")
+        float | None, typer.Option(min=0.0, help="Wait at most so many seconds. Exit status 6 after that.")
     ] = None,
     recurse: Annotated[
-        bool, typer.Option("--recurse/--no-recurse", help="End the children that still run, too.")
+        bool, typer.Option("--recurse/--no-recurse", help="Also end the children that still run.")
     ] = True,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """End an instance now, and its children.
+    """End an instance and its children now.
 
-    Activities without a record are stopped at their next renewal (1 s; on Azure 10 s).
+    Activities without a record end at their next renewal: every 1 s, on Azure every 10 s.
 
     Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
     """
@@ -59,7 +59,7 @@ def terminate(
 
 
 def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Suspend an instance: activities that run go on, but the orchestrator decides nothing before a resume.
+    """Suspend an instance. Running activities go on. The orchestrator waits for `resume`.
 
     Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
     """
@@ -67,11 +67,11 @@ def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, j
     async def work(client: Client) -> InstanceState:
         return await client.suspend(instance_id, reason)
 
-    _steered(with_client(hub, work), "asked to hold", json=json)
+    _steered(with_client(hub, work), "asked to suspend", json=json)
 
 
 def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Let a suspended instance go on with everything that has come meanwhile.
+    """Resume a suspended instance. It also processes the messages that came in the meantime.
 
     Example: taskhub instances resume flights-2013
     """
@@ -79,20 +79,20 @@ def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, js
     async def work(client: Client) -> InstanceState:
         return await client.resume(instance_id, reason)
 
-    _steered(with_client(hub, work), "asked to go on", json=json)
+    _steered(with_client(hub, work), "asked to resume", json=json)
 
 
 def rewind(
     instance_id: InstanceId,
-    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason. The history keeps it.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended again.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Let a failed instance go on from before its failure. What had completed is not done again.
+    """Continue a failed instance from the point before its failure. Completed activities do not run again.
 
-    What the orchestrator decided after the failure, such as cleaning up, is taken back. A failure stays handled if the
-    orchestrator decided something between handling it and the failure that ended the instance.
+    Decisions after the failure, such as a cleanup, are taken back. A failure that the orchestrator handled stays
+    handled if the orchestrator decided something after it and before the failure that ended the instance.
 
     Example: taskhub instances rewind flights-2013 --reason "the table is there now" --wait
     """
@@ -111,7 +111,7 @@ def rewind(
 def restart(
     instance_id: InstanceId,
     new_id: Annotated[
-        bool, typer.Option("--new-id", help="Start under a new id, in whatever state the old instance is.")
+        bool, typer.Option("--new-id", help="Use a new id. The old instance may be in any state.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
     hub: HubName = None,
@@ -133,7 +133,7 @@ def restart(
 def raise_event(
     instance_id: InstanceId,
     name: Annotated[str, typer.Argument(help="Name of the event.")],
-    data: Annotated[str | None, typer.Option("--data", help="One JSON value.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Data of the event: one JSON value.")] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:

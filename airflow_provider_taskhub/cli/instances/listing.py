@@ -46,15 +46,15 @@ def list_(
     tag: Tags = None,
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED)] = 50,
-    order: Annotated[Order | None, typer.Option(help="Default: newest; with --json: id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="List at most so many instances.")] = 50,
+    order: Annotated[Order | None, typer.Option(help="Order of the list. Default: newest; with --json: id.")] = None,
     continuation: Annotated[
-        str | None, typer.Option(help="The next page: the text that the page before has printed.")
+        str | None, typer.Option(help="Show the next page: give the text that the last page printed.")
     ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """List instances, the newest first. With --json: one page, in the order of the ids, unless --order newest is given.
+    """List instances, the newest first. With --json, they are ordered by id unless --order newest is given.
 
     Example: taskhub instances list --status Running --status Failed --json
     """
@@ -105,11 +105,11 @@ async def _newest(client: Client, limit: int, where: dict[str, Any], after: str 
         if continuation is None:
             break
     else:
-        warn(f"these are the newest of the first {MAX_SORTED} by id: choose with --prefix, --status or --created-from")
+        warn(f"only the first {MAX_SORTED} instances by id were sorted: use --prefix, --status or --created-from")
     if after is not None:
         age, _, last = after.removeprefix(NEWEST).partition(":")
         if not age.removeprefix("-").isdigit():
-            raise InputError(f"--continuation {after!r}: no page says so")
+            raise InputError(f"--continuation {after!r} is not known: give the text that the last page printed")
         found = [state for state in found if _age(state) > (int(age), last)]
     found.sort(key=_age)
     shown = found[:limit]

@@ -25,10 +25,10 @@ Tags = Annotated[
     list[str] | None, typer.Option("--tag", help="Only instances with the tag NAME=VALUE. May be repeated.")
 ]
 CreatedFrom = Annotated[
-    str | None, typer.Option(help="Only instances created at this time or later: ISO 8601, UTC without a zone.")
+    str | None, typer.Option(help="Only instances created at this time or later: ISO 8601. Default zone: UTC.")
 ]
 CreatedTo = Annotated[str | None, typer.Option(help="Only instances created at this time or earlier.")]
-Reason = Annotated[str, typer.Option(help="Shown as the instance's output until it ends.")]
+Reason = Annotated[str, typer.Option(help="Reason. It is stored as the output until the instance ends.")]
 
 
 def moment_of(text: str | None, option: str) -> datetime | None:
@@ -38,7 +38,9 @@ def moment_of(text: str | None, option: str) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{option} {text!r} is not a time such as 2026-10-01 or 2026-10-01T12:00") from None
+        raise typer.BadParameter(
+            f"{option} {text!r} is not a time: give one such as 2026-10-01 or 2026-10-01T12:00"
+        ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -48,7 +50,7 @@ def tags_of(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         name, found, value = pair.partition("=")
         if not found or not name:
-            raise InputError(f"--tag {pair!r} is not NAME=VALUE")
+            raise InputError(f"--tag {pair!r} is not of the form NAME=VALUE")
         tags[name] = value
     return tags
 

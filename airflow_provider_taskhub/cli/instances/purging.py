@@ -36,20 +36,20 @@ def purge(
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All instances that have ended; without any other option that chooses.")
+        bool, typer.Option("--all", help="All instances that have ended. Give no other selection with it.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Purge at most so many instances.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Purge at most so many instances a second.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds; exit status 6 if instances are left after them.")
+        float | None, typer.Option(min=0, help="Stop after so many seconds. Exit status 6 if instances are left.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Remove instances that have ended, with all that is stored of them: history, payloads, records, logs.
+    """Delete instances that have ended, with all their data: history, payloads, records, logs.
 
-    If the command is cut off, run it again: it does the rest. Children are instances of their own, and stay.
+    If the command is interrupted, run it again: it deletes the rest. Children are separate instances: they stay.
 
     Example: taskhub instances purge flights-2013
 
@@ -64,13 +64,15 @@ def purge(
     }
     chosen = any(value for value in where.values())
     if instance_ids and (chosen or every):
-        raise typer.BadParameter("give ids, or options that choose instances, not both")
+        raise typer.BadParameter("give ids or options that select instances, not both")
     if not instance_ids and chosen == every:
-        raise typer.BadParameter("say which: ids, or options such as --status and --created-to, or --all alone")
+        raise typer.BadParameter(
+            "say which instances: give ids, or options such as --status and --created-to, or only --all"
+        )
     if instance_ids:
         _purge_these(instance_ids, hub, json=json)
         return
-    if not yes and not typer.confirm("Remove all ended instances that match, for ever?"):
+    if not yes and not typer.confirm("Delete all ended instances that match? This cannot be undone."):
         fail("nothing was purged", Exit.FAILED)
 
     async def work(client: Client) -> PurgeResult:

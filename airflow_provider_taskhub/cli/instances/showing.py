@@ -41,19 +41,19 @@ MAX_CHILDREN = 20
 
 def show(
     instance_id: InstanceId,
-    once: Annotated[bool, typer.Option("--once", help="Answer at once: take every listed worker for alive.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Answer at once. Every listed worker counts as alive.")] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
     """Print one instance: state, input and output, recorded activities, history, and what it waits for.
 
-    A worker that has died stays listed for a while. Unless the instance has ended, the command therefore looks until
-    every listed worker has renewed its row, at most 1.5 renewal intervals.
+    A dead worker stays listed for a while. The command therefore waits until every listed worker has renewed its row,
+    at most 1.5 renewal intervals. If the instance has ended, the command does not wait.
 
-    If a part of the history cannot be read, the command lists that part (with --json under "unreadable") and still ends
-    with exit status 0. Such an instance does not go on: terminate it, then purge it.
+    If a part of the history cannot be read, the command lists that part (with --json under "unreadable"). The exit
+    status is 0. Such an instance cannot continue: terminate it, then purge it.
 
-    Values of secrets are shown as ***. With --json everything is printed as it is stored.
+    Secrets are shown as ***. With --json, everything is printed as it is stored.
 
     Example: taskhub instances show flights-2013
     """
@@ -130,9 +130,9 @@ def print_state(state: InstanceState) -> None:
 def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
     """:param members: workers, proven to live or not; None: nothing is proven."""
     if served.owner is None:
-        told = f"{served.state}, served by nobody"
+        told = f"{served.state}, no worker serves it"
     elif members is None or is_foreign(served):  # workers of .NET are no members
-        told = f"owned by {served.owner}; whether it lives: taskhub partitions show {served.partition}"
+        told = f"owned by {served.owner}; is it alive? taskhub partitions show {served.partition}"
     else:
         lives = any(member.alive and member.worker == served.owner for member in members)
         told = f"owned by {served.owner}, which is {'alive' if lives else 'not alive'}"

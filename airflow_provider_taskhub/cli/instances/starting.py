@@ -30,17 +30,17 @@ from airflow_provider_taskhub.hub.contract import (
 
 def start(
     orchestrator: Annotated[str, typer.Argument(help="Name that the app of a worker declares.")],
-    input: Annotated[str | None, typer.Option("--input", help="One JSON value.")] = None,
+    input: Annotated[str | None, typer.Option("--input", help="Input of the instance: one JSON value.")] = None,
     instance_id: Annotated[
         str | None, typer.Option("--id", help="Id of the instance. Default: a new random id.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag NAME=VALUE. May be repeated.")] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", help="The instance does not begin before this time: ISO 8601, UTC without a zone."),
+        typer.Option("--at", help="Start not before this time: ISO 8601. Default zone: UTC."),
     ] = None,
     version: Annotated[
-        str, typer.Option(help="The instance goes on only on a worker whose app declares this version compatible.")
+        str, typer.Option(help="Version. Only workers whose app is compatible with it run the instance.")
     ] = "",
     policy: Annotated[StartPolicy, typer.Option(help="What to do if the id is taken.")] = StartPolicy.REFUSE,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
@@ -78,11 +78,13 @@ def start(
 
 def wait(
     instance_id: InstanceId,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait; after them exit status 6.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Wait at most so many seconds. Exit status 6 after that.")
+    ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Wait until an instance has ended, and show what it does. Exit status 1 unless it completed.
+    """Wait until an instance has ended, and print what it does. Exit status 1 if it did not complete.
 
     Example: taskhub instances wait flights-2013 --timeout 600
     """
@@ -100,7 +102,7 @@ async def warn_if_nobody(client: Client, orchestrator: str) -> None:
         return
     known = sorted({name for member in members for name in member.orchestrators})
     there = f"workers here have {', '.join(known[:20]) or 'none'}" if members else "no worker is running"
-    warn(f"nobody has orchestrator {orchestrator!r} now ({there}): the instance waits")
+    warn(f"no worker has orchestrator {orchestrator!r} now ({there}): the instance waits for one")
 
 
 async def watch(client: Client, instance_id: str, timeout: float | None, *, quiet: bool) -> InstanceState:

@@ -8,7 +8,7 @@ from airflow_provider_taskhub.cli.partitions import checking, limiting, serving,
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at partitions, and order who may serve them. Exit status 3: the hub has no partition of that number.",
+    help="Show partitions, and control which workers serve them. Exit status 3: the hub has no such partition.",
 )
 app.command()(serving.create)
 app.command()(showing.show)

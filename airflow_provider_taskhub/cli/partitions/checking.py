@@ -19,14 +19,14 @@ from airflow_provider_taskhub.hub.snapshots import Waiting
 
 def detect_stale(
     seconds: Annotated[
-        float, typer.Argument(min=0.0, help="1.5 renewal intervals of the slowest owner, or more.")
+        float, typer.Argument(min=0.0, help="Seconds between the reads: at least 1.5 renewals of the slowest owner.")
     ] = 15.0,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Look twice: exit status 1 if the lease of a partition was not renewed in between, or has no row.
+    """Read the leases twice. Exit status 1 if a lease was not renewed in between, or has no row.
 
-    Exit status 2 if a live owner need not renew its lease within so few seconds: such a look proves nothing.
+    Exit status 2 if SECONDS is too short to prove anything: a live owner may renew its lease later than that.
 
     Example: taskhub partitions detect-stale 30 || page-somebody
     """
@@ -46,25 +46,26 @@ def detect_stale(
 
 
 def check(
-    min_nodes: Annotated[int, typer.Option(min=0, help="Live workers that there should be; drained ones are not.")] = 1,
+    min_nodes: Annotated[int, typer.Option(min=0, help="Minimum of live workers. Drained workers do not count.")] = 1,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Exit status 1 when a partition has no lease row or nobody alive to serve it, too few workers live, or an instance
-    waits for something that somebody must fix.
+    """Check partitions, workers and waiting instances. Exit status 1 if somebody must fix something.
 
-    Says what instances wait for, with examples. To be fixed: no live worker knows the orchestrator or an activity, or
-    accepts the version; the worker that owns the partition cannot run it; quarantine; a partition that is offline.
-    Instances that are suspended, start later, or await an event, a timer or a child wait as they are meant to. A
-    missing triggerer is reported, too.
+    Faults of partitions and workers: a partition has no lease row or no live owner; there are fewer live workers than
+    --min-nodes; workers have different lease times, so that one slow worker delays failover for all.
 
-    At most 500 instances of each open status are read, and 100 running ones looked at ("at least" says so).
+    Faults of instances: no live worker knows the orchestrator or an activity, or accepts the version; the worker that
+    owns the partition cannot run the instance; the instance is in quarantine; its partition is offline; no triggerer
+    watches a hub for which an Airflow task waits. The command also lists instances that are suspended, start later, or
+    await an event, a timer or a child. These are no faults.
 
-    Exit status 1 also if workers have different lease times: one slowly renewing worker delays failover for all.
+    The command reads at most 500 instances of each open status, and examines at most 100 running ones. If there are
+    more, the counts say "at least".
 
-    Looks until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest: a
-    worker that has not renewed by then counts as dead. Ends after two minutes: a worker that renews more
-    seldom than that is not called dead, and its partitions are reported as unknown. Lists the orders in force, too.
+    The command waits until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest and
+    two minutes in all. A worker that has not renewed by then counts as dead. If a worker renews less often than every
+    two minutes, its partitions are reported as unknown. The command also lists the orders in force.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """

@@ -20,27 +20,31 @@ from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 
 
 def cap(
-    value: Annotated[int | None, typer.Argument(help="Partitions; shares are fair without a cap.")] = None,
-    node: Annotated[str | None, typer.Option(help=f"For these workers only. {NODE}")] = None,
+    value: Annotated[int | None, typer.Argument(help="Partitions that a worker may hold.")] = None,
+    node: Annotated[str | None, typer.Option(help=f"Only for these workers. {NODE}")] = None,
     per_turn: Annotated[
-        int | None, typer.Option("--per-turn", min=0, help="Partitions that a worker takes or asks for in one scan.")
+        int | None, typer.Option("--per-turn", min=0, help="Partitions that a worker may take or ask for in one scan.")
     ] = None,
-    lift: Annotated[bool, typer.Option("--lift", help="Lift the caps instead.")] = False,
+    lift: Annotated[bool, typer.Option("--lift", help="Lift the caps.")] = False,
     reason: Reason = "",
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Let no worker hold more partitions than this, or take more than so many at a time.
+    """Limit how many partitions a worker holds, or takes in one scan. Without a cap, shares are equal.
 
-    A cap for some workers is lifted with their --node; --lift without lifts those of every worker.
+    --lift with --node lifts the cap of these workers. --lift alone lifts the caps that are for every worker.
 
-    Example: taskhub partitions cap 8 --node etl@node7, or cap --per-turn 1, or cap --lift
+    Example: taskhub partitions cap 8 --node etl@node7
+
+    Example: taskhub partitions cap --per-turn 1
+
+    Example: taskhub partitions cap --lift
     """
     limits = {"cap": value, "per_turn": per_turn}
     if lift == any(limit is not None for limit in limits.values()):
-        fail("give a number or --per-turn, or else --lift", Exit.USAGE)
+        fail("give a number or --per-turn, or only --lift", Exit.USAGE)
     if node is not None and per_turn is not None:
-        fail("--per-turn is for every worker: give it without --node", Exit.USAGE)
+        fail("--per-turn is for every worker: omit --node", Exit.USAGE)
     if lift:
         _lift_caps(hub, node, json)
         return
@@ -71,18 +75,23 @@ def _lift_caps(hub: str | None, node: str | None, json: bool) -> None:
 def drain_node(
     node: Annotated[str, typer.Argument(help=NODE)], reason: Reason = "", hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Let a worker, or all on a host, serve no partitions: it hands them over and takes none until `undrain-node`.
+    """Drain a worker, or all on a host: it hands over its partitions and takes none until `undrain-node`.
 
-    Activities it goes on to take: to end these too, send it SIGTERM.
+    A drained worker still takes activities. To stop these too, send it SIGTERM.
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """
     carry_out(hub, lambda steering: steering.drain_node(node, reason), nodes=(node,))
-    done(json, f"{node}: serves no partitions after one scan and the episodes that run", node=node, drained=True)
+    done(
+        json,
+        f"{node}: serves no partitions after one scan and the end of its running episodes",
+        node=node,
+        drained=True,
+    )
 
 
 def undrain_node(node: Annotated[str, typer.Argument(help=NODE)], hub: HubName = None, json: AsJson = False) -> None:
-    """Lift what `drain-node` ordered.
+    """Undo `drain-node`: the worker may take partitions again.
 
     Example: taskhub partitions undrain-node @node7
     """

@@ -26,9 +26,9 @@ def once(given: list[T] | None) -> list[T] | None:
 
 
 Partitions = Annotated[list[int], typer.Argument(help="Numbers of partitions.", metavar="PARTITION...", callback=once)]
-NODE = "A worker: name@host, name, @host for all on a host, or name@host/incarnation. Case does not count."
-Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} Repeat it for several.", callback=once)]
-Reason = Annotated[str, typer.Option(help="Why: shown with the order until it is lifted.")]
+NODE = "A worker: name@host, name, @host (all on a host) or name@host/incarnation, in upper or lower case."
+Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} May be repeated.", callback=once)]
+Reason = Annotated[str, typer.Option(help="Reason. It is shown with the order until the order is lifted.")]
 
 
 def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
@@ -46,12 +46,12 @@ def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[
     done, listed = run(work())
     for node in nodes:
         if not any(names(node, member.worker) for member in listed):
-            warn(f"no worker is called {node} now: the order waits for one. Listed: {_workers(listed)}")
+            warn(f"no worker has the name {node} now: the order waits for one. Listed: {_workers(listed)}")
     return done
 
 
 def _workers(listed: Sequence[Member]) -> str:
-    return ", ".join(sorted({member.worker.rpartition("/")[0] for member in listed})) or "nobody"
+    return ", ".join(sorted({member.worker.rpartition("/")[0] for member in listed})) or "no worker"
 
 
 def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:

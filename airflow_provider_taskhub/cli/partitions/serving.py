@@ -26,11 +26,13 @@ from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
 
 def create(
     hub: HubName = None,
-    partitions: Annotated[int | None, typer.Option(min=1, max=1024, help="Control queues; fixed for ever.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Number of partitions. It stays fixed.")
+    ] = None,
     cap: Annotated[int | None, typer.Option(min=0, help="Partitions that a worker may hold.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Make the hub with its partitions, or complete it: queues and lease rows that are missing are made again.
+    """Create the hub with its partitions, or complete it: missing queues and lease rows are created.
 
     Example: taskhub partitions create --partitions 16 --cap 8
     """
@@ -50,19 +52,19 @@ def create(
 def kick(
     partition: Annotated[int, typer.Argument(help="Number of the partition.")],
     prohibit: Annotated[
-        list[str] | None, typer.Option(help=f"Bar a worker from it, too. {NODE} Repeat it for several.", callback=once)
+        list[str] | None, typer.Option(help=f"Also prohibit it to this worker. {NODE} May be repeated.", callback=once)
     ] = None,
     reason: Reason = "",
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Make the owner hand a partition over: it drains, then whoever may serve it takes it, the same worker included.
+    """Make the owner hand a partition over. Any worker that may serve it then takes it, also the same one.
 
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """
     barred = prohibit or []
     owner = carry_out(hub, lambda steering: steering.kick(partition, prohibit=barred, reason=reason), nodes=barred)
-    told = f"partition {partition}: {f'{owner} is asked to hand it over' if owner else 'nobody owns it'}"
+    told = f"partition {partition}: {f'{owner} is asked to hand it over' if owner else 'no worker owns it'}"
     told += f"; prohibited to {', '.join(barred)}" if barred else ""
     done(json, told, partition=partition, kicked=owner, prohibited=barred)
 
@@ -70,7 +72,7 @@ def kick(
 def prohibit(
     partitions: Partitions, node: Nodes, reason: Reason = "", hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Bar workers from partitions until `allow`: they hand them over within one scan and never take them.
+    """Prohibit partitions to workers until `allow`. The workers hand them over within one scan.
 
     Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
     """
@@ -81,41 +83,42 @@ def prohibit(
 def allow(
     partitions: Partitions,
     node: Annotated[
-        list[str] | None, typer.Option(help="As it was prohibited; else all bars are lifted.", callback=once)
+        list[str] | None,
+        typer.Option(help="The name that `prohibit` was given. Default: lift all prohibitions.", callback=once),
     ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Lift what `prohibit` ordered.
+    """Undo `prohibit`: the workers may serve the partitions again.
 
     Example: taskhub partitions allow 3 4 --node etl@node7
     """
     lifted = carry_out(hub, lambda steering: steering.allow(partitions, node or ()))
     if not lifted:
         nothing_lifted(hub, ControlKind.PROHIBIT)
-    told = f"{listed(partitions)}: {plural(lifted, 'bar')} lifted"
+    told = f"{listed(partitions)}: {plural(lifted, 'prohibition')} lifted"
     done(json, told, partitions=partitions, lifted=lifted)
 
 
 def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Let nobody serve partitions until `online`. Their messages wait.
+    """Take partitions offline until `online`. No worker serves them, and their messages wait.
 
     Example: taskhub partitions offline 3 --reason "history repair"
     """
     carry_out(hub, lambda steering: steering.offline(partitions, reason))
-    told = f"{listed(partitions)}: served by nobody after one scan and the episodes that run"
+    told = f"{listed(partitions)}: offline after one scan and the end of running episodes"
     done(json, told, partitions=partitions, offline=True)
 
 
 def online(partitions: Partitions, hub: HubName = None, json: AsJson = False) -> None:
-    """Lift what `offline` ordered.
+    """Undo `offline`: workers serve the partitions again.
 
     Example: taskhub partitions online 3
     """
     lifted = carry_out(hub, lambda steering: steering.online(partitions))
     if not lifted:
-        told = f"{listed(partitions)}: not offline before"
+        told = f"{listed(partitions)}: not offline"
     else:
         told = f"{listed(partitions)}: online again"
-        told += f" ({lifted} of them offline before)" if lifted < len(partitions) else ""
+        told += f" ({lifted} of them had been offline)" if lifted < len(partitions) else ""
     done(json, told, partitions=partitions, lifted=lifted)

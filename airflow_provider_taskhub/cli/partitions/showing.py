@@ -20,18 +20,21 @@ from airflow_provider_taskhub.hub.partitions.controls import names
 
 
 def show(
-    partition: Annotated[int | None, typer.Argument(help="Only this one.")] = None,
-    node: Annotated[str | None, typer.Option(help=f"Only those of a worker. {NODE}")] = None,
-    by_node: Annotated[bool, typer.Option("--by-node", help="One line a worker.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Look once: at once, but every owner is `unproven`.")] = False,
+    partition: Annotated[int | None, typer.Argument(help="Only this partition.")] = None,
+    node: Annotated[str | None, typer.Option(help=f"Only partitions of this worker. {NODE}")] = None,
+    by_node: Annotated[bool, typer.Option("--by-node", help="Print one line for each worker.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Answer at once. The state of every owner is `unproven`.")
+    ] = False,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Print every partition: owner and state, epoch, handover, load, messages waiting. Exit status 3: no such one.
+    """Print partitions: owner, state, epoch, handover, load, waiting messages. Exit status 3: no such partition.
 
-    Looks until each owner has renewed its lease, at most 1.5 renewal intervals, since a row outlives its owner. States:
-    live; silent (the owner did not renew: dead, paused or cut off); kicked, released or new (nobody serves it yet);
-    offline (by order; `ordered offline` while an owner still stands in the row); missing (no lease row); unproven.
+    A lease row outlives its owner. The command therefore waits until each owner has renewed its lease, at most 1.5
+    renewal intervals. States: live; silent (the owner did not renew: it is dead, paused or cut off); kicked, released
+    or new (no worker serves the partition yet); offline (by order; `ordered offline` while the row still has an owner);
+    missing (no lease row); unproven (the owner may be alive or not).
 
     Example: taskhub partitions show --by-node
     """
@@ -128,7 +131,7 @@ def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
 
 
 def controls(hub: HubName = None, json: AsJson = False) -> None:
-    """List every order in force, with who gave it, when and why.
+    """List the orders in force: who gave each, when and why.
 
     Example: taskhub partitions controls --json
     """
