@@ -139,7 +139,7 @@ class _Termination(_Wait):
             return ()
         if state.status.is_final:
             return unstopped(await self.client.admin.workers()) if running else ()
-        bare = replace(state, status=Status.RUNNING, steered=None, tags=None)
+        bare = replace(state, status=Status.RUNNING, tags=None)
         return (await self.client.admin.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
 
 

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.engine.identity import check_instance_id
+from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
 from airflow_provider_taskhub.engine.limits import check_column, check_event, check_text
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import logs
@@ -89,12 +89,19 @@ class InstanceHandle:
         :raises TimeoutError: if the instance has not ended within ``timeout``. The instance goes on.
         :raises InstanceNotFound: if there is no such instance.
         """
+        return await self._ended(None, timeout, longest)
+
+    async def _ended(self, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE) -> InstanceState:
+        """Wait until the instance has ended. Parameters and errors as for :meth:`wait`.
+
+        :param run: wait for the end of this run only: another one under the same id is not waited for.
+        """
         deadline = Deadline(self.hub.clock, timeout)
         pause = FIRST_PAUSE
         async with self.hub.store.subscribe(ended(self.hub.names, escape(self.id))) as changed:
             while True:
                 row = await self._existing()
-                if row.status.is_final:
+                if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
                     return await self.get() or row
                 deadline.check(f"instance {self.id!r} is {row.status} after {timeout}")
                 await changed(deadline.shorten(pause))
@@ -227,7 +234,7 @@ class InstanceHandle:
         if not wait:
             return row
         deadline = Deadline(self.hub.clock, timeout)
-        ended = await self.wait(timeout=deadline.left())
+        ended = await self._ended(row.execution_id, deadline.left())
         await activities_end(self, deadline)
         if recurse and ended.status is Status.TERMINATED:
             await families_end(self, deadline, progress or (lambda child: None))

@@ -62,13 +62,14 @@ def generation_of(execution_id: str) -> int:
     return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
 
 
+def run_name(execution_id: str) -> str:
+    """What the execution ids of all generations of one start have in common: it names the run."""
+    return execution_id.replace("-", "")[:HALF].lower()
+
+
 def same_start(one: str | None, other: str | None) -> bool:
     """Whether two execution ids (or identities) are generations of one start."""
-    return one is not None and other is not None and _half(one) == _half(other)
-
-
-def _half(text: str) -> str:
-    return text.replace("-", "")[:HALF].lower()
+    return one is not None and other is not None and run_name(one) == run_name(other)
 
 
 def guid(instance: OrchestrationInstance, time: Timestamp, count: int) -> UUID:

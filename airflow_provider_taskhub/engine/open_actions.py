@@ -138,21 +138,21 @@ class OpenActions:
             if entry is not None:
                 entry.recorded(pair[0], pair[1].action_id)
                 if entry.child_id is not None and pair[1].action_id is not None:
-                    runs.setdefault(entry.child_id, child_execution_id(pair[1].action_id))
+                    runs[entry.child_id] = child_execution_id(pair[1].action_id)
         self.undecided.clear()
         return decided
 
     def _runs(self) -> dict[str, str]:
         """The runs of the awaited children by instance id.
 
-        Of two under one id it is the older: the later one starts only when that has ended. A child that nobody awaits
-        (fire and forget) is not among them, since nobody here learns when it ends: an event for its id goes to the run
-        that is current when the event arrives.
+        Of two children under one id it is the newer one: the event was sent after its start. A child that nobody awaits
+        (fire and forget) is not among them, because the sender does not learn when it ends. An event for its id goes to
+        the run that is current when the event arrives.
         """
         runs: dict[str, str] = {}
         for entry in self._open.values():
             if entry.child_id is not None and entry.identity is not None:
-                runs.setdefault(entry.child_id, child_execution_id(entry.identity))
+                runs[entry.child_id] = child_execution_id(entry.identity)
         return runs
 
     def unfit(self, event: Answer, numbers: int) -> str | None:

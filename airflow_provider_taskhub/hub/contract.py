@@ -262,7 +262,7 @@ _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """When a suspension or resume was sent, as far as that is known (``races.precedes``).
+    """When a suspension or resume was sent, as far as that is known (``facts.precedes``).
 
     :param inserted: when its message was enqueued, by the storage service; Azure tells the second.
     :param process: which process sent it; "" if the message does not say so, as of .NET.
@@ -287,18 +287,18 @@ class Stamp:
         return cls(inserted=Timestamp(int(found[1])), process=found[2] or "", number=int(found[3] or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Steered:
-    """The newest suspension or resume that came before a scheduled start.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """A suspension that came before the first checkpoint of its run: the run begins with it.
 
-    :param known: identities of the messages of that time that were processed, its own last. Two processes that send
-        within the same second have no order but the one in which their messages arrive.
-    :param suspended: the reason of a suspension; None: a resume.
+    :param run: execution id of the run. :param by: who ordered it; "" where the message does not say so.
+    :param at: when, by that machine's clock.
     """
 
-    stamp: Stamp
-    known: tuple[str, ...]
-    suspended: str | None
+    run: str
+    reason: str
+    by: str
+    at: Timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +316,6 @@ class InstanceState:
     :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
     :param suspended_by: who ordered its suspension; None: it is not suspended, or the order does not say so.
     :param suspended_at: when, by that machine's clock; for people.
-    :param steered: what a scheduled one was told before its start; None: nothing.
     :param etag: of the row.
     """
 
@@ -337,8 +336,14 @@ class InstanceState:
     failure: FailureDetails | None = None
     suspended_by: str | None = None
     suspended_at: Timestamp | None = None
-    steered: Steered | None = None
     etag: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is suspended, or will be as soon as it begins. One that was rewound is Pending too, but has an end
+        in its row."""
+        begins_held = self.status is Status.PENDING and self.suspended_at is not None and self.completed is None
+        return begins_held or self.status is Status.SUSPENDED
 
 
 class StartPolicy(StrEnum):

@@ -14,7 +14,7 @@ from secrets import token_hex
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.events import ExecutionTerminated, HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.history import checkpoint
@@ -137,16 +137,6 @@ class Hub:
         blobs = (made.blob,) if made.blob is not None else ()
         steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
         await self.store.commit(Unit(steps=steps))
-
-    async def end(self, instance: OrchestrationInstance, reason: str | None) -> None:
-        """Have an instance ended whose row says already that it is, or is gone."""
-        event = ExecutionTerminated(
-            timestamp=self.clock.utc_now(),
-            input=reason,
-            taskhub_execution_id=instance.execution_id,
-            taskhub_recurse=True,
-        )
-        await self.send(self.mail(event, instance))
 
     # checkpoints
 

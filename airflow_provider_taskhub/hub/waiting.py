@@ -196,9 +196,8 @@ def _damaged(found: Snapshot) -> Iterable[Why]:
 def _held(found: Snapshot) -> Iterable[Why]:
     """A suspension, or a start that is scheduled for later."""
     state = found.state
-    suspended = state.steered.suspended if state.steered is not None and state.status is Status.PENDING else None
-    if state.status is Status.SUSPENDED or suspended is not None:
-        reason = (state.output if state.status is Status.SUSPENDED else suspended) or ""
+    if state.is_held:
+        reason = state.output or ""
         by = f" by {state.suspended_by}" if state.suspended_by else ""
         since = f" since {clock(state.suspended_at)}" if state.suspended_at is not None else ""
         said = f": {_short(reason)}" if reason else ""

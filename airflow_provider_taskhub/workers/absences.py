@@ -20,8 +20,8 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.contract import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.facts import unknown_delay
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import unknown_delay
 from airflow_provider_taskhub.hub.partitions.needs import able
 from airflow_provider_taskhub.telemetry import Outage
 

@@ -1,64 +1,47 @@
-"""What becomes of messages that no episode takes: deleted, given back, or kept aside in quarantine.
+"""Settling what no episode takes: messages are deleted, given back, or kept aside in quarantine.
 
-Before that, what they tell of is done: the rest of a checkpoint that was cut off behind its history, or a terminate in
-front of its instance's start.
+Before that, what they tell of is done: the rest of a checkpoint that was cut off behind its history, or a suspension or
+resume that comes before the first checkpoint of its run.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from secrets import token_hex
 
 import structlog
 
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
-from airflow_provider_taskhub.errors import Conflict, UnknownOrchestrator
+from airflow_provider_taskhub.errors import Conflict, NotFound, UnknownOrchestrator
+from airflow_provider_taskhub.hub.contract import Suspension
+from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import completion
-from airflow_provider_taskhub.hub.history.instances import (
-    cancelled_child_row,
-    changed,
-    repair_row,
-    steered_row,
-    terminate_row,
-)
+from airflow_provider_taskhub.hub.history.instances import changed, order_row, repair_row
+from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.facts import Facts, Judged, Verdict, delay
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import (
-    LATE_TURNS,
-    Facts,
-    Judged,
-    Verdict,
-    delay,
-    is_meant,
-    precedes,
-    scheduling_id,
-)
 from airflow_provider_taskhub.hub.messages.sessions import Session
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
     DeleteBlob,
     Entity,
     PutBlob,
-    RowOperation,
-    RowVerb,
     Step,
-    Transact,
     Unit,
 )
 from airflow_provider_taskhub.workers.cancelling import Cancelling
+from airflow_provider_taskhub.workers.commit import Aborted
 from airflow_provider_taskhub.workers.episodes import Episodes
 from airflow_provider_taskhub.workers.live import Live, current_execution_id
 from airflow_provider_taskhub.workers.sorting import Sorted, unchanged
 
 log = structlog.get_logger(__name__)
-
-CANCEL_AFTER = 6
-"""Turns, of 6 s together, that a terminate waits for the start of its instance."""
-MAX_KNOWN = 100
-"""Suspensions and resumes of one second that are known again."""
 
 
 class Aside:
@@ -72,30 +55,22 @@ class Aside:
 
     async def settle(self, session: Session[Live], live: Live, found: Sorted) -> None:
         """Settle all of a batch that is not to be processed."""
-        for held, reason in found.stale:
-            log.info(
-                "message_set_aside",
-                instance_id=session.instance_id,
-                event_type=held.message.event.event_type.name,
-                message_id=held.message_id,
-                reason=reason,
-            )
-        if found.stale and live.past:
-            await self.repair(session, live, [held for held, _ in found.stale])
-        for held in found.cancel:
-            judged = await self._cancel_start(session, held)
-            if judged.verdict is Verdict.STALE:
-                found.stale.append((held, judged.reason))
-            else:
-                found.later.append((held, judged))
-        for held in found.steer:
-            if await self._steer(session, held):
-                found.stale.append((held, "its row says it until it starts"))
-            else:
-                found.later.append((held, Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")))
-        await self.delete(session, [held for held, _ in found.stale])
-        for held, judged in found.later:
-            await self._abandon(session, found.facts, held, judged)
+        for held, judged in found.discard:
+            self._log_discarded(session, held, judged.reason)
+        discarded = [held for held, _ in found.discard]
+        if discarded and live.past:
+            await self.repair(session, live, discarded)
+        for held, run in found.record:
+            await self._record(session, live, held, run)
+        for held in discarded:
+            if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
+                await self._show(session, held)  # who recorded it may have died before the row
+        await self.delete(session, [*discarded, *(held for held, _ in found.record)])
+        for held, judged in found.discard:
+            if judged.forgotten and held.envelope.blob_name:
+                blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
+                await self._hub.store.execute(blob)
+        await self._return(session, found)
 
     async def delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
         if messages:
@@ -113,7 +88,7 @@ class Aside:
         poison = [held for held in batch if quarantine.is_spent(held, failed=failed)]
         rest = [held for held in batch if held not in poison]
         failures = max((held.envelope.failures for held in rest), default=0)
-        pause = delay(Verdict.WAIT, failures) if failed else timedelta(seconds=1)
+        pause = delay(Verdict.RETRY_LATER, failures) if failed else timedelta(seconds=1)
         await session.reader.give_back(rest, delay=pause, failed=failed)
         for held in poison:
             await session.reader.keep_aside(held, quarantine.spent(held, error))
@@ -163,84 +138,56 @@ class Aside:
             if self._cancelling.concerns(live):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
-    async def _cancel_start(self, session: Session[Live], held: Held) -> Judged:
-        """Terminate an instance without a history: its row says it, once its start cannot be under way.
+    async def _record(self, session: Session[Live], live: Live, held: Held, run: str) -> None:
+        """Store a suspension or resume that came before the first checkpoint of its run. The run begins with it.
 
-        A scheduled start is found terminated when its time comes. Any other follows its row at once: it is let pass,
-        since its first delivery runs without a look at the row.
+        :param run: execution id of the run. :raises Aborted: when another worker has written the sentinel since.
         """
+        hub, event, before = self._hub, held.message.event, None
+        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
+        if live.stored.sentinel_etag is not None:
+            before = await sentinel_of(hub.store, hub.names, session.instance_id)
+            if before is None or before.etag != live.stored.sentinel_etag:
+                raise Aborted("another owner has committed since the history was loaded")
+        suspension = None
+        if isinstance(event, ExecutionSuspended):
+            suspension = Suspension(run=run, reason=event.reason or "", by=event.taskhub_by or "", at=event.timestamp)
+        write, stored = checkpoint.recorded(
+            hub.names,
+            session.instance_id,
+            before,
+            live.stored,
+            run=run,
+            stamp=held.stamp,
+            suspension=suspension,
+            identity=held.identity,
+            commit_id=token_hex(16),
+        )
+        unit = Unit(steps=(Step(name="sentinel", operations=(write,)),), check=session.reader.tenure.check)
+        try:
+            ((etags,),) = await hub.store.commit(unit)
+        except Conflict as error:
+            raise Aborted("another worker has written the sentinel") from error
+        assert isinstance(etags, tuple)
+        live.remember(replace(stored, sentinel_etag=etags[-1]))
+        await self._show(session, held)
+
+    async def _show(self, session: Session[Live], held: Held) -> None:
+        """Let the row say what the sentinel has recorded. Its first checkpoint does it otherwise."""
         hub, event = self._hub, held.message.event
+        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         row = await hub.instance(session.instance_id)
-        assert isinstance(event, ExecutionTerminated)
-        if row is None and event.taskhub_child is not None:
-            return await self._cancel_child(session, held, event)
-        if row is None:
-            return Judged(verdict=Verdict.WAIT, reason="its instance is not there yet")
-        if row.status is not Status.PENDING:
-            return Judged(verdict=Verdict.STALE, reason=f"the instance is {row.status} and has no history")
-        if not is_meant(event, row.execution_id):
-            return Judged(verdict=Verdict.STALE, reason=f"it was to end {event.taskhub_execution_id}")
-        if row.scheduled_start is None and held.envelope.failures < CANCEL_AFTER:
-            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
-        entity, blobs = terminate_row(
+        if row is None or row.status is not Status.PENDING:
+            return
+        entity, blobs = order_row(
             event,
             instance_id=session.instance_id,
             names=hub.names,
             now=hub.clock.utc_now(),
             container_url=hub.container_url,
         )
-        await self._merge(session, entity, blobs, etag=row.etag)
-        return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
-
-    async def _cancel_child(self, session: Session[Live], held: Held, event: ExecutionTerminated) -> Judged:
-        """Terminate a child that has no row, by inserting a row that says so.
-
-        Not before its start has had time to come. A start that comes later, as no worker had its code, finds the row.
-        """
-        if held.envelope.failures < CANCEL_AFTER:
-            return Judged(verdict=Verdict.RACE, reason="its instance is about to start")
-        entity, blobs = cancelled_child_row(
-            event,
-            instance_id=session.instance_id,
-            names=self._hub.names,
-            now=self._hub.clock.utc_now(),
-            container_url=self._hub.container_url,
-        )
-        row = Transact(table=self._hub.names.instances, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
-        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
-        try:
-            await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check))
-        except Conflict:
-            return Judged(verdict=Verdict.RACE, reason="its instance has just started")
-        return Judged(verdict=Verdict.STALE, reason="the instance was terminated before it started")
-
-    async def _steer(self, session: Session[Live], held: Held) -> bool:
-        """Suspend or resume an instance before its start: its row says it, since chance would decide which of the two
-        messages is delivered first, when the time comes or when a worker has the code.
-
-        :returns: False: it is not Pending any more, or its row has no room for the reason.
-        """
-        hub, event = self._hub, held.message.event
-        row = await hub.instance(session.instance_id)
-        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
-        if row is None or row.status is not Status.PENDING:
-            return False
-        known: tuple[str, ...] = ()
-        if row.steered is not None:
-            if precedes(held.stamp, row.steered.stamp) or held.identity in row.steered.known:
-                return True  # it comes again, or was overtaken
-            if held.inserted == row.steered.stamp.inserted:
-                known = row.steered.known
-        entity = steered_row(
-            event,
-            instance_id=session.instance_id,
-            stamp=held.stamp,
-            known=(*known, held.identity)[-MAX_KNOWN:],
-            now=hub.clock.utc_now(),
-        )
-        if entity is not None:
-            await self._merge(session, entity, (), etag=row.etag)
-        return entity is not None
+        with suppress(Conflict, NotFound):
+            await self._merge(session, entity, blobs, etag=row.etag)
 
     async def _merge(
         self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
@@ -251,22 +198,26 @@ class Aside:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    async def _abandon(self, session: Session[Live], facts: Facts, held: Held, judged: Judged) -> None:
-        if judged.verdict is Verdict.EARLY:
-            await session.reader.give_back([held], delay=min(judged.pause, MAX_VISIBILITY), begun=False)
-            return
-        if judged.verdict is Verdict.LATE and held.envelope.failures >= LATE_TURNS:
-            await self._set_aside_late(session, held, judged.reason)
-            return
-        if held.envelope.failures >= quarantine.MAX_FAILURES:
-            if await self._is_purged(session, facts, held):
-                await self._set_aside_late(session, held, "its instance was purged")
-            else:
+    async def _return(self, session: Session[Live], found: Sorted) -> None:
+        """Give back what has to wait; keep aside what has been given back too often."""
+        groups: dict[tuple[timedelta, bool], list[Held]] = {}
+        for held, judged in found.later:
+            if judged.verdict is Verdict.DEFER:
+                groups.setdefault((min(judged.pause, MAX_VISIBILITY), False), []).append(held)
+            elif held.envelope.failures >= quarantine.MAX_FAILURES:
                 await session.reader.keep_aside(held, quarantine.of_held(held, judged.reason))
-            return
-        pause = delay(judged.verdict, held.envelope.failures)
+            else:
+                pause = delay(judged.verdict, held.envelope.failures)
+                groups.setdefault((pause, True), []).append(held)
+                self._log_abandoned(session, found.facts, held, judged, pause)
+        for (pause, failed), messages in groups.items():
+            await session.reader.give_back(messages, delay=pause, failed=failed, begun=failed)
+
+    def _log_abandoned(
+        self, session: Session[Live], facts: Facts, held: Held, judged: Judged, pause: timedelta
+    ) -> None:
         log.log(
-            logging.WARNING if judged.verdict is Verdict.RACE else logging.INFO,
+            logging.WARNING if judged.verdict is Verdict.RETRY_SOON else logging.INFO,
             "AbandoningMessage",
             instance_id=session.instance_id,
             event_type=held.message.event.event_type.name,
@@ -275,15 +226,8 @@ class Aside:
             reason=judged.reason,
             retry_in=pause.total_seconds(),
         )
-        await session.reader.give_back([held], delay=pause, failed=True)
 
-    async def _is_purged(self, session: Session[Live], facts: Facts, held: Held) -> bool:
-        """Whether an answer has come for an instance of which nothing is left."""
-        if scheduling_id(held.message.event) is None or facts.execution_id is not None:
-            return False
-        return await self._hub.instance(session.instance_id) is None
-
-    async def _set_aside_late(self, session: Session[Live], held: Held, reason: str) -> None:
+    def _log_discarded(self, session: Session[Live], held: Held, reason: str) -> None:
         log.info(
             "message_set_aside",
             instance_id=session.instance_id,
@@ -291,10 +235,6 @@ class Aside:
             message_id=held.message_id,
             reason=reason,
         )
-        await self.delete(session, [held])
-        if held.envelope.blob_name:  # a purge came before it was written, or comes later and finds it gone
-            blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
-            await self._hub.store.execute(blob)
 
 
 def _recalled(live: Live) -> tuple[bool, str | None]:

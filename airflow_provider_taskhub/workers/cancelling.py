@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
-from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityReaction, ActivityState, react_activity
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import Conflict, NotFound
@@ -13,8 +13,8 @@ from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.history import activities as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.facts import SECOND
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import SECOND
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.workers.live import Live
 
@@ -78,8 +78,9 @@ async def fate_of(hub: Hub, held: Held) -> Fate:
     """What is certain of the instance that an activity is of.
 
     A row that is missing, or is of another start, says little: a checkpoint writes it last, and of one that was cut
-    off there are only work items, or they and the history. Another start's history says that this one has ended if it
-    was committed after the work item had been put, by the storage service's times, of which a queue tells the second.
+    off there are only work items, or they and the history. The sentinel lists the runs that have ended. It does not
+    list those that .NET stored: another start's history says that this one has ended if it was committed after the work
+    item had been put, by the storage service's times, of which a queue tells the second.
 
     :param held: its work item.
     """
@@ -90,6 +91,8 @@ async def fate_of(hub: Hub, held: Held) -> Fate:
     sentinel = await sentinel_of(hub.store, hub.names, instance.instance_id)
     if sentinel is None:
         return Fate.NOTHING
+    if run_name(instance.execution_id or "") in sentinel.ended:
+        return Fate.ENDED
     if sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
         return Fate.OPEN
     return Fate.ENDED if held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND else Fate.OPEN

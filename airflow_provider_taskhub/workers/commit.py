@@ -54,18 +54,6 @@ class Done:
     deleted: tuple[Held, ...] = ()
 
 
-def was_ended(row: InstanceState | None, stored: Stored, episode: Episode) -> bool:
-    """Whether an instance was terminated, or even purged, between its client's row and its first checkpoint.
-
-    A child has no row before its first checkpoint: one that was there is of another run.
-
-    :param stored: as the episode found it.
-    """
-    return (
-        stored.row_etag is not None and not _starts_child(episode) and (row is None or row.status is Status.TERMINATED)
-    )
-
-
 def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
     """Whether the row is of a newer start, whose client saw the instance end: here, or before its first checkpoint.
 
@@ -151,7 +139,11 @@ class Committer:
                 await hub.clock.sleep(COMMITS.pause(turn + 1, last))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
-                finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)
+                try:
+                    finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)
+                except Aborted:
+                    await self._withdraw(put)
+                    raise
                 return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
                 break  # a half commit of our own: reload, which cuts it off
@@ -159,8 +151,9 @@ class Committer:
                 await self._withdraw(put if refused else ())
                 raise Aborted("another episode was committed over the sentinel") from last
             row_etag = await self._row_etag(episode.current.instance_id)
-            if stored.sentinel_etag is None and row_etag != stored.row_etag:
-                raise Aborted("the instance row was changed before the first checkpoint") from last  # terminated
+            if stored.sentinel_etag is None and stored.row_etag is not None and row_etag is None:
+                await self._withdraw(put if refused else ())
+                raise Aborted("the instance was purged before its first checkpoint") from last
             stored = replace(stored, row_etag=row_etag)
             plan = planned(stored)
         assert last is not None
@@ -230,16 +223,16 @@ class Committer:
             if again is None or again.etag != sentinel.etag:
                 raise Aborted("another episode was committed behind this one")
             row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)
-            if stored.sentinel_etag is None and was_ended(row, stored, episode):
-                log.info("ended_before_its_start", instance_id=instance_id)
-                await hub.end(episode.current, row.output if row is not None else "it was purged before it began")
-                for deletion in taken.deletes:
-                    await hub.store.execute(deletion)
-                return Done(stored=self._after(stored, episode, sentinel, row_etag))
+            if row is None and stored.sentinel_etag is None and stored.row_etag is not None:
+                # the instance was ended by another worker, and purged, while this was on its way
+                log.info("purged_before_its_start", instance_id=instance_id)
+                unit = checkpoint.withdrawn(hub.names, instance_id, history, sentinel.etag)
+                await hub.store.commit(unit)
+                raise Aborted("the instance was purged before its first checkpoint")
             if was_replaced(row, episode):
                 steps = checkpoint.tail(hub.names, episode, taken, tags)
                 await hub.store.commit(Unit(steps=steps, check=tenure.check))
-                return Done(stored=self._after(stored, episode, sentinel, row_etag))
+                return Done(stored=replace(self._after(stored, episode, sentinel, None), row_etag=None))
             unit = checkpoint.rest(
                 episode,
                 history,

@@ -30,17 +30,18 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerCreated,
 )
-from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.hub.contract import InstanceState
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
-from airflow_provider_taskhub.hub.history.instances import lags
+from airflow_provider_taskhub.hub.history.instances import is_newer, lags
 from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.history.records import MAX_ENDED
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.messages.facts import Facts
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts
 from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
@@ -66,7 +67,6 @@ class Live:
     :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
     :ivar forgetful: more was taken across generations than is remembered.
     :ivar stuck: it is in quarantine: none of its code may run.
-    :ivar ending: its row was terminated in front of its first checkpoint, which came late: it ends first of all.
     """
 
     execution: Execution
@@ -83,7 +83,6 @@ class Live:
     ended: Status | None = None
     forgetful: bool = False
     stuck: bool = False
-    ending: ExecutionTerminated | None = None
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
         """Keep the facts that later messages are judged by.
@@ -132,11 +131,11 @@ class Live:
             self.stored = replace(self.stored, consumed=kept)
 
     def facts(self) -> Facts:
-        final = self.ended is not None
         return Facts(
             execution_id=self.execution_id,
+            ended=frozenset(self.stored.ended),
             scheduled=self.scheduled.keys(),
-            final=final,
+            final=self.ended is not None,
             parent=self.parent,
             seen=self.seen.keys(),
             steered=self.stored.steered,
@@ -171,6 +170,8 @@ class Loader:
                 uncommitted_rows=loaded.uncommitted_rows,
                 consumed=sentinel.consumed if sentinel else (),
                 steered=sentinel.steered if sentinel else None,
+                ended=sentinel.ended if sentinel else (),
+                suspension=sentinel.suspension if sentinel else None,
                 row_etag=row.etag if row else None,
                 status=row.status if row else None,
             )
@@ -185,6 +186,8 @@ class Loader:
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
             steered=sentinel.steered,
+            ended=sentinel.ended,
+            suspension=sentinel.suspension,
             blobs=loaded.blobs,
             unprojected_events=loaded.past if lags(row, loaded.past) else (),
             row_etag=row.etag if row else None,
@@ -199,11 +202,9 @@ class Loader:
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
+        if row is not None and live.ended is None and _is_newer(row, loaded.past):
+            stored = replace(stored, row_etag=None)  # so that no checkpoint of this run overwrites it
         live.remember(stored)
-        if row is not None and inherits and row.status is Status.TERMINATED and live.ended is None:
-            live.ending = ExecutionTerminated(
-                timestamp=self._hub.clock.utc_now(), input=row.output, taskhub_recurse=True
-            )
         return live, loaded
 
     async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
@@ -225,6 +226,8 @@ class Loader:
             has_old_rows=True,
             consumed=found.sentinel.consumed if found.sentinel else (),
             steered=found.sentinel.steered if found.sentinel else None,
+            ended=found.sentinel.ended if found.sentinel else (),
+            suspension=found.sentinel.suspension if found.sentinel else None,
             row_etag=row.etag if row else None,
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
@@ -236,7 +239,12 @@ class Loader:
         live.open_tasks[-1] = ""  # the event that scheduled an activity with a record may be unreadable
         ended = row is not None and row.status.is_final and same_start(named, current)
         live.ended = row.status if row is not None and ended else None  # its end may be in an unreadable row
-        facts = replace(live.facts(), checkpointed=found.lock.timestamp if found.lock else None)
+        replaced = row is not None and row.status is Status.PENDING and not same_start(named, current)
+        facts = replace(
+            live.facts(),
+            checkpointed=found.lock.timestamp if found.lock else None,
+            final=ended or replaced,  # a client replaces the row of an ended run only
+        )
         return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
     def restarted(self, instance_id: str, old: Live) -> Live:
@@ -246,12 +254,15 @@ class Loader:
         Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
         """
         consumed = old.consumed()
+        before = () if old.execution_id is None else (run_name(old.execution_id),)
+        ended = (*old.stored.ended, *before)[-MAX_ENDED:]
         stored = replace(
             old.stored,
             rows=0,
             uncommitted_rows=0,
             has_old_rows=True,
             consumed=consumed,
+            ended=ended,
             blobs=(),
             unprojected_events=(),
             status=None,
@@ -277,14 +288,32 @@ def _start_of(
     """The start of a generation that replaces a damaged one: from the history if readable, else from the row."""
     if started is not None:
         return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
+    if row is None:
+        return ExecutionStarted(timestamp=now, instance=instance, name="")
+    return start_from_row(instance, replace(row, input=None), now)
+
+
+def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Timestamp) -> ExecutionStarted:
+    """The start that a client has asked for, as its row says it.
+
+    :param row: with its input. :param now: for a row that does not say when it was made.
+    """
     return ExecutionStarted(
-        timestamp=(row.created if row is not None else None) or now,
+        timestamp=row.created or now,
         instance=instance,
-        name=row.name if row is not None else "",
-        version=row.version if row is not None else "",
-        tags=row.tags if row is not None else None,
-        generation=row.generation if row is not None else None,
+        name=row.name,
+        input=row.input,
+        version=row.version,
+        tags=row.tags,
+        scheduled_start_time=row.scheduled_start,
+        generation=row.generation,
     )
+
+
+def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
+    """Whether the row is of a later start than the history: no checkpoint of this run may overwrite it."""
+    started = next((event for event in past if isinstance(event, ExecutionStarted)), None)
+    return started is not None and is_newer(row, started)
 
 
 def current_execution_id(execution_id: str | None, batch: Sequence[Held]) -> str | None:

@@ -1,8 +1,8 @@
 """Episodes: from a batch of messages to a committed checkpoint.
 
 Has an instance loaded (``live``), its messages judged (``sorting``) and what no episode takes settled (``aside``); runs
-the engine, commits, and hands over what the commit claimed. Everything that decides is elsewhere and pure (``races``,
-the engine, ``checkpoint``).
+the engine, commits, and hands over what the commit claimed. Everything that decides is elsewhere and pure
+(``admission``, the engine, ``checkpoint``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import structlog
 
@@ -29,13 +30,13 @@ from airflow_provider_taskhub.engine.identity import next_execution_id, same_sta
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.traces import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.contract import Need
+from airflow_provider_taskhub.hub.contract import Need, Suspension
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded, mark_unreadable
 from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.messages import quarantine
+from airflow_provider_taskhub.hub.messages.facts import STEERING, Facts, Row, newest, scheduling_id
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts, newest, scheduling_id
 from airflow_provider_taskhub.hub.messages.sessions import Session, Sessions
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.absences import Absences, wait_of
@@ -50,6 +51,8 @@ from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
 
 log = structlog.get_logger(__name__)
 
+AGAIN = timedelta(seconds=1)
+"""Until what came with a terminate is delivered again."""
 SHOWN_ERROR = 500
 """Characters of a failure in the worker's log."""
 
@@ -134,25 +137,40 @@ class Orchestrations:
         try:
             facts = await self._facts(session, live, loaded, batch)
         except UnknownOrchestrator as error:
-            await self._wait_for_code(session, batch, error)
-            return
+            batch = await self._without_code(session, live, batch, error)
+            if not batch:
+                return
+            facts = live.facts()
         found = await self._sorter.sort(session, live, batch, facts)
+        suspension = found.suspension(live.stored.suspension)
         live = await self._begun(session, live, found)
-        if live.ending is not None:  # what is stale is all that tells of it: the checkpoint of its end deletes it
-            found.process += [held for held, _ in found.stale]
-            found.stale = []
         await self._aside.settle(session, live, found)
-        if not found.process and live.ending is None:
+        if not found.process:
             if live.execution_id is not None and live.ended is None and not live.stuck:
                 self._keep(session, live)
             else:
                 self._sessions.keep(session, None)
             return
-        await self._run(session, live, found.process, suspended=found.suspended)
+        await self._run(session, live, found.process, made=found.made, suspension=suspension)
+
+    async def _without_code(
+        self, session: Session[Live], live: Live, batch: list[Held], error: UnknownOrchestrator
+    ) -> list[Held]:
+        """The rest of a generation switch needs code that this worker does not have. A terminate needs none.
+
+        :returns: what can be processed nevertheless.
+        """
+        ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
+        if not ends:
+            await self._wait_for_code(session, batch, error)
+            return []
+        live.stuck = True
+        await session.reader.give_back([held for held in batch if held not in ends], delay=AGAIN, begun=False)
+        return ends
 
     async def _begun(self, session: Session[Live], live: Live, found: Sorted) -> Live:
         """The state that the batch continues, set in the session; a new one if the batch starts the instance again."""
-        if found.begins and live.execution_id is not None:
+        if found.start is not None and live.execution_id is not None:
             if self._cancelling.concerns(live):  # its activities may still run, and only the old history names them
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
@@ -172,17 +190,18 @@ class Orchestrations:
             raise error
         live, facts, start, readable = await self._loader.salvage(session.instance_id)
         found = await self._sorter.sort(session, live, able, facts)
-        if not found.begins:
+        if found.start is None:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
         await self._aside.settle(session, live, found)
-        settled = [held for held, _ in (*found.stale, *found.later)]
+        settled = [held for held, _ in (*found.discard, *found.later)]
         left = [held for held in batch if held not in found.process and held not in settled]
         await self._aside.give_back(session, left, error, failed=False)
         if not found.process:
             return
+        suspension = found.suspension(live.stored.suspension)
         live = await self._begun(session, live, found)
-        if found.begins:
-            await self._run(session, live, found.process, suspended=found.suspended)
+        if found.start is not None:
+            await self._run(session, live, found.process, made=found.made, suspension=suspension)
             return
         log.warning("instance_ended_unread", instance_id=session.instance_id, error=str(error))
         events = [start, *map(brought, found.process)]
@@ -205,10 +224,11 @@ class Orchestrations:
         if loaded is None:
             if live is session.state:
                 return live.facts()
-            return Facts(row_read=True, row_execution_id=batch[0].message.instance.execution_id)
+            named = batch[0].message.instance.execution_id
+            return Facts(row=Row(execution_id=named, status=Status.PENDING))
         sentinel = loaded.sentinel
         cut_off = loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None
-        if cut_off and not (live.stuck or live.ending):
+        if cut_off and not live.stuck:
             await self._resume(session, live, batch)
         return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
@@ -228,22 +248,36 @@ class Orchestrations:
                 await self._refused(session, batch, error, judged=False)
                 raise Aborted("no store takes what its generation switch came to") from error
 
-    async def _run(self, session: Session[Live], live: Live, batch: list[Held], *, suspended: str | None) -> None:
-        """:param suspended: why an instance that begins is suspended at once."""
+    async def _run(
+        self,
+        session: Session[Live],
+        live: Live,
+        batch: list[Held],
+        *,
+        made: ExecutionStarted | None,
+        suspension: Suspension | None,
+    ) -> None:
+        """
+        :param made: the start of a run that is terminated before it began; the batch has none.
+        :param suspension: with which a run begins.
+        """
         hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
-        if suspended is not None:
-            events.insert(1, ExecutionSuspended(timestamp=now, reason=suspended))
+        execution_id = current_execution_id(live.execution_id, batch)
+        if made is not None:
+            events.insert(0, made)
+            execution_id = made.instance.execution_id
+        if suspension is not None:
+            by, reason = suspension.by or None, suspension.reason
+            events.insert(1, ExecutionSuspended(timestamp=suspension.at, reason=reason, taskhub_by=by))
         traced, started, asked, ran = tracing.on(), live.started, dict[int, HistoryEvent](), False
         if traced:
             events = [begun(one, one.instance, now) if isinstance(one, ExecutionStarted) else one for one in events]
             numbers = {scheduling_id(event) for event in events}
             asked = {number: live.scheduled[number] for number in numbers if number in live.scheduled}
         try:
-            with self.episodes.computing(session.instance_id, current_execution_id(live.execution_id, batch), batch):
-                if live.ending is not None:
-                    episode = live.execution.terminate([live.ending], now=now)
-                elif live.stuck:
+            with self.episodes.computing(session.instance_id, execution_id, batch):
+                if live.stuck or made is not None:
                     episode = live.execution.terminate(events, now=now)
                 else:
                     episode = live.execution.advance(events, now=now, new_execution_id=next_execution_id)
@@ -264,7 +298,7 @@ class Orchestrations:
         try:
             await self._commit(session, live, episode, batch)
         except (PayloadTooLarge, InputError) as error:
-            await self._refused(session, batch, error)
+            await self._refused(session, batch, error, made=made)
             return
         if ran and live.started is not None:
             need = Need("orchestrator", live.started.name, live.started.version or "")
@@ -289,17 +323,39 @@ class Orchestrations:
         log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
         delay = self._absences.delay(need, batch[0].dequeue_count)
         waiting_since, _ = wait_of(batch, session.reader.visibility)
-        await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
         self._sessions.keep(session, None)
+        batch = await self._orders_settled(session, batch)
+        await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
+
+    async def _orders_settled(self, session: Session[Live], batch: Sequence[Held]) -> list[Held]:
+        """Suspensions and resumes that came with a start do not wait for its code: they are recorded, and shown.
+
+        :returns: the rest of the batch.
+        """
+        orders = [held for held in batch if isinstance(held.message.event, STEERING)]
+        if not (orders and isinstance(batch[0].message.event, ExecutionStarted)):
+            return list(batch)
+        live, loaded = await self._loader.load(session.instance_id)
+        checkpointed = loaded.sentinel.timestamp if loaded.sentinel else None
+        found = await self._sorter.sort(session, live, orders, replace(live.facts(), checkpointed=checkpointed))
+        await self._aside.settle(session, live, found)
+        return [held for held in batch if held not in orders or held in found.process]
 
     async def _refused(
-        self, session: Session[Live], batch: Sequence[Held], error: Exception, *, judged: bool = True
+        self,
+        session: Session[Live],
+        batch: Sequence[Held],
+        error: Exception,
+        *,
+        judged: bool = True,
+        made: ExecutionStarted | None = None,
     ) -> None:
         """No store takes what an episode decided: the instance fails with it, for it would decide the same again.
 
         With all that came, so that a rewind finds it; else with its start alone; else it is kept aside.
 
         :param judged: False: nobody knows yet what the batch is to the instance, which fails without it.
+        :param made: as in :meth:`_run`.
         """
         hub, instance_id = self._hub, session.instance_id
         log.warning("checkpoint_refused", instance_id=instance_id, error=str(error))
@@ -312,9 +368,12 @@ class Orchestrations:
             live, _ = await self._loader.load(instance_id)
             live.stored = replace(live.stored, steered=newest(live.stored.steered, steered))
             known = live.execution_id
-            if starts and known and not same_start(known, starts[0].message.instance.execution_id):
+            begins = made.instance if made is not None else starts[0].message.instance if starts else None
+            if begins is not None and known and not same_start(known, begins.execution_id):
                 live = self._loader.restarted(instance_id, live)
             events = [brought(held) for held in kept if held.identity not in live.seen]
+            if made is not None:
+                events.insert(0, made)
             try:
                 await self._commit(session, live, live.execution.fail(events, failure, now=hub.clock.utc_now()), taken)
                 return

@@ -16,7 +16,7 @@ def runs(play: Play) -> tuple[list[str | None], list[str | None]]:
     return started, [one.taskhub_execution_id for one in events if isinstance(one, EventRaised)]
 
 
-def test_an_event_names_the_oldest_run_under_its_id_that_the_sender_awaits() -> None:
+def test_an_event_names_the_newest_run_under_its_id_that_the_sender_awaits() -> None:
     app = App("named")
 
     @app.orchestrator
@@ -34,7 +34,7 @@ def test_an_event_names_the_oldest_run_under_its_id_that_the_sender_awaits() -> 
     first = next(sent for sent in play.outbound if isinstance(sent.event, ExecutionStarted))
     play.take(play.done(first, 1))
     started, named = runs(play)
-    assert named == [started[0], None, started[1]]
+    assert named == [started[1], None, started[1]]
 
 
 def test_an_event_for_a_child_that_nobody_awaits_names_no_run() -> None:

@@ -342,7 +342,7 @@ def test_an_instance_row() -> None:
             CreatedTime="yesterday",
             Tags=NOT_JSON,
             Generation="many",
-            TaskHubSteered="9" * 5_000 + ":",
+            TaskHubSuspended="9" * 5_000 + ":",
             TaskHubFailure="[]",
             Input=f"{url}/bad/history-0000000000000001-ExecutionStarted-00000001-Input.json.gz",
             Output="",
@@ -360,7 +360,7 @@ def test_an_instance_row() -> None:
         for _ in range(2):
             state = await bench.client.get("bad")
             assert state is not None
-            assert (state.created, state.tags, state.generation, state.steered) == (None, None, None, None)
+            assert (state.created, state.tags, state.generation, state.suspended_at) == (None, None, None, None)
             assert (state.input or "").startswith(url), "what the row has itself"
         assert sorted(bench.said()) == [
             (bench.names.large_messages, "bad./x.json.gz"),

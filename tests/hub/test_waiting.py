@@ -19,8 +19,6 @@ from airflow_provider_taskhub.hub.contract import (
     Member,
     Ownership,
     OwnerState,
-    Stamp,
-    Steered,
     WorkerIdentity,
 )
 from airflow_provider_taskhub.hub.history.awaits_column import decode_awaits, encode_awaits
@@ -158,8 +156,8 @@ def test_it_is_suspended_by_whom_since_when_and_why() -> None:
     assert not reason.is_fault
     assert "suspended by cat@c since 2026-01-01 00:00:00 UTC: moving" in text
     assert "instances resume i" in text
-    early = Steered(Stamp(inserted=START), (), "not yet")
-    reason, text = the_one(replace(STATE, status=Status.PENDING, scheduled_start=LATER, steered=early), awaits=None)
+    pending = replace(STATE, status=Status.PENDING, scheduled_start=LATER, output="not yet", suspended_at=START)
+    reason, text = the_one(pending, awaits=None)
     assert reason is Reason.SUSPENDED
     assert "not yet" in text
 

@@ -28,7 +28,6 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import InstanceExists, Unavailable
 from airflow_provider_taskhub.hub.contract import StartPolicy
-from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.hub.messages import outbound, quarantine
 from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
 from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
@@ -417,7 +416,11 @@ def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
     status, after, output, began, history = simulate(play)
     assert (status, after, output) == (Status.TERMINATED, Status.TERMINATED, "changed my mind")
     assert 300.0 <= round(began, 6) < 302.0
-    assert history == ()
+    assert [event.event_type.name for event in history[1:-1]] == [
+        "ExecutionStarted",
+        "ExecutionTerminated",
+        "ExecutionCompleted",
+    ]
 
 
 @pytest.mark.rows("K41")
@@ -476,47 +479,14 @@ def test_a_terminate_that_overtakes_its_start_ends_the_instance(slow: float, pur
 
     ended = simulate(play)
     if purged and slow > 10:
-        assert ended in (None, (Status.TERMINATED, "it was purged before it began"))
+        assert ended is None
     else:
         assert ended == (Status.TERMINATED, "enough")
 
 
 @pytest.mark.rows("K41")
-@pytest.mark.parametrize("again", [False, True], ids=["", "whoever ends it dies"])
-@pytest.mark.parametrize("redelivered", [True, False], ids=["its start comes again", "an answer comes"])
-def test_a_checkpoint_that_came_after_its_instance_was_ended_ends_it(redelivered: bool, again: bool) -> None:
-    """An owner that stood still writes the first history of what another one has reported as ended, and no more."""
-
-    async def play() -> Any:
-        async with world(partitions=1) as hub:
-            late = await hub.join("late", death=Death(point="instance"))
-            what: tuple[Any, ...] = ("counter", []) if redelivered else ("chain", 3)
-            await hub.client.start(*what, instance_id="one")
-            await late.died.wait()
-            await late.bury()
-            await _reported_as_ended(hub)
-            if not redelivered:
-                names = hub.client.hub.names
-                await hub.clock.sleep(60.0)
-                (start,) = await hub.store.receive(names.control(0), limit=32, visibility=timedelta(seconds=1))
-                await hub.store.execute(DeleteMessage(queue=names.control(0), message=start.receipt))
-            if again:
-                second = await hub.join("second", death=Death(point="history"))
-                await second.died.wait()
-                await second.bury()
-            await hub.join("next")
-            await hub.settle()
-            states = (await hub.ended()).states
-            return states["one"][:2], [event.event_type.name for event in await hub.client.instance("one").history()][
-                -2:
-            ]
-
-    assert simulate(play) == (("Terminated", "enough"), ["ExecutionCompleted", "OrchestratorCompleted"])
-
-
-@pytest.mark.rows("K41")
-def test_a_switch_that_was_cut_off_is_not_made_whole_once_its_instance_was_ended() -> None:
-    """What comes late is the first of several transactions: no more is decided for an instance that is to end."""
+def test_a_switch_that_was_cut_off_does_not_wait_for_its_code_to_be_terminated() -> None:
+    """No worker that is left can make it whole, and none has to."""
     app = App("late", version="1")
 
     @app.activity
@@ -540,23 +510,13 @@ def test_a_switch_that_was_cut_off_is_not_made_whole_once_its_instance_was_ended
             await late.died.wait()
             await late.bury()
             before = await scheduled(hub)
-            await _reported_as_ended(hub)
-            await hub.join("next")
+            await hub.client.terminate("one", "enough")
+            await hub.join("next", app=App("other"))
             return (await hub.ended()).states["one"][:2], before, await scheduled(hub)
 
     ended, before, after = simulate(play)
     assert ended == ("Terminated", "enough")
     assert 0 < before == after < 120
-
-
-async def _reported_as_ended(hub: World) -> None:
-    """The row of instance ``one`` is written by an owner that saw no history of it."""
-    names, row = hub.client.hub.names, await hub.client.get("one")
-    assert row is not None
-    assert row.status is Status.PENDING
-    event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
-    entity, _ = terminate_row(event, instance_id="one", names=names, now=hub.clock.utc_now(), container_url="")
-    await hub.store.execute(changed(names, entity, row.etag))
 
 
 async def _status(hub: World, instance_id: str) -> Status | None:
@@ -824,10 +784,10 @@ def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: py
 
     real = sorting.judge
 
-    def judge(event: Any, **facts: Any) -> Any:
-        if isinstance(event, EventRaised) and event.name == "poison":
+    def judge(message: Any, facts: Any) -> Any:
+        if isinstance(message.event, EventRaised) and message.event.name == "poison":
             raise RuntimeError("a defect of ours")
-        return real(event, **facts)
+        return real(message, facts)
 
     monkeypatch.setattr(sorting, "judge", judge)
     monkeypatch.setattr(quarantine, "MAX_FAILURES", 6)
@@ -1030,27 +990,6 @@ def test_a_new_start_behind_an_end_whose_last_answers_are_lost_is_not_lost_too(p
 
 def _announces(operation: object, hub: World) -> bool:
     return isinstance(operation, Transact) and operation.table == hub.client.hub.names.completions
-
-
-@pytest.mark.rows("K41", "K44")
-def test_a_checkpoint_that_came_after_its_instance_was_ended_takes_nothing_from_the_next_start() -> None:
-    async def play() -> Any:
-        async with world(partitions=1) as hub:
-            slow = [late(3.0)]
-
-            def plan(call: Call) -> Fault | None:
-                merges = isinstance(call.what, Transact) and call.what.table == hub.client.hub.names.instances
-                return slow.pop() if merges and slow else None
-
-            await hub.join("only", plan=plan)
-            await hub.client.start("counter", [], instance_id="one")
-            while slow:
-                await hub.clock.sleep(0.1)
-            await _reported_as_ended(hub)
-            await hub.client.start("chain", 2, instance_id="one", policy=StartPolicy.REPLACE_FINISHED)
-            return (await hub.ended()).states["one"][:2]
-
-    assert simulate(play) == ("Completed", "2")
 
 
 @pytest.mark.rows("K29", "K44")

@@ -15,11 +15,10 @@ from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.client import client, starting
 from airflow_provider_taskhub.engine import context
-from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.limits import MAX_COLUMN
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
 from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, RecordState
-from airflow_provider_taskhub.hub.history.instances import changed, terminate_row
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
@@ -198,28 +197,27 @@ def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: 
     simulate(main)
 
 
-def test_an_end_that_the_store_refuses_costs_no_history(place: Place) -> None:
-    """Its start came again for an instance that was reported as ended before its first checkpoint (K41)."""
-
+def test_an_end_before_the_first_checkpoint_that_the_store_refuses_is_an_end_all_the_same(place: Place) -> None:
     async def main() -> None:
         async with World(scenarios.app_of(Effects()), partitions=1, place=place) as world:
-            late = await world.join("late", death=Death(point="instance"))
+            late = await world.join("late", death=Death(point="history"))
             await world.client.start("counter", [], instance_id="one")
             await late.died.wait()
             await late.bury()
-            names, row = world.client.hub.names, await world.client.get("one")
-            assert row is not None
-            before = await world.client.instance("one").history()
-            event = ExecutionTerminated(timestamp=world.clock.utc_now(), input="enough")
-            entity, _ = terminate_row(event, instance_id="one", names=names, now=event.timestamp, container_url="")
-            await world.store.execute(changed(names, entity, row.etag))
+            await world.client.terminate("one", "enough")
             await world.join("next")
-            calls = refusing(world, names.history, 1)
+            calls = refusing(world, world.client.hub.names.history, 1)
             await world.settle()
             assert len(calls) == 1
-            after = await world.client.instance("one").history()
-            assert after[: len(before)] == before
-            assert after[-2].event_type.name == "ExecutionCompleted"
+            state, history = await world.client.get("one"), await world.client.instance("one").history()
+            assert state is not None
+            assert state.status is Status.FAILED
+            assert "the store does not take what it decided" in (state.output or "")
+            assert [event.event_type.name for event in history[1:-1]] == [
+                "ExecutionStarted",
+                "ExecutionTerminated",
+                "ExecutionCompleted",
+            ]
 
     simulate(main)
 

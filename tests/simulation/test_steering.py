@@ -24,7 +24,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.history.purge import purge
-from airflow_provider_taskhub.hub.messages.races import SECOND
+from airflow_provider_taskhub.hub.messages.facts import SECOND
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, Message, RowOperation, RowVerb, Transact

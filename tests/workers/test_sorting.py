@@ -1,8 +1,7 @@
-"""Which starts a worker keeps in mind, so that events behind them wait: by values, each for as long as it may."""
+"""How a batch is sorted: by values, with a hub that has nothing but instance rows."""
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,116 +9,82 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, ParentInstance
+from airflow_provider_taskhub.engine.events import ExecutionSuspended, ExecutionTerminated, Status
+from airflow_provider_taskhub.engine.identity import run_name
+from airflow_provider_taskhub.hub.contract import InstanceState, Suspension
+from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.messages.facts import Facts
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import Facts
 from airflow_provider_taskhub.workers import sorting
-from airflow_provider_taskhub.workers.sorting import BEHIND_AT_MOST, Sorted, Sorter
+from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
 from tests.hub.make import GEN0, NOW, held, raised, start
 
-RUNS = Facts(execution_id=GEN0, checkpointed=NOW, parent=None)
-"""Of the run that waiting starts wait for."""
+OTHER = "b" * 32
+ROW = InstanceState(
+    instance_id="i", execution_id=OTHER, name="Hello", status=Status.PENDING, input="7", tags={"a": "b"}, created=NOW
+)
+ENDED = Facts(execution_id=GEN0, checkpointed=NOW, final=True)
 
 
-class Reading:
-    """A tenure's reader."""
+def sort(
+    monkeypatch: pytest.MonkeyPatch, *batch: Held, facts: Facts = ENDED, row: InstanceState | None = ROW
+) -> Sorted:
+    async def instance(instance_id: str, *, payloads: Any = False) -> InstanceState | None:
+        return row
 
-    visibility = timedelta(seconds=30)
+    async def unchanged(*_: object) -> Any:
+        return NOW
 
-
-class Bench:
-    """A sorter in front of instances that run."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.reader = Reading()
-        hub: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: self.now))
-        self.sorter = Sorter(hub)
-
-    def sort(self, *batch: Held, instance_id: str = "i", facts: Facts = RUNS) -> Sorted:
-        session: Any = SimpleNamespace(instance_id=instance_id, reader=self.reader)
-        live: Any = SimpleNamespace(stored=SimpleNamespace(sentinel_etag="e"))
-        coming = self.sorter.sort(session, live, batch, facts)
-        with pytest.raises(StopIteration) as done:  # nothing to wait for: no batch of these has to be looked up
-            coming.send(None)
-        found = done.value.value
-        assert isinstance(found, Sorted)
-        return found
-
-    def waits(self, message: Held, **more: Any) -> bool:
-        """Whether an event is kept for the start in front of it; it goes to the run that is there otherwise."""
-        found = self.sort(message, **more)
-        assert len(found.later) + len(found.process) == 1
-        return bool(found.later)
+    monkeypatch.setattr(sorting, "unchanged", unchanged)
+    hub: Any = SimpleNamespace(instance=instance, clock=SimpleNamespace(utc_now=lambda: NOW))
+    session: Any = SimpleNamespace(instance_id="i", reader=SimpleNamespace(visibility=timedelta(seconds=30)))
+    live: Any = SimpleNamespace(stored=Stored(sentinel_etag="e"))
+    coming = Sorter(hub).sort(session, live, batch, facts)
+    with pytest.raises(StopIteration) as done:
+        coming.send(None)
+    found = done.value.value
+    assert isinstance(found, Sorted)
+    return found
 
 
-def child_start(parent: str = "p", execution_id: str = "b" * 32, **more: Any) -> Held:
-    by = OrchestrationInstance(instance_id=parent, execution_id="c" * 32)
-    return held(
-        start(execution_id, parent=ParentInstance(instance=by, name="P", version="", task_schedule_id=0)), **more
-    )
+def named(event: Any, run: str = OTHER) -> Any:
+    return replace(event, taskhub_execution_id=run)
 
 
-def told(sender: str = "p", at: float = 1.0) -> Held:
-    message = held(raised(), at=at)
-    message.envelope = replace(message.envelope, sender=OrchestrationInstance(instance_id=sender))
-    return message
+def test_of_two_messages_that_carry_out_one_action_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = held(raised())
+    found = sort(monkeypatch, first, first, facts=replace(ENDED, final=False))
+    assert (found.process, [one for one, _ in found.discard]) == ([first], [first])
 
 
-@pytest.mark.rows("K27", "K36")
-def test_an_event_waits_with_the_start_that_its_sender_put_in_front_of_it() -> None:
-    bench = Bench()
-    early = told(at=-1.0)
-    assert bench.sort(child_start()).later
-    assert bench.waits(told())
-    assert not bench.waits(early), "put before the start: for the run that is there"
-    assert not bench.waits(told(sender="somebody else"))
+@pytest.mark.rows("K36", "K57")
+def test_what_follows_a_start_is_judged_by_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, meant, before = held(start(OTHER)), held(named(raised())), held(named(raised(), GEN0))
+    found = sort(monkeypatch, begins, meant, before)
+    assert found.process == [begins, meant]
+    assert [one for one, _ in found.discard] == [before], "its run is over as soon as the next one begins"
+    assert found.facts.ended == {run_name(GEN0)}
+    stored = Suspension(run=OTHER, reason="not yet", by="ann", at=NOW)
+    assert found.suspension(stored) is stored
+    assert found.suspension(replace(stored, run="c" * 32)) is None
 
 
-@pytest.mark.rows("K27")
-def test_a_start_that_has_begun_or_is_dropped_is_waited_for_no_more() -> None:
-    for then in (Facts(), replace(RUNS, execution_id="b" * 32)):  # nothing is there any more; it has run already
-        bench, waiting = Bench(), child_start()
-        assert bench.sort(waiting).later
-        assert not bench.sort(waiting, facts=replace(then, row_read=True)).later
-        assert not bench.waits(told())
+@pytest.mark.rows("K41", "K46")
+def test_an_end_before_the_start_takes_what_came_before_it_into_its_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    suspends, ends, event = held(named(ExecutionSuspended(timestamp=NOW))), None, held(named(raised()))
+    ends = held(named(ExecutionTerminated(timestamp=NOW)))
+    found = sort(monkeypatch, suspends, ends, event)
+    assert found.process == [suspends, ends, event], "all are deleted with the checkpoint, and not before it"
+    assert not found.record
+    assert found.made is not None
+    assert (found.made.instance.execution_id, found.made.name, found.made.input) == (OTHER, "Hello", "7")
+    alone = sort(monkeypatch, suspends)
+    assert (alone.process, alone.record, alone.start) == ([], [(suspends, OTHER)], None)
 
 
-@pytest.mark.rows("K27")
-@pytest.mark.parametrize("overdue", [0.1, 10.0, 100.0, 1000.0])
-def test_a_start_that_comes_back_late_is_waited_for(overdue: float) -> None:
-    """Its give-back may be lost, and then it is hidden for a visibility; the queue may be polled seldom."""
-    bench = Bench()
-    ((_, judged),) = bench.sort(child_start()).later
-    bench.now += judged.pause.total_seconds() + overdue
-    assert bench.waits(told())
-
-
-@pytest.mark.rows("K27")
-def test_what_was_seen_in_another_tenure_does_not_count() -> None:
-    """The partition was somebody else's in between: the start may have begun there."""
-    bench = Bench()
-    assert bench.sort(child_start()).later
-    bench.reader = Reading()
-    assert not bench.waits(told())
-    gc.collect()
-    assert not bench.sorter._waiting, "kept as long as the tenure"
-
-
-@pytest.mark.rows("K27", "K36")
-def test_an_event_does_not_wait_for_ever() -> None:
-    bench, event = Bench(), told()
-    assert bench.sort(child_start()).later
-    claimed = event.receipt.next_visible
-    hidden = claimed - NOW
-    for behind, waits in ((BEHIND_AT_MOST, True), (BEHIND_AT_MOST + timedelta(seconds=1), False)):
-        event.receipt = replace(event.receipt, next_visible=event.inserted + behind + hidden)
-        assert bench.waits(event) is waits
-
-
-def test_only_so_many_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "MAX_REMEMBERED", 3)
-    bench = Bench()
-    for name in "abcd":
-        assert bench.sort(child_start(), instance_id=name).later
-    assert [bench.waits(told(), instance_id=name) for name in "abcd"] == [False, True, True, True]
+@pytest.mark.rows("K41")
+def test_an_end_of_a_child_without_a_row_makes_its_start_from_the_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = held(ExecutionTerminated(timestamp=NOW, taskhub_execution_id=OTHER, taskhub_child="Child"))
+    found = sort(monkeypatch, ends, facts=Facts(), row=None)
+    assert found.made is not None
+    assert (found.made.instance.execution_id, found.made.name, found.made.parent) == (OTHER, "Child", None)

@@ -7,17 +7,20 @@ steps are the names of the crash points.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Episode
 from airflow_provider_taskhub.engine.decisions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.contract import HubNames, Stamp
+from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.hub.contract import HubNames, Stamp, Suspension
 from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
 from airflow_provider_taskhub.hub.history.instances import changed, merge_row
 from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
 from airflow_provider_taskhub.hub.history.records import (
     MAX_CONSUMED,
+    SENTINEL,
     Sentinel,
     encode_event,
     encode_sentinel,
@@ -52,6 +55,8 @@ class Stored:
     :param consumed: ids of messages that generation switches consumed, as the sentinel has them. Such a message may be
         delivered again long after, and no row of this generation tells that its event was taken.
     :param steered: time of the newest suspension or resume that was taken. The commit of its episode stores it.
+    :param ended: names of earlier runs under this id, the newest last.
+    :param suspension: with which a run without a checkpoint will begin, as the sentinel has it.
     :param blobs: names of the blobs to which the generation's rows were spilled, as far as the session knows. They are
         deleted with the generation.
     :param unprojected_events: events of the loaded history that the instance row does not show yet. The next merge of
@@ -68,6 +73,8 @@ class Stored:
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
     steered: Stamp | None = None
+    ended: tuple[str, ...] = ()
+    suspension: Suspension | None = None
     blobs: tuple[str, ...] = ()
     unprojected_events: tuple[HistoryEvent, ...] = ()
     row_etag: str | None = None
@@ -276,6 +283,8 @@ def after(
         completed=completed,
         consumed=consumed,
         steered=stored.steered,
+        ended=stored.ended,
+        suspension=None if _takes(episode, stored) else stored.suspension,
         blobs=() if episode.switched else stored.blobs,
         row_etag=row_etag if written else stored.row_etag,
         status=episode.status if written else stored.status,
@@ -320,6 +329,8 @@ def _history_steps(
             committed_rows=committed if last else standing,
             consumed=consumed,
             steered=stored.steered if last or episode.switched else None,  # else its row does not count yet
+            ended=stored.ended if episode.started else (),
+            clears=last and _takes(episode, stored),
             custom_status=custom_status,
             awaits=encode_awaits(episode.awaits) if last else None,
         )
@@ -338,6 +349,62 @@ def _history_steps(
 def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[str, ...]:
     """The newest ones, as many as a sentinel holds."""
     return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
+
+
+def _takes(episode: Episode, stored: Stored) -> bool:
+    """Whether the episode is the first one of the run that was to begin suspended."""
+    return stored.suspension is not None and same_start(stored.suspension.run, episode.current.execution_id)
+
+
+def withdrawn(names: HubNames, instance_id: str, history: Written, etag: str) -> Unit:
+    """What deletes a first checkpoint again: its instance was purged while it was on its way.
+
+    :param etag: of the sentinel that it has written.
+    """
+    key = escape(instance_id)
+    lock = RowOperation(verb=RowVerb.DELETE, entity=Entity(partition_key=key, row_key=SENTINEL), etag=etag)
+    rows = [RowOperation(verb=RowVerb.DELETE, entity=replace(row, properties={}), etag="*") for row in history.rows]
+    groups = [(lock, *rows[:BATCH_ROWS])]
+    groups += [tuple(rows[at : at + BATCH_ROWS]) for at in range(BATCH_ROWS, len(rows), BATCH_ROWS)]
+    steps = [Step(name="withdraw", operations=(Transact(table=names.history, rows=group),)) for group in groups]
+    blobs = tuple(DeleteBlob(container=names.large_messages, name=blob.name) for blob in history.blobs)
+    return Unit(steps=(*steps, Step(name="blobs", operations=blobs)))
+
+
+def recorded(
+    names: HubNames,
+    instance_id: str,
+    before: Sentinel | None,
+    stored: Stored,
+    *,
+    run: str,
+    stamp: Stamp,
+    suspension: Suspension | None,
+    identity: str,
+    commit_id: str,
+) -> tuple[Transact, Stored]:
+    """A checkpoint of the sentinel alone: a suspension or resume has come before the first checkpoint of its run.
+
+    :param before: the sentinel; None: there is none. :param run: execution id of the run.
+    :param suspension: None: it was a resume. :param identity: of the message.
+    :returns: the write, and what is stored after it, but for the sentinel's ETag.
+    """
+    after = replace(stored, steered=stamp, suspension=suspension, consumed=(*stored.consumed, identity)[-MAX_CONSUMED:])
+    sentinel = replace(
+        before or Sentinel(execution_id=run, complete=False),
+        commit_id=commit_id,
+        committed_rows=stored.rows,
+        consumed=after.consumed,
+        steered=stamp,
+        suspension=suspension,
+        clears=suspension is None,
+    )
+    entity = encode_sentinel(sentinel, instance_id=instance_id)
+    if before is None:
+        row = RowOperation(verb=RowVerb.INSERT, entity=entity)
+    else:
+        row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=before.etag)
+    return Transact(table=names.history, rows=(row,)), after
 
 
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, Stamp, Steered
+from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
 from airflow_provider_taskhub.hub.history.large import Texts, blob_at, status_blob
 from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
@@ -48,9 +48,6 @@ FAILURE_BYTES = 30 * 1024
 """UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
 """Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
-STEERED = "TaskHubSteered"
-"""Our own column: the newest suspension or resume before a scheduled start, ``stamp:identities``; ``=reason`` follows
-if it was a suspension."""
 SUSPENDED = "TaskHubSuspended"
 """Our own column: ``ticks:who`` of the suspension that holds the instance; "" once it was resumed."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
@@ -287,7 +284,7 @@ def repair_row(
     :returns: the row, and blobs to write before it.
     """
     started = _started(events)
-    if started is None or (row is not None and _is_newer(row, started)):
+    if started is None or (row is not None and is_newer(row, started)):
         return None
     entity, blobs = merged(
         events,
@@ -320,19 +317,19 @@ def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
     started = _started(events)
     if started is None or row is None:
         return started is not None
-    if _is_newer(row, started):
+    if is_newer(row, started):
         return False
     status = [told for event in events if (told := _told(event)) is not None][-1]
     if row.status is Status.PENDING:
         rewound = any(isinstance(event, GenericEvent) for event in events)
         return status.is_final or not rewound
     if row.status.is_final and not status.is_final and same_start(row.execution_id, started.instance.execution_id):
-        return False  # a rewind is under way, or it was terminated before its first checkpoint came
+        return False  # a rewind is under way
     return row.execution_id != started.instance.execution_id or row.status is not status
 
 
-def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
-    """Whether a row is of a start that comes after the history's: it waits, or was terminated before it began.
+def is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
+    """Whether a row is of a start that comes after the history's: it waits, or .NET has ended it before it began.
 
     What no parent started has had a row before its history; a child's row may be of the child before it.
     """
@@ -341,60 +338,22 @@ def _is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
     return row.status is Status.PENDING or (row.status.is_final and started.parent is None)
 
 
-def terminate_row(
-    event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
+def order_row(
+    event: ExecutionSuspended | ExecutionResumed,
+    *,
+    instance_id: str,
+    names: HubNames,
+    now: Timestamp,
+    container_url: str,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """What to merge into the row of an instance that is terminated before it ever ran.
+    """What to merge into the row of an instance that is suspended or resumed before it begins: it stays Pending.
 
     :returns: the row, and blobs to write before it.
     """
     texts = Texts(names, container_url, instance_id, ())
-    properties = {"LastUpdatedTime": now, **_changes(event, texts, now)}
-    return _row(instance_id, properties), tuple(texts.blobs)
-
-
-def cancelled_child_row(
-    event: ExecutionTerminated, *, instance_id: str, names: HubNames, now: Timestamp, container_url: str
-) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """The first row of a child that is terminated with its parent before it has run.
-
-    :returns: the row to insert, and blobs to write before it.
-    """
-    entity, blobs = terminate_row(event, instance_id=instance_id, names=names, now=now, container_url=container_url)
-    born = {
-        "Name": event.taskhub_child,
-        "Version": "",
-        "CreatedTime": now,
-        "ExecutionId": event.taskhub_execution_id,
-        "TaskHubName": names.hub,
-    }
-    return replace(entity, properties={**born, **entity.properties}), blobs
-
-
-def steered_row(
-    event: ExecutionSuspended | ExecutionResumed,
-    *,
-    instance_id: str,
-    stamp: Stamp,
-    known: Sequence[str],
-    now: Timestamp,
-) -> Entity | None:
-    """What to merge into the row of an instance that is suspended or resumed before its start.
-
-    :param stamp, known: as in :class:`Steered`. :returns: None for a reason that is too large for the column.
-    """
-    text = f"{stamp.text()}:{' '.join(known)}"
-    if isinstance(event, ExecutionSuspended):
-        text += f"={event.reason or ''}"
-    if utf16_bytes(text) > MAX_PROPERTY_BYTES:
-        return None
-    return _row(instance_id, {"LastUpdatedTime": now, STEERED: text, SUSPENDED: _suspended(event)})
-
-
-def _steered(text: str | None) -> Steered | None:
-    found = re.fullmatch(r"([^:]*):([^=]*)(?:=(.*))?", text or "", re.DOTALL)
-    stamp = Stamp.parse(found[1]) if found else None
-    return Steered(stamp, tuple(found[2].split()), found[3]) if found and stamp else None
+    held = f"{event.timestamp.ticks}:{event.taskhub_by or ''}" if isinstance(event, ExecutionSuspended) else ""
+    output = texts.place(event.reason or "", "Output", _NEVER)
+    return _row(instance_id, {"LastUpdatedTime": now, "Output": output, SUSPENDED: held}), tuple(texts.blobs)
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:
@@ -428,9 +387,8 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         scheduled_start=columns.time("ScheduledStartTime"),
         generation=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
-        steered=_steered(columns.text(STEERED)),
         suspended_by=by or None,
-        suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() else None,
+        suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() and len(ticks) < 20 else None,
         etag=entity.etag,
     )
     failure = columns.object(FAILURE, Kind.FAILURE) if state.status is Status.FAILED else None

@@ -20,11 +20,12 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub import wire
-from airflow_provider_taskhub.hub.contract import Stamp
+from airflow_provider_taskhub.hub.contract import Stamp, Suspension
+from airflow_provider_taskhub.hub.history.payloads import utf16_bytes
 from airflow_provider_taskhub.hub.keys import escape, unescape
 from airflow_provider_taskhub.hub.layouts import LAYOUT_OF, LAYOUTS, Layout, Member
 from airflow_provider_taskhub.hub.wire import Kind
-from airflow_provider_taskhub.storage.primitives import Entity, Property
+from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES, Entity, Property
 from airflow_provider_taskhub.values import dataclass
 
 SENTINEL = "sentinel"
@@ -39,6 +40,9 @@ _RENAMED = {"Timestamp": "_Timestamp"}
 """Columns that are not called as their member is: a row has a Timestamp of its own."""
 _KEEPING = (TaskScheduled, SubOrchestrationInstanceCreated)
 _GENERIC = frozenset({"Data", "EventId", "IsPlayed", "_Timestamp", "EventType", "ExecutionId", "TaskHubMessageId"})
+
+MAX_ENDED = 100
+"""Earlier runs of an id that its sentinel lists."""
 
 
 class RecordError(InputError):
@@ -187,6 +191,10 @@ class Sentinel:
         message ids consumed across a generation switch. When read from a sentinel that .NET has moved on
         since, they say nothing and are None and empty.
     :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
+    :param ended: names of earlier runs under this id, the newest last. They stay true whoever commits after us. In
+        writes, none: the column keeps its value.
+    :param suspension: with which a run begins that has no checkpoint yet. None in writes: the column keeps its value.
+    :param clears: in writes, the column of that suspension is emptied.
     :param custom_status: the custom status that the generation's first checkpoint left, as the instance row's column
         has it. Until a checkpoint writes that column, nothing else tells what an earlier generation has set. None in
         writes: the column keeps its value.
@@ -203,6 +211,9 @@ class Sentinel:
     committed_rows: int | None = None
     consumed: tuple[str, ...] = ()
     steered: Stamp | None = None
+    ended: tuple[str, ...] = ()
+    suspension: Suspension | None = None
+    clears: bool = False
     custom_status: str | None = None
     awaits: str | None = None
     timestamp: Timestamp | None = None
@@ -239,6 +250,10 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
         }
     if sentinel.steered is not None:
         properties["TaskHubSteered"] = sentinel.steered.text()
+    if sentinel.ended:
+        properties["TaskHubEnded"] = ",".join(sentinel.ended[-MAX_ENDED:])
+    if sentinel.clears or sentinel.suspension is not None:
+        properties["TaskHubSuspension"] = _suspension_text(sentinel.suspension)
     if sentinel.custom_status is not None:
         properties["TaskHubCustomStatus"] = sentinel.custom_status
     if sentinel.awaits is not None:
@@ -251,6 +266,7 @@ _OURS = (
     "TaskHubRows",
     "TaskHubConsumed",
     "TaskHubSteered",
+    "TaskHubSuspension",
     "TaskHubCustomStatus",
     "TaskHubAwaits",
 )
@@ -270,7 +286,9 @@ def decode_sentinel(entity: Entity) -> Sentinel:
             f"CheckpointCompletedTimestamp is {wire.shown(completed)}"
         )
     ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
-    commit_id, rows, consumed, steered, status, awaits = (columns.get(name) if ours else None for name in _OURS)
+    values = (columns.get(name) if ours else None for name in _OURS)
+    commit_id, rows, consumed, steered, suspension, status, awaits = values
+    ended = columns.get("TaskHubEnded")
     return Sentinel(
         execution_id=execution_id,
         complete=columns.get("IsCheckpointComplete") is True,
@@ -280,10 +298,36 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         committed_rows=rows if isinstance(rows, int) and rows >= 0 else None,
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
         steered=Stamp.parse(steered),
+        ended=tuple(ended.split(",")) if isinstance(ended, str) and ended else (),
+        suspension=_suspension(suspension),
         custom_status=status if isinstance(status, str) else None,
         awaits=awaits if isinstance(awaits, str) else None,
         timestamp=entity.timestamp,
     )
+
+
+def _suspension_text(suspension: Suspension | None) -> str:
+    """JSON, with a reason that fits the column; "" for none."""
+    if suspension is None:
+        return ""
+    reason = suspension.reason
+    while True:
+        text = wire.dumps([suspension.run, reason, suspension.by, suspension.at.ticks])
+        over = utf16_bytes(text) - MAX_PROPERTY_BYTES
+        if over <= 0 or not reason:
+            return text
+        reason = reason[: max(0, len(reason) - max(1, over // 2))]
+
+
+def _suspension(text: object) -> Suspension | None:
+    """None when there is none, or it is damaged."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        run, reason, by, ticks = json.loads(text)
+        return Suspension(run=str(run), reason=str(reason), by=str(by), at=Timestamp(int(ticks)))
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def _basis(execution_id: str, completed: Timestamp | None) -> str:

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.hub.messages.control import ControlReader
+from airflow_provider_taskhub.hub.messages.facts import STEERING
 from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.races import STEERING
 
 State = TypeVar("State")
 
@@ -70,7 +70,7 @@ def _ordered(mail: Sequence[Held]) -> list[Held]:
     """The order of processing: by time, then by the sender's count.
 
     Suspensions and resumes of the same time stay as they arrived. The counts of two processes tell no order, and which
-    of one process's own is older is judged later (``races.precedes``).
+    of one process's own is older is judged later (``facts.precedes``).
     """
     ordered = sorted(mail, key=lambda held: held.order)
     steering = [held for held in mail if isinstance(held.message.event, STEERING)]
