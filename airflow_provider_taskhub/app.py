@@ -58,7 +58,7 @@ class App:
 
     def __init__(self, name: str, version: str = "", *, compatible: Iterable[str] | None = None) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise ConfigurationError(f"App: name is {name!r}; give one, e.g. App('flights', version='3')")
+            raise ConfigurationError(f"App: name is {name!r}; give a text, e.g. App('flights', version='3')")
         if not isinstance(version, str):
             raise ConfigurationError(f"App {name!r}: version is {version!r}; give it as a text, e.g. '3'")
         self._name = name
@@ -225,7 +225,7 @@ class App:
         name = _name_of(function, name, "activity")
         what = f"activity {name!r}"
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(f"{what} is a generator: an activity returns its result")
+            raise ConfigurationError(f"{what} is a generator: use `return` instead of `yield`")
         for label, value in (("timeout", timeout), ("queue_timeout", queue_timeout)):
             if value is not None and not (isinstance(value, timedelta) and value > timedelta(0)):
                 raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
@@ -258,7 +258,7 @@ class App:
 
 def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
     if not callable(function):
-        raise ConfigurationError(f"@app.{kind} is put on {function!r}: put it on a function")
+        raise ConfigurationError(f"@app.{kind} decorates {function!r}, which is not a function: put it on a function")
     found = name if name is not None else getattr(function, "__name__", "")
     if not isinstance(found, str) or not found or found == "<lambda>":
         raise ConfigurationError(f"{kind} {function!r} has no name: give one with name='…'")
@@ -276,11 +276,11 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
     ]
     shape = f"({first}) or ({first}, input)" if first else "() or (input)"
     if len(positional) < lead:
-        raise ConfigurationError(f"{what} takes no {first!r}: its parameters are {shape}")
+        raise ConfigurationError(f"{what} has no parameter {first!r}: its parameters must be {shape}")
     if needed:
         names = ", ".join(p.name for p in needed)
         raise ConfigurationError(
-            f"{what} wants more than one input ({names}): its parameters are {shape}; "
+            f"{what} has more than one input ({names}): its parameters must be {shape}; "
             "put several values into a dataclass or a dict"
         )
     return positional[lead].name if len(positional) > lead else None
@@ -314,9 +314,9 @@ def load_app(path: str) -> App:
         raise ConfigurationError(f"app {path!r}: {error}") from error
     except (Exception, SystemExit) as error:  # a script that ends itself would end the worker, as if all were well
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
-        hint = "It must be installed, or lie in the working directory or on PYTHONPATH" if missing else _place(error)
+        hint = "Install it, or put it into the working directory or on PYTHONPATH" if missing else _place(error)
         raise ConfigurationError(
-            f"app {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}. {hint}."
+            f"app {path!r}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}. {hint}."
         ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):

@@ -128,7 +128,9 @@ def dumps(value: Any, *, what: str = "value") -> str:
             "Pass plain values, dataclasses, pydantic models or dates."
         ) from error
     if _is_deep(text):
-        raise InputError(f"{what} is nested more than {MAX_NESTED} deep, which not every reader of it could follow")
+        raise InputError(
+            f"{what} is nested more than {MAX_NESTED} levels deep, which is more than every reader supports"
+        )
     return text
 
 
@@ -197,7 +199,7 @@ def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
         if not adapter.pydantic_complete:
             adapter.rebuild()
     except PydanticSchemaGenerationError as error:
-        raise InputError(f"{what}: annotation {annotation!r} is not one that values can be decoded to") from error
+        raise InputError(f"{what}: values cannot be decoded to annotation {annotation!r}") from error
     except PydanticUndefinedAnnotation as error:
         raise InputError(
             f"{what}: annotation {annotation!r} cannot be resolved (name {error.name!r} is not defined): "

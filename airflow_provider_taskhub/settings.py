@@ -105,9 +105,10 @@ class LeaseTimes(BaseModel):
         least = max(LEASE_MARGIN, self.take * LEASE_DRIFT)
         if not (self.renew + LEASE_MARGIN <= self.give_up and self.give_up + least <= self.take):
             raise ValueError(
-                "lease times must keep renew < give_up < take with at least 0.5 s between them, and 0.3 % of take "
-                f"between give_up and take, since clocks drift; not {self.renew.total_seconds():g} s, "
-                f"{self.give_up.total_seconds():g} s, {self.take.total_seconds():g} s"
+                "lease times must be renew < give_up < take with at least 0.5 s between them, and 0.3 % of take "
+                "between give_up and take because clocks drift; they are "
+                f"renew {self.renew.total_seconds():g} s, give_up {self.give_up.total_seconds():g} s, "
+                f"take {self.take.total_seconds():g} s"
             )
         return self
 
@@ -310,8 +311,8 @@ def _is_kubernetes(rest: str, value: str) -> bool:
 
 _LEASE_PARTS = ", ".join(f"{PREFIX}LEASE__{name.upper()}" for name in LeaseTimes.model_fields)
 _PARTS = {
-    "lease": f"it has parts, each a duration such as PT30S: set {_LEASE_PARTS}, or in the file [lease]",
-    "spark": f"it has parts: set {PREFIX}SPARK__MASTER and {PREFIX}SPARK__CONF, or in the file [spark]",
+    "lease": f"it has parts, each a duration such as PT30S: set {_LEASE_PARTS}, or [lease] in the file",
+    "spark": f"it has parts: set {PREFIX}SPARK__MASTER and {PREFIX}SPARK__CONF, or [spark] in the file",
     "spark.conf": """give names with values as JSON, such as {"spark.executor.memory": "2g"}""",
 }
 """What to give for a setting that is no single value."""

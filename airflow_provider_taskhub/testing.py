@@ -119,7 +119,7 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
-            "testing.run brings its own event loop, but an event loop runs here already: call it from a plain `def`, "
+            "testing.run starts an event loop, but one runs here already: call it from a plain `def`, "
             "or with `await asyncio.to_thread(run, …)`"
         )
     apps = (app,) if isinstance(app, App) else tuple(app)
@@ -193,7 +193,7 @@ class InProcess:
             return definition.function(*given)
         if self._spark is None:
             raise ConfigurationError(
-                f"activity {request.name!r} wants Spark: replace it with activities={{{request.name!r}: …}}, "
+                f"activity {request.name!r} needs Spark: replace it with activities={{{request.name!r}: …}}, "
                 "or pass spark=…"
             )
         return definition.function(self._spark, *given)

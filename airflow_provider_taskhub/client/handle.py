@@ -36,6 +36,7 @@ from airflow_provider_taskhub.hub.history.instances import ended
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
+from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.keys import escape
 from airflow_provider_taskhub.hub.rewinds import rewind
 from airflow_provider_taskhub.hub.waiting import Why
@@ -261,7 +262,7 @@ class InstanceHandle:
             taskhub_process=self.hub.process,
             taskhub_by=ordered,
         )
-        return await self._steer(event, "suspended")
+        return await _steer(self.hub, await self._existing(), event, "suspended")
 
     async def resume(self, reason: str = "") -> InstanceState:
         """Let a suspended instance go on with all that has come meanwhile. A running one stays as it is.
@@ -273,15 +274,7 @@ class InstanceHandle:
         """
         check_text(reason, "the reason")
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
-        return await self._steer(event, "resumed")
-
-    async def _steer(self, event: ExecutionSuspended | ExecutionResumed, what: str) -> InstanceState:
-        row = await self._existing()
-        if row.status.is_final:
-            raise InvalidStateError(f"instance {self.id!r} has ended ({row.status}): it cannot be {what}")
-        named = replace(event, taskhub_execution_id=row.execution_id)
-        await self.hub.send(self.hub.mail(named, OrchestrationInstance(instance_id=self.id)))
-        return row
+        return await _steer(self.hub, await self._existing(), event, "resumed")
 
     async def rewind(self, reason: str = "") -> InstanceState:
         """Let a failed instance go on from before its failure: what failed is done again.
@@ -331,13 +324,24 @@ class InstanceHandle:
             if row is None:
                 return False
             if not row.status.is_final:
-                raise InvalidStateError(f"instance {self.id!r} is {row.status}: terminate it before it can be purged")
+                raise InvalidStateError(f"instance {self.id!r} is {row.status}: terminate it first, then purge it")
             try:
                 await purge(self.hub.store, self.hub.names, row)
                 return True
             except (Conflict, NotFound) as error:  # started again, rewound, or purged by somebody else: look again
                 last = error
         raise last
+
+
+async def _steer(
+    hub: Hub, row: InstanceState, event: ExecutionSuspended | ExecutionResumed, what: str
+) -> InstanceState:
+    """Send a suspension or a resume to the run that a row shows."""
+    if row.status.is_final:
+        raise InvalidStateError(f"instance {row.instance_id!r} has ended ({row.status}): it cannot be {what}")
+    named = replace(event, taskhub_execution_id=row.execution_id)
+    await hub.send(hub.mail(named, OrchestrationInstance(instance_id=row.instance_id)))
+    return row
 
 
 def _user_and_host() -> str:

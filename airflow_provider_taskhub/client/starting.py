@@ -109,12 +109,15 @@ class Starter:
                     await self._put_again(row)
                 return row
             if policy is StartPolicy.REFUSE or not row.status.is_final:
-                raise InstanceExists(f"instance {instance_id!r} exists already ({row.status})")
+                raise InstanceExists(
+                    f"instance {instance_id!r} exists already ({row.status}): give another id, or the policy "
+                    "attach to use the instance that exists"
+                )
             try:
                 return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)
             except (Conflict, NotFound):
                 continue  # somebody else was faster: look again
-        raise InstanceExists(f"instance {instance_id!r} is being started by others")
+        raise InstanceExists(f"another client is starting instance {instance_id!r}: try again")
 
     async def _replace(self, start: ExecutionStarted, row: InstanceState) -> InstanceState:
         made, entity, blobs = self._start_parts(start)

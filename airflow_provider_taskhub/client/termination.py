@@ -24,7 +24,7 @@ async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
     """Wait until no recorded activity of an ended instance runs. :raises TimeoutError: at ``deadline``."""
     clock, pause = instance.hub.clock, FIRST_PAUSE
     while any(record.state in (RecordState.RUNNING, RecordState.CANCELLING) for record in await instance.activities()):
-        deadline.check(f"instance {instance.id!r} has ended, but an activity of it still runs")
+        deadline.check(f"instance {instance.id!r} has ended, but one of its activities still runs")
         await clock.sleep(deadline.shorten(pause))
         pause = min(LONGEST_PAUSE, pause * 2)
 
@@ -56,6 +56,6 @@ async def _child_row(child: InstanceHandle, deadline: Deadline) -> InstanceState
     clock = child.hub.clock
     until = clock.monotonic() + CHILD_APPEARS
     while (row := await child.get(payloads=False)) is None and clock.monotonic() < until:
-        deadline.check(f"child {child.id!r} has not started or ended")
+        deadline.check(f"child {child.id!r} has neither started nor ended")
         await clock.sleep(LONGEST_PAUSE)
     return row

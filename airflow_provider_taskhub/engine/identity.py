@@ -87,7 +87,9 @@ def check_instance_id(instance_id: str) -> str:
     try:
         units = len(instance_id.encode("utf-16-le")) // 2
     except UnicodeEncodeError:
-        raise InputError(f"instance id {instance_id!r} holds an unpaired surrogate, which no key can store") from None
+        raise InputError(
+            f"instance id {instance_id!r} contains an unpaired surrogate, which no key can store"
+        ) from None
     units += sum(1 for c in instance_id if c in "^/\\#?" or ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F)
     if units > MAX_INSTANCE_ID:
         raise InputError(
@@ -104,5 +106,5 @@ def check_new_instance_id(instance_id: str) -> str:
     """
     for char in "\ufffe\uffff":
         if char in check_instance_id(instance_id):
-            raise InputError(f"instance id {instance_id!r} holds U+{ord(char):X}, which no list of blobs can show")
+            raise InputError(f"instance id {instance_id!r} holds U+{ord(char):X}, which a list of blobs cannot show")
     return instance_id

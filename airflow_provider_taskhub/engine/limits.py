@@ -17,7 +17,7 @@ MAX_COLUMN = 32_768
 """UTF-16 units that a column of a table holds: 64 KiB (Azure: "Understanding the Table service data model")."""
 FIRST_TIME, LAST_TIME = Timestamp.parse("1601-01-01T00:00:00Z"), Timestamp.parse("9999-12-31T23:59:59.9999999Z")
 """What a column of a table holds (Azure: "Understanding the Table service data model")."""
-_WAY_OUT = "Put what is large into the input."
+_WAY_OUT = "Put large values into the input."
 
 
 def check_column(text: Any, what: str) -> None:
@@ -54,7 +54,7 @@ def _units(text: Any, what: str) -> int:
     try:
         return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
     except UnicodeEncodeError:
-        raise InputError(f"{what} holds an unpaired surrogate, which no store takes") from None
+        raise InputError(f"{what} contains an unpaired surrogate, which no store accepts") from None
 
 
 def check_tags(tags: Mapping[str, str], of: str, *, spilled: bool = False) -> None:

@@ -136,7 +136,7 @@ class Registry:
         for app in apps:
             if app.name in versions:
                 raise ConfigurationError(
-                    f"app {app.name!r} is loaded twice: name each app once, and give apps own names"
+                    f"app {app.name!r} is loaded twice: load each app once, and give each app its own name"
                 )
             versions[app.name] = app.version
             _merge(orchestrators, app.orchestrators, "orchestrator")
@@ -201,7 +201,7 @@ def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: 
         if name in into:
             raise ConfigurationError(
                 f"{kind} {name!r} is declared by app {into[name].app!r} and by app {definition.app!r}: "
-                "rename one of them, or run the apps on hubs of their own"
+                "rename one of them, or run each app on its own hub"
             )
         try:
             check_annotation(definition.input_annotation, what="its input")

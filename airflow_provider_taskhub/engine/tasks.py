@@ -188,6 +188,6 @@ def _checked(tasks: Iterable[Task[Any]], what: str) -> list[Task[Any]]:
         if not isinstance(child, Task):
             raise TypeError(
                 f"{what} takes tasks made by the context, not {type(child).__name__} {child!r:.100}; "
-                "a coroutine of your own is awaited on its own"
+                "await a coroutine of your own separately"
             )
     return children

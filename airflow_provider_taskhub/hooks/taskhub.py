@@ -145,12 +145,12 @@ def settings_of(connection: Connection) -> Settings:
     extra = connection.extra_dejson
     for field in sorted(extra.keys() - set(FIELDS)):
         raise ConfigurationError(
-            f"connection {name!r}: its extra has {field!r}, which is no field of a TaskHub connection"
-            f"{nearest(field, FIELDS)}; there are {', '.join(FIELDS)}"
+            f"connection {name!r}: its extra has {field!r}, which is not a field of a TaskHub connection"
+            f"{nearest(field, FIELDS)}; the fields are {', '.join(FIELDS)}"
         )
     hub = str(extra.get("hub") or "").strip()
     if not hub:
-        raise ConfigurationError(f"connection {name!r} names no hub: fill in its field 'Hub'")
+        raise ConfigurationError(f"connection {name!r} has no hub: fill in the field 'Hub'")
     try:
         return load_settings(hub=hub, connection=_storage(connection.password, extra))
     except ConfigurationError as error:
@@ -180,20 +180,22 @@ def _storage(secret: str | None, extra: dict[str, Any]) -> str:
     if kind != "azure":
         raise ConfigurationError(f"field 'Storage' is {kind!r}: choose 'embedded' or 'azure'")
     if path:
-        raise ConfigurationError("field 'SQLite file' belongs to storage 'embedded': empty it, or choose that storage")
+        raise ConfigurationError("field 'SQLite file' belongs to storage 'embedded': clear it, or choose that storage")
     if _CONNECTION_STRING.search(secret):
         return secret
     if not account_url:
         raise ConfigurationError(
             "storage 'azure' needs a connection string as secret, or the field 'Account address' "
-            "(with a key or SAS as secret, or none for a managed identity)"
+            "(with a key or SAS as secret, or without a secret for a managed identity)"
         )
     return _account(account_url, secret) if secret else account_url
 
 
 def _embedded(secret: str, path: str, account_url: str) -> str:
     if secret or account_url:
-        raise ConfigurationError("storage 'embedded' takes neither a secret nor an account address: choose 'azure'")
+        raise ConfigurationError(
+            "storage 'embedded' has no secret and no account address: clear them, or choose 'azure'"
+        )
     if path and not path.startswith("/"):
         raise ConfigurationError(f"field 'SQLite file' is {path!r}: give an absolute path")
     if not path:
@@ -210,7 +212,7 @@ def _account(account_url: str, secret: str) -> str:
     if match is None:
         raise ConfigurationError(
             f"field 'Account address' is {account_url!r}: give https://NAME.blob.core.windows.net, "
-            "or put a whole connection string into the secret"
+            "or put a complete connection string into the secret"
         )
     account, suffix = match["account"], match["suffix"]
     sas = secret.lstrip("?")

@@ -81,7 +81,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
     rewindable = rewinding is not None or rules.is_rewound(past, row.status)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
         # a history of another start is what failed before the id was started anew
-        raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only one that has failed can be rewound")
+        raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only a failed instance can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     pairs = zip(past, rows.committed, strict=True)
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}

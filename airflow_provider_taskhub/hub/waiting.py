@@ -204,7 +204,7 @@ def _held(found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.SUSPENDED,
             text=f"suspended{by}{since}{said}",
-            remedy=f"To let it go on: {_command('instances resume', state.instance_id)}",
+            remedy=f"To resume it: {_command('instances resume', state.instance_id)}",
         )
     elif (start := _later_start(found)) is not None:
         yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(start)}")
@@ -261,16 +261,17 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
         last = f": its last owner {served.owner} is not alive" if served.owner else ""
         yield Why(
             reason=Reason.UNSERVED,
-            text=f"nobody serves partition {served.partition}{last}",
-            remedy="A live worker takes it within a scan, unless an order forbids that: taskhub partitions check",
+            text=f"no worker serves partition {served.partition}{last}",
+            remedy="A live worker takes it within a scan, unless an order forbids it. "
+            "To see the orders: taskhub partitions check",
         )
     elif owner not in fit:
         others = listed([member.worker for member in fit], _MOST_NAMES)
         yield Why(
             reason=Reason.NOT_OWNER,
             text=f"partition {served.partition} is owned by {owner.worker}, which cannot run {need}; "
-            f"{others} can and does not own it",
-            remedy="Let all workers of a hub load the same apps",
+            f"{others} can run it, but does not own the partition",
+            remedy="Load the same apps in all workers of the hub",
         )
 
 
@@ -356,7 +357,7 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
         return None  # its task may not have been deferred yet, or goes on without one
     return Why(
         reason=Reason.NO_TRIGGERER,
-        text="no triggerer of Airflow watches this hub now: a deferred task stays so until one does",
+        text="no triggerer of Airflow watches this hub now: a deferred task stays deferred until one does",
         remedy="If none runs, start one: airflow triggerer",
     )
 

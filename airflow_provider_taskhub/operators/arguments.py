@@ -35,8 +35,8 @@ def problems(
         return
     if _holds_secret(loads(text)):
         yield (
-            "the input holds a value that Airflow masks as a secret, and inputs are stored in the hub: "
-            "pass the name of a connection, which the worker resolves"
+            "the input contains a value that Airflow masks as a secret, and the hub stores inputs as plain text: "
+            "pass the name of a connection, and read the secret in the activity"
         )
     try:
         check_column(version, f"version of orchestrator {orchestrator!r}")
@@ -46,7 +46,8 @@ def problems(
         return
     for name in tags:
         if name.startswith(identity.RESERVED):
-            yield f"tag {name!r} is reserved: names that start with {' or '.join(identity.RESERVED)} are TaskHub's"
+            reserved = " or ".join(identity.RESERVED)
+            yield f"tag {name!r} is reserved: names that start with {reserved} are TaskHub's. Use another name"
 
 
 def evaluated(value: Any) -> Any:

@@ -183,8 +183,8 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     reaction = REACTIONS[found(state, task, generation)]
     if reaction is Reaction.REFUSE:
         raise Taken(
-            f"instance id {instance_id!r} belongs to something else that is {state.status if state else ''} now: "
-            "give an id that holds '{{ run_id }}', or omit it"
+            f"instance id {instance_id!r} belongs to another run or program, whose instance is "
+            f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
     if reaction is Reaction.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
@@ -235,5 +235,5 @@ async def _terminate(client: Client, instance_id: str) -> str:
         async with asyncio.timeout(TERMINATE_DEADLINE):
             await client.terminate(instance_id, reason, wait=True)
     except TimeoutError:
-        return f"older generation {instance_id} was told to end, but did not confirm within {TERMINATE_DEADLINE:g} s"
-    return f"older generation {instance_id} was still live: terminated"
+        return f"older generation {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
+    return f"older generation {instance_id} was still running: it is terminated"

@@ -162,7 +162,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         until = Timestamp.parse(deadline) if deadline else self._deadline()
         if waits_for is not None and [instance_id, event["owner"]] != [*waits_for]:
-            self.log.info("woken by the trigger of another wait (for %s): waiting again", instance_id)
+            self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", instance_id)
             self._wait(waits_for[0], waits_for[1], until)
         if why == "timeout":
             self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # if the trigger could not
@@ -217,11 +217,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         text = deadline.text() if deadline else None
-        self.log.info("a triggerer waits for instance %s from here on: one must run (airflow triggerer)", instance_id)
+        self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", instance_id)
         if self.taskhub_conn_id not in swept_connections():
             self.log.info(
-                "if this task is killed while no triggerer waits in this hub, its instance runs on: "
-                "list connection %r in the option [taskhub] page_connections, and API servers end it",
+                "if this task is killed while no triggerer watches this hub, its instance continues: "
+                "add connection %r to the option [taskhub] page_connections, so that API servers end it",
                 self.taskhub_conn_id,
             )
         self.defer(
@@ -260,7 +260,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         try:
             said = self._hook().run(use)
         except TimeoutError:
-            said = f"told to end, but not confirmed within {_CONFIRM:g} s"
+            said = f"asked to end, but it has not ended within {_CONFIRM:g} s"
         except Exception as error:  # of the hub; the sweep ends the instance once no try comes
             said = f"cannot terminate: {type(error).__name__}: {error}"
         return f"{self._named(instance_id)}: {OVERDUE}; {said}"
@@ -288,7 +288,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             state = await client.get(instance_id, payloads=False)
             members, records = await client.admin.workers(), await client.instance(instance_id).activities()
         except TaskHubError as error:
-            self.log.warning("what has happened in the instance cannot be read: %s", error)
+            self.log.warning("the progress of the instance cannot be read: %s", error)
             return
         self.log.info(served_by(members, self.orchestrator))
         if state is not None:
@@ -341,10 +341,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             if state is None or state.status.is_final:
                 return
             if (state.tags or {}).get(identity.OWNER_TAG) != owner:
-                self.log.info("instance %s belongs to a newer start by now: left alone", instance_id)
+                self.log.info("instance %s was started again meanwhile: it is not terminated", instance_id)
                 return
             await client.terminate(instance_id, why)
-            self.log.warning("instance %s: asked to terminate", instance_id)
+            self.log.warning("instance %s: termination requested", instance_id)
 
         try:
             self._hook().run(use)

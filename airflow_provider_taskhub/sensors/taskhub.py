@@ -63,7 +63,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
         except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger tries for longer
-            self.log.info("the hub cannot be read now, waiting: %s", error)
+            self.log.info("the hub cannot be read now: %s. The sensor keeps waiting", error)
             state = None
         if state is not None and (state.status.is_final or state.status in statuses):
             return self._found(state)
@@ -73,9 +73,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         limit = timedelta(seconds=self.timeout)
-        self.log.info(
-            "a triggerer waits for instance %s from here on: one must run (airflow triggerer)", self.instance_id
-        )
+        self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", self.instance_id)
         self.defer(
             trigger=TaskHubTrigger(
                 instance_id=self.instance_id,
@@ -94,7 +92,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.engine.events import Status
 
         if (event["instance_id"], event["owner"]) != (self.instance_id, None):
-            self.log.info("woken by the trigger of another wait (for %s): waiting again", event["instance_id"])
+            self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", event["instance_id"])
             self._wait()
         if event["reason"] == "timeout":
             raise AirflowSensorTimeout(f"instance {self.instance_id}: {self._overdue(event['message'])}")
@@ -155,5 +153,5 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         names = {status.lower(): status for status in Status}
         unknown = [name for name in self.statuses if str(name).lower() not in names]
         if unknown:
-            raise AirflowException(f"statuses {unknown} do not exist: choose of {', '.join(Status)}")
+            raise AirflowException(f"statuses {unknown} do not exist: choose from {', '.join(Status)}")
         return tuple(names[str(name).lower()] for name in self.statuses)

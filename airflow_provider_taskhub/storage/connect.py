@@ -29,7 +29,7 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
         path = _path(connection) if connection else home() / "hub.db"
         if not create and not path.exists():
             raise HubError(
-                f"there is no hub {settings.hub!r} at {path}: make it with `taskhub hub create`, or start a worker"
+                f"there is no hub {settings.hub!r} at {path}: create it with `taskhub hub create`, or start a worker"
             )
         return SqliteStore(path, holder=holder)
     try:

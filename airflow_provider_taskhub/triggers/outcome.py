@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.events import FailureDetails
     from airflow_provider_taskhub.hub.contract import InstanceState
 
-OVERDUE = "the time allowed is over"
+OVERDUE = "the time limit is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"
 """Reason of the termination."""
 LOG_LINES = 50
@@ -40,7 +40,7 @@ async def terminate_owned(client: Client, instance_id: str, owner: str | None, w
     if state is None or state.status.is_final:
         return "the instance has ended already"
     if (state.tags or {}).get(OWNER_TAG) != owner:
-        return "the instance belongs to a newer start by now: left alone"
+        return "the instance was started again meanwhile: it is not terminated"
     await client.terminate(instance_id, why, wait=True)
     await client.watches.forget([instance_id])
     return "the instance is terminated, nothing of it runs"

@@ -125,7 +125,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             self.log.error(message)
         if self.trigger_id is not None:  # dag.test() has no executor, and gives none
             if await self._ends_here():
-                self.log.info("the task ends here: nothing needs a worker")
+                self.log.info("the task ends in the triggerer: nothing in it needs a worker")
                 yield TaskSuccessEvent()
                 return
             left = began + SETTLE - self.clock.monotonic()
@@ -153,7 +153,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         try:
             return await end(self.task_instance, self._completed, owner=self.owner, push=self.push_output)
         except Exception as error:  # an error of Airflow: a worker ends the task, which takes longer
-            self.log.warning("the task cannot be ended here, a worker does it: %s: %s", type(error).__name__, error)
+            self.log.warning(
+                "the triggerer cannot end the task, so a worker ends it: %s: %s", type(error).__name__, error
+            )
             return False
 
     async def _outcome(self) -> TriggerEvent:
@@ -264,7 +266,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
                     return await terminate_owned(client, self.instance_id, self.owner, reason)
             except TimeoutError:
-                return f"told to end, but not confirmed within {CONFIRM_DEADLINE:g} s"
+                return f"asked to end, but it has not ended within {CONFIRM_DEADLINE:g} s"
 
         def failed(error: Exception, failures: int) -> None:
             nonlocal said
@@ -280,7 +282,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         with suppress(asyncio.CancelledError):  # at the end of the process: the next attempt ends older generations
             killed = await self._killed()
             if killed is None:
-                self.log.info("the task still waits elsewhere, or goes on: the instance is left alone")
+                self.log.info("the task waits in another triggerer, or continues: the instance keeps running")
                 return
             settings = await self._settings()
             if settings is not None:
@@ -303,7 +305,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         try:
             states = await retry(lambda: state_of(ti), _RETRIES, self.clock, failed=failed)
         except Exception:
-            self.log.error("the task's state cannot be read: %s is left running", self.instance_id)
+            self.log.error("the task's state cannot be read: instance %s keeps running", self.instance_id)
             return None
         return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
 

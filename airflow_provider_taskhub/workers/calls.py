@@ -44,6 +44,6 @@ def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes
     if len(text) > limit:
         raise InputError(
             f"result of activity {definition.name!r} is {len(text):,} bytes of JSON: at most {limit:,}. "
-            "Write large data to a file or table and return its place, or raise the worker's TASKHUB_MAX_RESULT."
+            "Write large data to a file or table and return its path, or raise the worker's TASKHUB_MAX_RESULT."
         )
     return text

@@ -181,7 +181,7 @@ def encode(message: Message) -> tuple[bytes, ...]:
     if len(header) > MAX_HEADER or len(message.body) > MAX_BODY:
         raise InputError(
             f"{type(message).__name__} message of {len(header):,} + {len(message.body):,} bytes is too large for an "
-            f"executor: at most {MAX_HEADER:,} + {MAX_BODY:,}. Keep large data in files or tables and pass its place."
+            f"executor: at most {MAX_HEADER:,} + {MAX_BODY:,}. Keep large data in files or tables and pass its path."
         )
     head = _LENGTHS.pack(len(header), len(message.body)) + header
     return (head + message.body,) if len(message.body) < LARGE else (head, message.body)

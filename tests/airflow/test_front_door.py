@@ -68,7 +68,7 @@ def test_a_hub_that_cannot_be_used_does_not_hide_an_instance_in_another(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_BROKEN", '{"conn_type": "taskhub", "extra": {}}')
     monkeypatch.setenv("AIRFLOW__TASKHUB__PAGE_CONNECTIONS", "broken, taskhub_default")
-    assert ask(TAB) == (409, {"detail": "connection 'broken' names no hub: fill in its field 'Hub'"})
+    assert ask(TAB) == (409, {"detail": "connection 'broken' has no hub: fill in the field 'Hub'"})
     put(hub, 1)
     assert ask(TAB)[1]["conn"] == "taskhub_default"
 

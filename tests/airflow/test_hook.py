@@ -57,13 +57,13 @@ def test_storage_of_a_connection(made: Connection, expected: str) -> None:
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (connection(), "'c' names no hub"),
-        (connection(hub="  "), "'c' names no hub"),
+        (connection(), "'c' has no hub"),
+        (connection(hub="  "), "'c' has no hub"),
         (connection(hub="my-hub"), "hub name 'my-hub' cannot name Azure queues"),
         (connection(conn_type="http", hub="Flights"), "is of type 'http'"),
         (connection(hub="Flights", storage="nfs"), "'Storage' is 'nfs'"),
         (connection(hub="Flights", path="hub.db"), "'hub.db': give an absolute path"),
-        (connection("s3cret", hub="Flights", storage="embedded"), "takes neither a secret"),
+        (connection("s3cret", hub="Flights", storage="embedded"), "has no secret and no account address"),
         (connection("s3cret", hub="Flights", storage="azure"), "needs a connection string"),
         (connection("s3cret", hub="Flights", storage="azure", path="/x"), "belongs to storage 'embedded'"),
         (connection("s3cret", hub="Flights", account_url="http://example"), "'http://example': give https://NAME"),
@@ -120,8 +120,11 @@ def test_the_test_button_names_no_table_of_the_hub(hub: FakeHub, request_text: s
 
 def test_the_test_button_does_not_show_the_random_id_that_airflow_tests_under(monkeypatch: pytest.MonkeyPatch) -> None:
     for extra, text in (
-        ({}, "this connection names no hub: fill in its field 'Hub'"),
-        ({"hub": "Flights", "acount_url": "x"}, "this connection: its extra has 'acount_url', which is no field of a"),
+        ({}, "this connection has no hub: fill in the field 'Hub'"),
+        (
+            {"hub": "Flights", "acount_url": "x"},
+            "this connection: its extra has 'acount_url', which is not a field of a",
+        ),
         ({"hub": "Flights", "storage": "tape"}, "this connection: field 'Storage' is 'tape'"),
     ):
         monkeypatch.setenv("AIRFLOW_CONN_QKDZXY", json.dumps({"conn_type": "taskhub", "extra": extra}))

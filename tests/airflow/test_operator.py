@@ -62,7 +62,7 @@ def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub, cap
     assert task.store.values == {"taskhub": {"generation": 1, "max_tries": 2}}
     assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
     log = capsys.readouterr().out
-    assert f"a triggerer waits for instance {ID.format(1)} from here on: one must run (airflow triggerer)" in log
+    assert f"a triggerer now waits for instance {ID.format(1)}: one must run (airflow triggerer)" in log
 
 
 def test_a_start_says_first_which_task_waits(make_task, hub, monkeypatch) -> None:
@@ -287,7 +287,7 @@ def test_own_instance_id_of_another_run_that_is_live_is_refused(make_task, hub) 
     task = make_task(instance_id="mine")
     task.start(Ti(run_id="other"))
     task.store.values.clear()
-    with pytest.raises(AirflowException, match=r"'mine' belongs to something else that is Pending now"):
+    with pytest.raises(AirflowException, match=r"'mine' belongs to another run or program, whose instance is Pending"):
         task.operator.execute.__wrapped__(task.operator, task.context(Ti()))
 
 
@@ -408,9 +408,9 @@ def test_an_alarm_in_the_first_seconds_ends_like_any_other_timeout(make_task, hu
     task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
     with pytest.raises(AirflowTaskTimeout) as error:
         task.run(ti)
-    head = f"orchestration 'flights_delays' (instance {ID.format(1)}): the time allowed is over; "
+    head = f"orchestration 'flights_delays' (instance {ID.format(1)}): the time limit is over; "
     if method == "get":
-        assert str(error.value) == "orchestration 'flights_delays': the time allowed is over; nothing was started"
+        assert str(error.value) == "orchestration 'flights_delays': the time limit is over; nothing was started"
         assert hub.starts == hub.terminated == []
         return
     assert str(error.value) == f"{head}the instance is terminated, nothing of it runs"
@@ -444,7 +444,7 @@ def test_an_alarm_leaves_what_somebody_else_started_alone(make_task, hub, monkey
         raise AirflowTaskTimeout("Timeout, PID: 1")
 
     monkeypatch.setattr(FakeClient, "wait", alarmed)
-    with pytest.raises(AirflowTaskTimeout, match="the instance belongs to a newer start by now: left alone"):
+    with pytest.raises(AirflowTaskTimeout, match="the instance was started again meanwhile: it is not terminated"):
         task.run(Ti())
     assert hub.terminated == []
 
@@ -602,7 +602,7 @@ def test_the_results_of_mapped_tasks_are_an_input(monkeypatch) -> None:
 
 def test_the_log_says_where_no_api_server_looks_after_the_instance(make_task, hub, monkeypatch, capsys) -> None:
     """Their environment may have the connection; the metadata database, which they do not read, may have it, too."""
-    told = "list connection 'other' in the option [taskhub] page_connections"
+    told = "add connection 'other' to the option [taskhub] page_connections"
     monkeypatch.setattr(TaskHubHook, "settings", lambda self: load_settings())
     make_task(taskhub_conn_id="other").start(Ti())
     assert told in capsys.readouterr().out

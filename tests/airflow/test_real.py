@@ -95,7 +95,7 @@ def test_execution_timeout_also_terminates_when_no_triggerer_was_there_in_time(r
         real.reaches("late", run, "deferred")
         instance = hub_id("late", run)
         over = real.instance(instance)["instance"]["created"] + 9_000
-        until("the time allowed is over", lambda: real.instance(instance)["time"] > over)
+        until("the time limit is over", lambda: real.instance(instance)["time"] > over)
         assert real.status(instance) == "Running"
     finally:
         triggerer.start()
@@ -147,7 +147,7 @@ def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow
     real.tell(hub_id("told", run), 25)
     real.reaches("told", run, "success")
     assert real.xcom("told", run) == 25
-    assert "the task ends here: nothing needs a worker" in real.log("told", run)
+    assert "the task ends in the triggerer: nothing in it needs a worker" in real.log("told", run)
 
 
 def test_without_a_triggerer_nothing_runs_on_that_no_task_waits_for(real: RealAirflow) -> None:

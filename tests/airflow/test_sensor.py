@@ -64,12 +64,12 @@ def test_a_hub_that_cannot_be_read_is_waited_for(hub: FakeHub) -> None:
 
 
 def test_the_deadline_is_the_sensors_timeout(hub: FakeHub) -> None:
-    over = {"reason": "timeout", "message": "the time allowed is over"}
+    over = {"reason": "timeout", "message": "the time limit is over"}
     assert waiting(timeout=90).deferred.trigger.deadline is not None
     with pytest.raises(AirflowSensorTimeout, match="over, and there is no such instance in the hub: it never appeared"):
         waiting().finish(Ti(), **over)
     hub.put("i", Status.RUNNING)
-    with pytest.raises(AirflowSensorTimeout, match="the time allowed is over; it is Running"):
+    with pytest.raises(AirflowSensorTimeout, match="the time limit is over; it is Running"):
         waiting().finish(Ti(), **over)
     hub.down = Unavailable("no answer")
     with pytest.raises(AirflowSensorTimeout, match="over; the hub cannot be read now: no answer"):

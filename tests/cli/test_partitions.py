@@ -170,7 +170,7 @@ def test_orders_are_given_listed_and_lifted() -> None:
 def test_monitors_get_exit_codes() -> None:
     taskhub("create")
     assert len(as_json("detect-stale", "0", code=1)) == 4
-    assert "give a number of seconds to look again after, not inf" in taskhub("detect-stale", "inf", code=2)
+    assert "give the seconds between the two reads, not inf" in taskhub("detect-stale", "inf", code=2)
     taskhub("offline", "0", "1", "2", "3")
     assert as_json("detect-stale", "0") == []
     found = as_json("check", code=1)

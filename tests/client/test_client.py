@@ -32,7 +32,7 @@ ENDED: list[tuple[str, Callable[[InstanceHandle], Awaitable[Any]]]] = [
     ("takes no events", lambda one: one.raise_event("approve")),
     ("cannot be suspended", lambda one: one.suspend()),
     ("cannot be resumed", lambda one: one.resume()),
-    ("only one that has failed can be rewound", lambda one: one.rewind()),
+    ("only a failed instance can be rewound", lambda one: one.rewind()),
 ]
 
 
@@ -67,7 +67,7 @@ async def test_an_operation_that_does_not_fit_the_state_is_refused(
 
 async def test_an_instance_that_runs_cannot_be_purged_nor_started_again_in_its_place(client: Client) -> None:
     await client.start("flights", instance_id="f")
-    with pytest.raises(InvalidStateError, match="terminate it before it can be purged"):
+    with pytest.raises(InvalidStateError, match="terminate it first, then purge it"):
         await client.purge("f")
     with pytest.raises(InstanceExists):
         await client.restart("f")

@@ -80,7 +80,7 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     until(lambda: house.json(*shown)["instance"]["status"] == "Suspended", what="suspended")
     assert [why["reason"] for why in house.json(*shown)["waits"]] == ["suspended"]
     checked = house.command("partitions", "check")
-    told = "suspended by" in checked.stdout and ": hold on. To let it go on" in checked.stdout
+    told = "suspended by" in checked.stdout and ": hold on. To resume it" in checked.stdout
     assert (checked.returncode, told) == (OK, True), checked.stdout
     assert house.json("instances", "raise-event", "held", "go", "--data", "5")["sent"] is True
     refused = house.command("instances", "purge", "held")
@@ -233,7 +233,7 @@ def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) ->
     _refused(embedded, TASKHUB_CONNECTION="AccountName=x;nonsense")
     _refused(embedded, "TASKHUB_PARTITIONS is 'abc'", TASKHUB_PARTITIONS="abc")
     _refused(embedded, "TASKHUB_CONNECTION_STRING: there is no", app="x:y", TASKHUB_CONNECTION_STRING="1")
-    _refused(embedded, "does not import: SystemExit: 0", app="ending_app:app")
+    _refused(embedded, "cannot be imported: SystemExit: 0", app="ending_app:app")
     _refused(embedded, "app 'vague'", "activity 'work'", "'Nope'", app="vague_app:app")
     other = tmp_path / "other.db"
     other.write_bytes(b"another program's file, surely no database" * 100)

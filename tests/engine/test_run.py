@@ -606,7 +606,7 @@ class Test_children:
         ("name", "text"),
         [
             ("", "name is ''; give a text"),
-            ("\ud800", "the name .* holds an unpaired surrogate"),
+            ("\ud800", "the name .* contains an unpaired surrogate"),
             ("go" * 16_385, "the name 'go.* is 32,770 characters"),
         ],
     )
@@ -629,12 +629,12 @@ class Test_children:
         [
             ({"tags": {"team": "x" * 32_768}}, r"tags of orchestrator 'child' are 32,7\d\d characters of JSON"),
             ({"tags": {"team": 3}}, "tag 'team' of orchestrator 'child' is 3: give a text"),
-            ({"tags": {"team": "\ud800"}}, "tag 'team' of orchestrator 'child' holds an unpaired surrogate"),
+            ({"tags": {"team": "\ud800"}}, "tag 'team' of orchestrator 'child' contains an unpaired surrogate"),
             ({"tags": {"$type": "x"}}, "a tag of orchestrator 'child' is named '\\$type'"),
             ({"version": "ä" * 32_769}, "version of orchestrator 'child' is 32,769 characters: at most 32,768"),
             ({"orchestrator": "child" * 7_000}, "call_sub_orchestrator: the name 'child.* is 35,000 characters"),
             ({"activity": "square", "version": "x" * 32_769}, "version of activity 'square' is 32,769 characters"),
-            ({"activity": "square", "tags": {"\ud800": "x"}}, "of activity 'square' holds an unpaired surrogate"),
+            ({"activity": "square", "tags": {"\ud800": "x"}}, "of activity 'square' contains an unpaired surrogate"),
             ({"activity": "square" * 7_000}, "call_activity: the name 'square.* is 42,000 characters"),
         ],
     )

@@ -102,7 +102,7 @@ def test_only_workers_that_do_not_own_the_partition_know_it_and_both_are_named()
     assert reason is Reason.NOT_OWNER
     assert reason.is_fault
     assert "partition 3 is owned by bob@b/2" in text
-    assert "ann@a/1 can and does not own it" in text
+    assert "ann@a/1 can run it, but does not own the partition" in text
 
 
 def test_nobody_serves_the_partition() -> None:
@@ -539,7 +539,7 @@ def test_workers_whose_apps_differ_are_told_from_the_store_with_both_names() -> 
             (found,) = await client.instance("i").waiting()
             assert found.reason is Reason.NOT_OWNER
             assert f"is owned by {HERE}, which cannot run orchestrator 'delays'" in found.text
-            assert "ann@a/1 can and does not own it" in found.text
+            assert "ann@a/1 can run it, but does not own the partition" in found.text
             (found,) = await client.instance("old").waiting()
             assert found.reason is Reason.VERSION
             scanned = await client.admin.waiting_instances()

@@ -280,7 +280,7 @@ async def test_a_hub_is_not_deleted_beside_a_live_worker(store: Store) -> None:
     await create_hub(store, NAMES, 4)
     worker = AppLease(store, NAMES, "")
     await worker.acquire()
-    with pytest.raises(HubError, match="is served: stop its workers, wait 60 s if they were killed"):
+    with pytest.raises(HubError, match=r"is served: stop its workers\. If they were killed, wait 60 s"):
         await delete_hub(store, NAMES)
     assert (await read_hub(store, NAMES)).ready
     found = await everything(store)

@@ -499,7 +499,9 @@ async def test_a_look_for_stale_partitions_that_could_not_tell_is_refused() -> N
             assert [found.partition for found in await steer.stale(0)] == [0, 1, 2, 3], "nobody's since ever"
             await cluster.join("a")
             await cluster.settle(10 * renew)
-            told = rf"{least - 1} s are too few to tell: worker a@host/a-1 renews .* {renew:g} s\. Give {least} or more"
+            told = (
+                rf"{least - 1} s are too short: worker a@host/a-1 renews .* {renew:g} s\. Give {least} or more seconds"
+            )
             with pytest.raises(InputError, match=told):
                 await steer.stale(least - 1)
             assert await steer.stale(least) == ()

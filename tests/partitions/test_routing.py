@@ -106,7 +106,7 @@ async def test_a_call_ends_when_there_is_nobody() -> None:
     async with Cluster(4) as cluster:
         reader = await caller(cluster)
         began = now()
-        with pytest.raises(HubError, match=r"nobody serves instance 'x' \(partition \d of hub 'Cluster'"):
+        with pytest.raises(HubError, match=r"no worker serves instance 'x' \(partition \d of hub 'Cluster'"):
             await reader.call("x", timeout=timedelta(seconds=20))
         assert now() - began == pytest.approx(20, abs=0.1)
         with pytest.raises(ValueError, match="broken"):

@@ -406,7 +406,7 @@ def test_what_no_store_takes_is_refused_before_it_is_sent() -> None:
         client, half = world.client, "half a smile \ud83d"
         await client.start("events", 1, instance_id="one")
         for steer in (client.terminate, client.suspend, client.resume, client.rewind):
-            with pytest.raises(InputError, match="the reason holds an unpaired surrogate, which no store takes"):
+            with pytest.raises(InputError, match="the reason contains an unpaired surrogate, which no store accepts"):
                 await steer("one", half)
         for name in (half, "go" * 16_385, ""):
             with pytest.raises(InputError, match="raise_event: "):

@@ -113,7 +113,7 @@ def test_an_activity_knows_its_call() -> None:
 
 
 def test_spark_must_be_given_or_replaced() -> None:
-    with pytest.raises(OrchestrationError, match="wants Spark: replace it"):
+    with pytest.raises(OrchestrationError, match="needs Spark: replace it"):
         run(calls, "counted", app=app)
     assert run(calls, "counted", app=app, activities={"counted": lambda n: n}) == 5
 

@@ -95,7 +95,7 @@ async def read_hub(
                 f"hub {names.hub!r} at {store.describe()} was made by DurableTask: adopt it with `taskhub hub create`"
             )
         raise HubError(
-            f"there is no hub {names.hub!r} at {store.describe()}: make it with `taskhub hub create`, or set "
+            f"there is no hub {names.hub!r} at {store.describe()}: create it with `taskhub hub create`, or set "
             "TASKHUB_HUB and TASKHUB_CONNECTION to the one you mean"
         )
     _check(info, names, partitions, lease_store)
@@ -148,7 +148,8 @@ async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLO
         await _gone(store.delete_container(names.app_lease))
     except LeaseLost:
         raise HubError(
-            f"hub {names.hub!r} at {store.describe()} is served: stop its workers, wait {SECONDS} s if they were killed"
+            f"hub {names.hub!r} at {store.describe()} is served: stop its workers. If they were killed, wait "
+            f"{SECONDS} s"
         ) from None
     if await _hub_row(store, names, deleting=True) is not None:
         await _mark(store, names, "deleting", clock)
@@ -212,7 +213,9 @@ async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> 
         return None
     columns = row.properties
     if columns.get("State") == "deleting" and not deleting:
-        raise HubError(f"hub {names.hub!r} at {store.describe()} is being deleted: end it with `taskhub hub delete`")
+        raise HubError(
+            f"hub {names.hub!r} at {store.describe()} is being deleted: complete that with `taskhub hub delete`"
+        )
     partitions, version = columns.get("Partitions"), columns.get("FormatVersion")
     if not isinstance(partitions, int) or not isinstance(version, int) or not 1 <= partitions <= MAX_PARTITIONS:
         raise HubError(f"the hub row in table {names.controls} is damaged: {dict(columns)}")

@@ -85,6 +85,6 @@ class Routes:
             return await retry(ask_anew, replace(_MOVING, within=timeout.total_seconds()), self._clock)
         except LeaseLost:
             raise HubError(
-                f"nobody serves instance {instance_id!r} (partition {self._partition(instance_id)} "
-                f"of hub {self._names.hub!r}; last known owner: {owner or 'nobody'}): is a worker running?"
+                f"no worker serves instance {instance_id!r} (partition {self._partition(instance_id)} "
+                f"of hub {self._names.hub!r}; last known owner: {owner or 'none'}): is a worker running?"
             ) from None

@@ -233,14 +233,14 @@ class PartitionOperations:
         :raises InputError: for what is no time, or is too short to tell: a live owner need not renew within it.
         """
         if not 0 <= seconds < math.inf:
-            raise InputError(f"give a number of seconds to look again after, not {seconds:g}")
+            raise InputError(f"give the seconds between the two reads, not {seconds:g}")
         observer = await self._observer()
         await observer.refresh()
         least, owner = observer.longest_patience()
         if seconds < least:
             raise InputError(
-                f"{seconds:g} s are too few to tell: worker {owner} renews its leases every {least / PATIENCE:g} s. "
-                f"Give {least:g} or more"
+                f"{seconds:g} s are too short: worker {owner} renews its leases every {least / PATIENCE:g} s. "
+                f"Give {least:g} or more seconds"
             )
         before = observer.leases
         await self._clock.sleep(seconds)
@@ -305,7 +305,7 @@ def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
     """:raises InputError: for a name that no worker can have."""
     for node in nodes:
         if not node.strip() or node == "@":
-            raise InputError("name a worker: name@host, name, @host, or name@host/incarnation")
+            raise InputError("give a worker: name@host, name, @host, or name@host/incarnation")
     return tuple(nodes)
 
 
