@@ -119,7 +119,7 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
-            "testing.run starts an event loop, but one runs here already: call it from a plain `def`, "
+            "testing.run starts an event loop, but an event loop runs here already: call it from a plain `def`, "
             "or with `await asyncio.to_thread(run, …)`"
         )
     apps = (app,) if isinstance(app, App) else tuple(app)
