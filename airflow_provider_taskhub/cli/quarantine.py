@@ -43,7 +43,7 @@ def list_(
         [(i.message_id, i.queue, i.instance_id, i.since, i.dequeue_count, _first(i.cause)) for i in found[:limit]],
     )
     if len(found) > limit:
-        console.print(f"there are more than {limit} messages: --limit shows more", soft_wrap=True)
+        console.print(f"more than {limit} are in quarantine: use --limit to list more", soft_wrap=True)
 
 
 @app.command()

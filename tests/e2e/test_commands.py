@@ -93,7 +93,7 @@ def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
     path.touch()
     assert house.json("instances", "rewind", "mends", "--reason", "it is there", "--wait")["output"] == f'"{path}"'
     again = house.command("instances", "rewind", "mends")
-    assert (again.returncode, "is Completed: only one that has failed" in again.stderr) == (USAGE, True)
+    assert (again.returncode, "is Completed: only a failed instance" in again.stderr) == (USAGE, True)
     assert house.effects() == ["hop 1"], "what has completed is not done again"
 
     new = house.json("instances", "restart", "mends", "--new-id", "--wait")
@@ -183,7 +183,7 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
         (["instances", "list", "--created-from", "yesterday"], "is not a time"),
         (["instances", "start", "hello", "--input", "{"], "--input is not JSON"),
         (["instances", "start", "hello", "--input", "[" * 3000 + "]" * 3000], "--input is not JSON"),
-        (["instances", "start", "hello", "--input", "[" * 501 + "]" * 501], "nested more than 500 deep"),
+        (["instances", "start", "hello", "--input", "[" * 501 + "]" * 501], "nested more than 500 levels deep"),
         (["instances", "start", "hello", "--at", "9999-12-31T23:59:59-05:00"], "in the years 1601 to 9999"),
         (["instances", "start", "hello", "--at", "1600-12-31"], "in the years 1601 to 9999"),
         (["instances", "start", "hello", "--tag", "x"], "is not of the form NAME=VALUE"),
@@ -270,7 +270,7 @@ def test_commands_that_change_something_say_so_in_json(embedded: House) -> None:
 def test_looking_makes_no_file(embedded: House, tmp_path: Path, command: tuple[str, ...]) -> None:
     nowhere = tmp_path / "nowhere" / "hub.db"
     done = embedded.command(*command, TASKHUB_CONNECTION=f"sqlite:////{nowhere}")
-    assert (done.returncode, f"at {nowhere}: make it" in done.stderr) == (USAGE, True), done.stderr
+    assert (done.returncode, f"at {nowhere}: create it" in done.stderr) == (USAGE, True), done.stderr
     assert not nowhere.parent.exists()
 
 

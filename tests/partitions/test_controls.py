@@ -494,7 +494,7 @@ async def test_a_look_for_stale_partitions_that_could_not_tell_is_refused() -> N
         async with Cluster(times=LeaseTimes(renew=timedelta(seconds=renew), give_up=give_up, take=take)) as cluster:
             steer = steering(cluster)
             for wrong in (math.inf, math.nan, -1.0):
-                with pytest.raises(InputError, match=f"number of seconds to look again after, not {wrong:g}"):
+                with pytest.raises(InputError, match=f"give the seconds between the two reads, not {wrong:g}"):
                     await steer.stale(wrong)
             assert [found.partition for found in await steer.stale(0)] == [0, 1, 2, 3], "nobody's since ever"
             await cluster.join("a")
