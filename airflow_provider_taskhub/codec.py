@@ -18,7 +18,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation,
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.fast_dataclass import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)

@@ -17,7 +17,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import structlog
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
@@ -28,13 +28,13 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registr
 from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
-from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import Backend
-from airflow_provider_taskhub.workers.calls import arguments, result_text
-from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.child.invocation import arguments, result_text
 from airflow_provider_taskhub.workers.peers import Peers
 
 __all__ = ["Event", "run"]
@@ -126,7 +126,7 @@ def run(
     registry, name = _registry(apps, orchestrator)
     runner = InProcess(registry, dict(activities or {}), spark)
     with _quiet():
-        return jumping.run(_run(runner, name, input, tuple(events)), limit=limit)
+        return virtual_time.run(_run(runner, name, input, tuple(events)), limit=limit)
 
 
 def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> tuple[Registry, str]:
@@ -233,7 +233,7 @@ class _Only:
 
 
 async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
-    registry, clock = runner.registry, jumping.JumpingClock()
+    registry, clock = runner.registry, virtual_time.JumpingClock()
     settings = Settings(
         hub="Testing", partitions=1, lease=_ALONE, max_polling=timedelta(days=1), session_idle=timedelta(days=1)
     )
@@ -279,7 +279,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
     return None if ended.output is None else loads(ended.output)
 
 
-async def _raise(client: Client, clock: jumping.JumpingClock, instance_id: str, events: tuple[Event, ...]) -> None:
+async def _raise(client: Client, clock: virtual_time.JumpingClock, instance_id: str, events: tuple[Event, ...]) -> None:
     began = clock.monotonic()
     for event in sorted(events, key=lambda one: one.after):
         await clock.sleep(began + event.after.total_seconds() - clock.monotonic())

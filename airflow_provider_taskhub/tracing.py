@@ -31,7 +31,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
     TraceContext,
 )
-from airflow_provider_taskhub.engine.traces import context, parts, span_of
+from airflow_provider_taskhub.engine.trace_context import context, parts, span_of
 
 SOURCE = "DurableTask.Core"
 """Name of the tracer, as of DurableTask's ActivitySource."""

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.jumping import run
 from airflow_provider_taskhub.supervision import owned
+from airflow_provider_taskhub.virtual_time import run
 
 
 def test_results_come_in_the_order_of_the_items_and_never_more_than_the_limit_run() -> None:

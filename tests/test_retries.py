@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.retries import LONGEST_ASKED, Retries, retry
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 
 POLICY = Retries(after=(Unavailable, Throttled), first=1.0, longest=5.0)
 

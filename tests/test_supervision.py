@@ -11,10 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 import airflow_provider_taskhub
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.supervision import FAILING, RESTARTS, SETTLED, Supervisor, first, owned
 
-CLOCK = jumping.JumpingClock()
+CLOCK = virtual_time.JumpingClock()
 
 
 def test_a_failed_loop_is_started_again_after_a_growing_bounded_pause() -> None:
@@ -35,7 +35,7 @@ def test_a_failed_loop_is_started_again_after_a_growing_bounded_pause() -> None:
         assert not supervisor.failing
 
     with capture_logs() as logs:
-        jumping.run(main())
+        virtual_time.run(main())
     pauses = [round(after - before, 3) for before, after in pairwise(starts)]
     assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
     assert pauses[-1] == RESTARTS.longest
@@ -65,7 +65,7 @@ def test_a_loop_that_ran_long_begins_anew_with_the_shortest_pause_and_counts_as_
         assert supervisor.restarts["reader"] == before + 1
         await supervisor.close()
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_a_loop_survives_that_something_inside_it_was_cancelled_but_ends_when_it_is_cancelled_itself() -> None:
@@ -88,7 +88,7 @@ def test_a_loop_survives_that_something_inside_it_was_cancelled_but_ends_when_it
         assert task.cancelled()
         assert not supervisor.loops
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_a_loop_that_returns_is_over_and_a_name_is_kept_once() -> None:
@@ -103,7 +103,7 @@ def test_a_loop_that_returns_is_over_and_a_name_is_kept_once() -> None:
         assert supervisor.loops == ("reader",)
         await supervisor.close()
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_close_lets_single_works_end_within_its_patience_and_waits_for_all() -> None:
@@ -125,7 +125,7 @@ def test_close_lets_single_works_end_within_its_patience_and_waits_for_all() -> 
         await supervisor.close(10.0)
         assert ended == ["short", "long cut off"]
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_the_error_of_a_single_work_is_logged_unless_its_caller_is_told() -> None:
@@ -139,7 +139,7 @@ def test_the_error_of_a_single_work_is_logged_unless_its_caller_is_told() -> Non
             await supervisor.spawn(work(), name="asked", told=True)
 
     with capture_logs() as logs:
-        jumping.run(main())
+        virtual_time.run(main())
     assert [(entry["event"], entry["task"]) for entry in logs] == [("task_failed", "give back")]
 
 
@@ -149,7 +149,7 @@ def test_what_a_block_owns_is_over_when_the_block_is() -> None:
             task = start(CLOCK.sleep(1000.0))
         assert task.cancelled()
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_first_ends_with_the_first_and_leaves_nothing_running() -> None:
@@ -158,7 +158,7 @@ def test_first_ends_with_the_first_and_leaves_nothing_running() -> None:
         assert CLOCK.monotonic() == 1.0
         assert len(asyncio.all_tasks()) == 1
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 def test_only_supervision_starts_tasks() -> None:

@@ -8,8 +8,8 @@ import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run
-from airflow_provider_taskhub.hub.contract import HubInfo, HubNames
-from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.model import HubInfo, HubNames
+from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.storage.connect import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Create, show and delete a hub.")
@@ -45,7 +45,7 @@ def made(
 
     async def work() -> tuple[HubInfo, str]:
         async with open_store(settings) as store:
-            info = await admin.ensure_hub(
+            info = await administration.ensure_hub(
                 store,
                 HubNames(settings.hub),
                 settings.asked_partitions,
@@ -70,7 +70,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
 
     async def work() -> tuple[HubInfo, str]:
         async with open_store(settings, create=False) as store:
-            return await admin.read_hub(store, HubNames(settings.hub)), store.describe()
+            return await administration.read_hub(store, HubNames(settings.hub)), store.describe()
 
     info, place = run(work())
     if json:
@@ -100,7 +100,7 @@ def delete(
             place = store.describe()
             if not yes and not typer.confirm(f"Delete hub {settings.hub} at {place} with all its instances?"):
                 fail("nothing was deleted", Exit.FAILED)
-            await admin.delete_hub(store, HubNames(settings.hub))
+            await administration.delete_hub(store, HubNames(settings.hub))
             return place
 
     place = run(work())

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
 from airflow_provider_taskhub.client import Client, HubAdmin
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 
 app = typer.Typer(no_args_is_help=True, help="List messages that no worker could process, put them back or drop them.")
 

@@ -15,9 +15,9 @@ from airflow_provider_taskhub.cli.output import errors
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceNotFound, StorageError
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
-from airflow_provider_taskhub.hub.partitions.needs import listed
-from airflow_provider_taskhub.hub.waiting import Why, unstopped
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
+from airflow_provider_taskhub.hub.partitions.capabilities import listed
+from airflow_provider_taskhub.hub.waiting.reasons import Why, unstopped
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 

@@ -14,7 +14,7 @@ import typer
 from airflow_provider_taskhub import telemetry
 from airflow_provider_taskhub.cli.options import HubName, settings_of
 from airflow_provider_taskhub.cli.output import run
-from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.host import Host, Options
 

@@ -20,7 +20,8 @@ from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.client.listing import InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
+from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     HubInfo,
     InstanceState,
@@ -28,9 +29,8 @@ from airflow_provider_taskhub.hub.contract import (
     PartitionState,
     StartPolicy,
 )
-from airflow_provider_taskhub.hub.history.blame import FailedAttempt
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
-from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting.reasons import Why
 
 __all__ = [
     "ActivityRecord",

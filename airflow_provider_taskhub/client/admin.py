@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import Conflict, NotFound
-from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState, Member, PartitionState
-from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
-from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
+from airflow_provider_taskhub.hub.partitions import administration
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
-from airflow_provider_taskhub.hub.snapshots import SENTINELS, Waiting
-from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting.reasons import Why
+from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, Waiting
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
@@ -24,7 +24,7 @@ async def create_hub(
     store: Store, settings: Settings, *, cap: int | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> HubInfo:
     """Make a hub over an open store. See :meth:`HubAdmin.create`."""
-    return await admin.ensure_hub(
+    return await administration.ensure_hub(
         store,
         HubNames(settings.hub),
         settings.asked_partitions,
@@ -67,7 +67,7 @@ class HubAdmin:
         :raises HubError: if there is no such hub, or workers serve it.
         """
         async with open_store(settings, create=False) as store:
-            await admin.delete_hub(store, HubNames(settings.hub))
+            await administration.delete_hub(store, HubNames(settings.hub))
 
     @property
     def info(self) -> HubInfo:
@@ -90,7 +90,7 @@ class HubAdmin:
         :param prove: look until each owner has renewed its lease, or has not for 1.5 renewal intervals. Else the state
             is as this client has seen it so far; at its first look it is ``unproven``.
         """
-        return await admin.partition_states(self._hub.store, self._hub.names, self._observer, prove=prove)
+        return await administration.partition_states(self._hub.store, self._hub.names, self._observer, prove=prove)
 
     @property
     def partition_operations(self) -> PartitionOperations:

@@ -23,11 +23,11 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import check_new_instance_id
-from airflow_provider_taskhub.engine.limits import check_column, check_tags, check_time
+from airflow_provider_taskhub.engine.validation import check_column, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.partitions.admin import read_hub
+from airflow_provider_taskhub.hub.model import HubNames, InstanceState, StartPolicy
+from airflow_provider_taskhub.hub.partitions.administration import read_hub
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store

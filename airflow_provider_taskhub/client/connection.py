@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.snapshots import Snapshots
+from airflow_provider_taskhub.hub.waiting.snapshot import Snapshots
 from airflow_provider_taskhub.settings import LeaseTimes
 
 

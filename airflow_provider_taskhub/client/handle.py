@@ -25,21 +25,21 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
-from airflow_provider_taskhub.engine.limits import check_column, check_event, check_text
+from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import logs
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member, StartPolicy
-from airflow_provider_taskhub.hub.history import activities as records
-from airflow_provider_taskhub.hub.history import blame
-from airflow_provider_taskhub.hub.history.blame import FailedAttempt
-from airflow_provider_taskhub.hub.history.instances import ended
+from airflow_provider_taskhub.hub.formats.instance_rows import ended
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.history import activity_records as records
+from airflow_provider_taskhub.hub.history import failed_attempt as blame
+from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.keys import escape
-from airflow_provider_taskhub.hub.rewinds import rewind
-from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
+from airflow_provider_taskhub.hub.rewind import rewind
+from airflow_provider_taskhub.hub.waiting.reasons import Why
 
 TRIES = 5
 """Tries of a purge that other writers keep disturbing."""

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.hub.model import InstanceState
 
 SCAN_PAGES = 50
 """Pages of rows that one call may read before it answers with what it has found."""

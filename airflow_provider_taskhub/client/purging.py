@@ -12,9 +12,9 @@ from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.client.listing import Wanted
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Throttled, Unavailable
+from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.retries import Retries, retry
-from airflow_provider_taskhub.values import dataclass
 
 PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
 """Of each instance."""

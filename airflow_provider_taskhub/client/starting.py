@@ -11,10 +11,10 @@ from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import ExecutionStarted, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import Conflict, InstanceExists, NotFound
-from airflow_provider_taskhub.hub.contract import InstanceState, StartPolicy
-from airflow_provider_taskhub.hub.history.instances import created_row
+from airflow_provider_taskhub.hub.formats.instance_rows import created_row
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.outbound import Letter
+from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
+from airflow_provider_taskhub.hub.queues.outgoing import Letter
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     EtagOf,

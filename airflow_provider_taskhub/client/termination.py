@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
-from airflow_provider_taskhub.engine import family
+from airflow_provider_taskhub.engine import children
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
+from airflow_provider_taskhub.hub.model import InstanceState, RecordState
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
@@ -39,7 +39,7 @@ async def families_end(instance: InstanceHandle, deadline: Deadline, progress: C
     terminated = [event for event in history if isinstance(event, ExecutionTerminated)]
     if not any(event.taskhub_recurse for event in terminated):
         return
-    for event in family.unfinished(history):
+    for event in children.unfinished(history):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)

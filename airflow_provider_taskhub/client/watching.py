@@ -13,8 +13,8 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import NotFound, StorageError
 from airflow_provider_taskhub.hub import watches
-from airflow_provider_taskhub.hub.contract import WATCHER, Member
-from airflow_provider_taskhub.hub.keys import escape, unescape
+from airflow_provider_taskhub.hub.formats.keys import escape, unescape
+from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.supervision import owned

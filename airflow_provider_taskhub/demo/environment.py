@@ -23,7 +23,7 @@ from airflow_provider_taskhub.demo.screen import Screen, months_line, short
 from airflow_provider_taskhub.demo.standalone import Airflow
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.errors import TaskHubError
-from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.settings import load_settings
 
 DAG = "flights_delays"

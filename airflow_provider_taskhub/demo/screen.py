@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
 SIGNS = {
     RecordState.RUNNING: ("▶", "yellow"),

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Attempts, Timer
-from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET, Action, Where, child_tags
+from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET, Action, Where, child_tags
+from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
-from airflow_provider_taskhub.engine.limits import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, J, T
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
+from airflow_provider_taskhub.engine.validation import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
 
 if TYPE_CHECKING:

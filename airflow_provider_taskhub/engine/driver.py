@@ -10,10 +10,10 @@ from contextlib import suppress
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
-from airflow_provider_taskhub.engine.decisions import Where
+from airflow_provider_taskhub.engine.actions import Where
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import OrchestrationError
-from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_STEPS = 1_000_000
 """Awaits in one turn: more is a loop over tasks that are complete."""

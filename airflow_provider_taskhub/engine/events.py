@@ -12,7 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import ClassVar
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.fast_dataclass import dataclass
 
 REWOUND = "Rewound: "
 """How the reason of a row begins that a rewind rewrote; its former event type follows."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from airflow_provider_taskhub.engine.attempts import Wait
-from airflow_provider_taskhub.engine.awaits import LOOKED_AT, AwaitedEvent
+from airflow_provider_taskhub.engine.awaitables import Wait
 from airflow_provider_taskhub.engine.events import EventRaised
+from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT, AwaitedEvent
 
 
 class ExternalEvents:

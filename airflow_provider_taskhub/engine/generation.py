@@ -13,10 +13,9 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine.attempts import Answerable, Wait
-from airflow_provider_taskhub.engine.awaits import CHILD_IDS, LOOKED_AT, NAMED, Awaits
+from airflow_provider_taskhub.engine.actions import Action, Decided, Scope
+from airflow_provider_taskhub.engine.awaitables import Answerable, Wait
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
-from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope
 from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -35,10 +34,11 @@ from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
+from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, LOOKED_AT, NAMED, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import Verdict
-from airflow_provider_taskhub.engine.waits import Notes
+from airflow_provider_taskhub.engine.wait_changes import Notes
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000

@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.attempts import Answerable, Timer
-from airflow_provider_taskhub.engine.awaits import LOOKED_AT
-from airflow_provider_taskhub.engine.decisions import Action, Decided, Scope, decide
+from airflow_provider_taskhub.engine.actions import Action, Decided, Scope, decide
+from airflow_provider_taskhub.engine.awaitables import Answerable, Timer
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -23,6 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
+from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT
 from airflow_provider_taskhub.errors import NonDeterminismError
 
 Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired

@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine import family
-from airflow_provider_taskhub.engine.actions import Episode, Outbound
-from airflow_provider_taskhub.engine.awaits import NOTHING
+from airflow_provider_taskhub.engine import children as family
 from airflow_provider_taskhub.engine.context import Log
-from airflow_provider_taskhub.engine.endings import response as response_of
+from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     ExecutionCompleted,
@@ -37,7 +35,9 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.generation import Generation
 from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.parent_response import response as response_of
 from airflow_provider_taskhub.engine.past import Past
+from airflow_provider_taskhub.engine.pending_waits import NOTHING
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError

@@ -227,7 +227,7 @@ def _account(account_url: str, secret: str) -> str:
 async def _describe(client: Client) -> str:
     async with asyncio.timeout(_TEST_DEADLINE):
         info, members = client.admin.info, await client.admin.workers()
-    from airflow_provider_taskhub.hub.contract import WATCHER
+    from airflow_provider_taskhub.hub.model import WATCHER
 
     live = [member.worker for member in members if member.alive and WATCHER not in member.roles]
     return f"Hub with {info.partitions} partitions, served by {', '.join(live) if live else 'no worker now'}."

@@ -13,20 +13,20 @@ from secrets import token_hex
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import HubInfo, HubNames, InstanceState
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.instance_rows import decode_instance, fill, inline_text, large_texts
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.formats.large_texts import status_blob, text_of_blob
 from airflow_provider_taskhub.hub.history import checkpoint
-from airflow_provider_taskhub.hub.history.instances import decode_instance, fill, inline_text, large_texts
-from airflow_provider_taskhub.hub.history.large import status_blob, text_of_blob
-from airflow_provider_taskhub.hub.keys import escape
-from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.outbound import NOBODY, Letter, Routing, letter, letters
+from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.outgoing import NOBODY, Letter, Routing, letter, letters
+from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
-from airflow_provider_taskhub.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.keys import history_folder
+from airflow_provider_taskhub.hub.formats.keys import history_folder
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Store
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from airflow_provider_taskhub.errors import Conflict, NotFound
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.keys import escape, unescape
-from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.keys import escape, unescape
+from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
@@ -21,7 +22,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     Transact,
 )
-from airflow_provider_taskhub.values import dataclass
 
 PARTITION = "watch"
 """PartitionKey of the watch rows. Hints have the empty one."""

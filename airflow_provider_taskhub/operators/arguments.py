@@ -21,7 +21,7 @@ def problems(
     """
     from airflow_provider_taskhub.codec import dumps, loads
     from airflow_provider_taskhub.engine.identity import check_new_instance_id
-    from airflow_provider_taskhub.engine.limits import check_column, check_tags
+    from airflow_provider_taskhub.engine.validation import check_column, check_tags
     from airflow_provider_taskhub.errors import InputError
 
     if not orchestrator or not isinstance(orchestrator, str):

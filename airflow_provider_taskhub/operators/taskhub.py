@@ -26,9 +26,18 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.arguments import date_tags, evaluated, problems, seconds
-from airflow_provider_taskhub.operators.launch import Counter, Found, Launched, Reaction, Request, Taken, found, launch
-from airflow_provider_taskhub.triggers.ending import INSTANCE_KEY, OWNER_KEY, needs_worker
+from airflow_provider_taskhub.operators.start_or_attach import (
+    Counter,
+    Found,
+    Launched,
+    Reaction,
+    Request,
+    Taken,
+    found,
+    launch,
+)
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.codec import Timestamp
-    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.model import InstanceState
 
 __all__ = ["TaskHubOperator"]
 
@@ -282,7 +291,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     async def _tell(self, client: Client, instance_id: str) -> None:
         """Log what the trigger would have logged: no trigger has waited for this instance."""
-        from airflow_provider_taskhub.triggers.journal import Journal, served_by
+        from airflow_provider_taskhub.triggers.task_log import Journal, served_by
 
         try:
             state = await client.get(instance_id, payloads=False)

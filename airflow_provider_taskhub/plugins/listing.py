@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hooks.identity import DAG_TAG
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.model import InstanceState
 
 MOST = 5_000
 """Instances that one list looks at; a bigger window says so and is to be narrowed."""

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk.plugins_manager import AirflowPlugin
 
 from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubInstanceLink
-from airflow_provider_taskhub.plugins.sweeping import SweepingMiddleware
+from airflow_provider_taskhub.plugins.sweep import SweepingMiddleware
 
 _TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
 _ICON = f"{URL_PREFIX}/page/assets/icon.svg"

@@ -13,8 +13,8 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import HistoryEvent
-from airflow_provider_taskhub.engine.waits import Waits
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.engine.wait_changes import Waits
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
 MOST_LANES = 400
 """A fan-out wider than this shows its first lanes, and says how many more there are."""

@@ -21,15 +21,15 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import page_connections
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at
-from airflow_provider_taskhub.hub.contract import InstanceState, Member
+from airflow_provider_taskhub.hub.model import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.waiting import Why
+from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import generations, views
-from airflow_provider_taskhub.plugins.desk import Desk, desk_of
+from airflow_provider_taskhub.plugins import json_views, task_instances
+from airflow_provider_taskhub.plugins.client_cache import Desk, desk_of
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
 from airflow_provider_taskhub.plugins.timeline import timeline
-from airflow_provider_taskhub.triggers.journal import execution, of_execution
+from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
 WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
 """Hours that a list looks back."""
@@ -134,7 +134,7 @@ def _data() -> Any:
             "capped": found.capped,
             "offset": offset,
             "rows": [
-                views.row(state, done, waits.get(state.instance_id, ()), show)
+                json_views.row(state, done, waits.get(state.instance_id, ()), show)
                 for state, done, show in zip(listed.rows, tallies, shows, strict=True)
             ],
         }
@@ -155,15 +155,15 @@ def _data() -> Any:
         records = of_execution(state, attempts)
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
-            "instance": views.instance(state, waits, show),
-            "served": views.served(next((p for p in partitions if p.partition == partition), None), partition),
+            "instance": json_views.instance(state, waits, show),
+            "served": json_views.served(next((p for p in partitions if p.partition == partition), None), partition),
             "unreadable": [show(line) for line in (*damaged, *unreadable)],
-            "activities": [views.activity(record, show) for record in records],
-            "earlier": [views.activity(record, show) for record in earlier[-MOST_EARLIER:]],
-            "inputs": views.inputs(past, show),
-            "tally": views.tally(records),
+            "activities": [json_views.activity(record, show) for record in records],
+            "earlier": [json_views.activity(record, show) for record in earlier[-MOST_EARLIER:]],
+            "inputs": json_views.inputs(past, show),
+            "tally": json_views.tally(records),
             "timeline": timeline(past, records, show),
-            "history": views.history(past, show),
+            "history": json_views.history(past, show),
         }
 
     @router.get("/task")
@@ -185,12 +185,12 @@ def _data() -> Any:
         for name in [conn] if conn else page_connections():
             try:
                 desk, head = await _open(name)
-                found = await desk.once(("task", ids), lambda client: generations.of_task(client, ids))
+                found = await desk.once(("task", ids), lambda client: task_instances.of_task(client, ids))
             except (ConfigurationError, StorageError) as error:
                 trouble = trouble or error  # another hub may have it
                 continue
             if found:
-                return head | {"instances": [views.of_task(state) for state in found]}
+                return head | {"instances": [json_views.of_task(state) for state in found]}
         if trouble is not None:
             raise trouble
         return {"instances": []}
@@ -296,7 +296,7 @@ async def _rights(user: Any) -> tuple[set[str], bool]:
     return dags, administrator
 
 
-async def _shows(states: Sequence[InstanceState], user: Any) -> list[views.Show]:
+async def _shows(states: Sequence[InstanceState], user: Any) -> list[json_views.Show]:
     """How this user may see the payloads of each instance: through Airflow's masker, or not at all.
 
     Airflow is asked once for each DAG, not for each instance: it may ask its database.
@@ -306,7 +306,7 @@ async def _shows(states: Sequence[InstanceState], user: Any) -> list[views.Show]
     return [shows[dag_id] for dag_id in dags]
 
 
-def _show(user: Any, dag_id: str | None) -> views.Show:
+def _show(user: Any, dag_id: str | None) -> json_views.Show:
     from fastapi import HTTPException
 
     try:

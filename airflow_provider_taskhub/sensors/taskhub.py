@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.model import InstanceState
 
 __all__ = ["TaskHubSensor"]
 

@@ -24,7 +24,7 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
     """
     connection = settings.connection.get_secret_value().strip() if settings.connection else ""
     if not connection or connection.lower().startswith("sqlite:"):
-        from airflow_provider_taskhub.storage.sqlite import SqliteStore
+        from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
         path = _path(connection) if connection else home() / "hub.db"
         if not create and not path.exists():
@@ -33,7 +33,7 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
             )
         return SqliteStore(path, holder=holder)
     try:
-        from airflow_provider_taskhub.storage.azure import AzureStore
+        from airflow_provider_taskhub.storage.azure.store import AzureStore
     except ModuleNotFoundError as error:
         raise missing(error.name) from None
     return AzureStore(connection, timeout=settings.request_timeout)

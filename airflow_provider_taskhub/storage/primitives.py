@@ -25,7 +25,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import SLOW, Packed, Timestamp, decompress, unpacked_size
-from airflow_provider_taskhub.values import dataclass
+from airflow_provider_taskhub.fast_dataclass import dataclass
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 65_536

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.engine.events import FailureDetails
-    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.model import InstanceState
 
 OVERDUE = "the time limit is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
-from airflow_provider_taskhub.triggers.tasks import States, Tasks, key, why_nobody_waits
+from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client

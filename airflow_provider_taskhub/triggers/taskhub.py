@@ -22,14 +22,14 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
-from airflow_provider_taskhub.triggers.tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 
 if TYPE_CHECKING:
-    from airflow_provider_taskhub.hub.contract import InstanceState
+    from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.settings import Settings
-    from airflow_provider_taskhub.triggers.journal import Journal, Presence, Progress, Waits
     from airflow_provider_taskhub.triggers.sweep import Sweep
+    from airflow_provider_taskhub.triggers.task_log import Journal, Presence, Progress, Waits
     from airflow_provider_taskhub.triggers.watcher import Wait
 
 __all__ = ["TaskHubTrigger"]
@@ -146,7 +146,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         await asyncio.shield(_KILLS.spawn(self._kill(), name=f"terminate {self.instance_id}"))
 
     async def _ends_here(self) -> bool:
-        from airflow_provider_taskhub.triggers.ending import end
+        from airflow_provider_taskhub.triggers.task_end import end
 
         if self._completed is None or self.task_instance is None:
             return False
@@ -189,7 +189,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.journal import Journal, Presence, Progress, Waits
+        from airflow_provider_taskhub.triggers.task_log import Journal, Presence, Progress, Waits
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -344,7 +344,7 @@ class _Absence:
 
     def lines(self, seen: Wait) -> Iterator[str]:
         """What is new about workers and the hub's health."""
-        from airflow_provider_taskhub.triggers.journal import served_by
+        from airflow_provider_taskhub.triggers.task_log import served_by
 
         trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
         if trouble != self._trouble:
@@ -363,9 +363,9 @@ class _Absence:
 
     def over(self, seen: Wait) -> str | None:
         """Why to give up, once the time is over."""
-        from airflow_provider_taskhub.hub.contract import ORCHESTRATOR, Need
-        from airflow_provider_taskhub.hub.partitions.needs import able
-        from airflow_provider_taskhub.triggers.journal import lacking, nobody
+        from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
+        from airflow_provider_taskhub.hub.partitions.capabilities import able
+        from airflow_provider_taskhub.triggers.task_log import lacking, nobody
 
         now = self._clock.monotonic()
         if not isinstance(seen.trouble, ConfigurationError):

@@ -22,14 +22,14 @@ from weakref import WeakKeyDictionary
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.waiting import AWAITED
+from airflow_provider_taskhub.hub.waiting.reasons import AWAITED
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.hub.contract import ActivityRecord, InstanceState, Member
-    from airflow_provider_taskhub.hub.waiting import Why
+    from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member
+    from airflow_provider_taskhub.hub.waiting.reasons import Why
     from airflow_provider_taskhub.triggers.sweep import Sweep
 
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]

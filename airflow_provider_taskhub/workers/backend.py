@@ -13,26 +13,26 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.control import WORK_EVENTS, ControlReader, Reader
-from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.sessions import Sessions
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Service, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.absences import Absences
-from airflow_provider_taskhub.workers.activities import Activities
+from airflow_provider_taskhub.workers.activities.processor import Activities
+from airflow_provider_taskhub.workers.activities.recorded import Recorded
+from airflow_provider_taskhub.workers.activities.responses import Responses
+from airflow_provider_taskhub.workers.activities.runner import Runner
+from airflow_provider_taskhub.workers.activities.slots import Slots
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
-from airflow_provider_taskhub.workers.live import Live
 from airflow_provider_taskhub.workers.local_queues import ServedQueues
-from airflow_provider_taskhub.workers.orchestrations import Orchestrations
+from airflow_provider_taskhub.workers.missing_functions import Absences
+from airflow_provider_taskhub.workers.orchestrations.loading import Live
+from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
+from airflow_provider_taskhub.workers.orchestrations.sessions import Sessions
 from airflow_provider_taskhub.workers.peers import Peers
-from airflow_provider_taskhub.workers.recorded import Recorded
-from airflow_provider_taskhub.workers.responses import Responses
-from airflow_provider_taskhub.workers.runner import Runner
-from airflow_provider_taskhub.workers.slots import Slots
-from airflow_provider_taskhub.workers.work_items import WorkItems
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.contract import Need
+from airflow_provider_taskhub.hub.model import Need
 
 RECENT = 60.0
 """Seconds after which an observation no longer counts. Waiting messages are delivered again sooner."""

@@ -12,13 +12,13 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
-from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import Backend
-from airflow_provider_taskhub.workers.executor import ExecutorPool
-from airflow_provider_taskhub.workers.waiting import WaitingFigures
+from airflow_provider_taskhub.workers.executors.pool import ExecutorPool
+from airflow_provider_taskhub.workers.waiting_metrics import WaitingFigures
 
 log = structlog.get_logger(__name__)
 

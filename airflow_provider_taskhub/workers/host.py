@@ -21,25 +21,25 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
-from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, HubNames, Member, Tenure
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.partitions import admin
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, HubNames, Member, Tenure
+from airflow_provider_taskhub.hub.partitions import administration
+from airflow_provider_taskhub.hub.partitions.capabilities import refusal
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.needs import refusal
-from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
-from airflow_provider_taskhub.workers.closing import Closer
-from airflow_provider_taskhub.workers.environment import child_environment
-from airflow_provider_taskhub.workers.episodes import EpisodeWatchdog, Running
-from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool, ExecutorTimes
-from airflow_provider_taskhub.workers.failover import Incarnation
+from airflow_provider_taskhub.workers.executors.environment import child_environment
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.health import Health, listen
+from airflow_provider_taskhub.workers.incarnation import Incarnation
+from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import Closer
+from airflow_provider_taskhub.workers.orchestrations.watchdog import EpisodeWatchdog, Running
 from airflow_provider_taskhub.workers.peers import Peers
-from airflow_provider_taskhub.workers.waiting import WaitingFigures
+from airflow_provider_taskhub.workers.waiting_metrics import WaitingFigures
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +175,7 @@ class Host:
     async def _open_hub(self, stack: AsyncExitStack, *, holder: str) -> Hub:
         settings, names = self._settings, HubNames(self._settings.hub)
         store = await stack.enter_async_context(open_store(settings, holder=holder))
-        info = await admin.ensure_hub(
+        info = await administration.ensure_hub(
             store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
         )
         return Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)

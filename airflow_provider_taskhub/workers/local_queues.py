@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Protocol
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.hub.messages.control import ControlReader, Reader
-from airflow_provider_taskhub.hub.messages.held import Held, Offered
-from airflow_provider_taskhub.hub.messages.outbound import Letter
+from airflow_provider_taskhub.hub.queues.delivery import Held, Offered
+from airflow_provider_taskhub.hub.queues.outgoing import Letter
+from airflow_provider_taskhub.hub.queues.reader import ControlReader, Reader
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.work_items import WorkItems
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 
 POLLS_WHILE_BUSY = 80
 """Receives a second, over all partitions, that traffic in one of them may cost (50 ms a partition at four)."""

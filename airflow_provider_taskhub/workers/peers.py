@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from airflow_provider_taskhub.errors import StorageError
-from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import Member
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.values import dataclass
 
 log = structlog.get_logger(__name__)
 

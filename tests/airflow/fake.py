@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
-from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     HubInfo,
     InstanceState,
@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.contract import (
     RecordState,
     StartPolicy,
 )
-from airflow_provider_taskhub.hub.waiting import Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")

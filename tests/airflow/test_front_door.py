@@ -9,13 +9,13 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity, TaskIds
-from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.jumping import run
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.plugins import desk as desks
-from airflow_provider_taskhub.plugins import generations
-from airflow_provider_taskhub.plugins.desk import FRESH, MAX_FRESH, Desk, size_of
+from airflow_provider_taskhub.plugins import client_cache as desks
+from airflow_provider_taskhub.plugins import task_instances
+from airflow_provider_taskhub.plugins.client_cache import FRESH, MAX_FRESH, Desk, size_of
 from airflow_provider_taskhub.settings import load_settings
+from airflow_provider_taskhub.virtual_time import run
 from tests.airflow.fake import NOW, FakeHub, record
 from tests.airflow.test_page import ask, at
 
@@ -78,16 +78,16 @@ def test_what_the_tab_costs_does_not_grow_with_the_hub(ask: Any, hub: FakeHub) -
         hub.put(f"other-{number}", Status.COMPLETED, tags={"airflow.dag_id": "flights"})
     put(hub, 1)
     assert len(ask(TAB)[1]["instances"]) == 1
-    assert dict(hub.requests) == {"get": 2 * generations.AT_ONCE}
+    assert dict(hub.requests) == {"get": 2 * task_instances.AT_ONCE}
 
 
 def test_generations_that_were_purged_do_not_hide_later_ones(hub: FakeHub) -> None:
     async def scenario() -> None:
         async with hub.open(None) as client:
-            assert await generations.of_task(client, TASK) == ()  # type: ignore[arg-type]
+            assert await task_instances.of_task(client, TASK) == ()  # type: ignore[arg-type]
             for generation in (12, 3, 2):
                 put(hub, generation)
-            found = await generations.of_task(client, TASK)  # type: ignore[arg-type]
+            found = await task_instances.of_task(client, TASK)  # type: ignore[arg-type]
             assert [one.instance_id[-3:] for one in found] == ["g12", ":g3", ":g2"]
             del hub.instances[TASK.instance_id(2)], hub.instances[TASK.instance_id(3)]
             for number in range(5):
@@ -98,20 +98,20 @@ def test_generations_that_were_purged_do_not_hide_later_ones(hub: FakeHub) -> No
                     tags=hub.instances[TASK.instance_id(12)].tags,
                 )
             hub.requests.clear()
-            found = await generations.of_task(client, TASK)  # type: ignore[arg-type]
+            found = await task_instances.of_task(client, TASK)  # type: ignore[arg-type]
             assert [one.instance_id for one in found] == [TASK.instance_id(12)]
-            assert dict(hub.requests) == {"get": generations.AT_ONCE, "list": 1}
+            assert dict(hub.requests) == {"get": task_instances.AT_ONCE, "list": 1}
 
     asyncio.run(scenario())
 
 
 def test_a_task_cleared_very_often_costs_a_bounded_number_of_reads(hub: FakeHub) -> None:
     async def scenario() -> None:
-        for generation in range(1, 2 * generations.MOST):
+        for generation in range(1, 2 * task_instances.MOST):
             put(hub, generation)
         async with hub.open(None) as client:
-            found = await generations.of_task(client, TASK)  # type: ignore[arg-type]
-        assert len(found) == hub.requests["get"] == generations.MOST
+            found = await task_instances.of_task(client, TASK)  # type: ignore[arg-type]
+        assert len(found) == hub.requests["get"] == task_instances.MOST
 
     asyncio.run(scenario())
 

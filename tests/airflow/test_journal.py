@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
-from airflow_provider_taskhub.triggers.journal import Journal, served_by
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.triggers.task_log import Journal, served_by
 from tests.airflow.fake import FakeHub, member, record
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.jumping import JumpingClock, run
-from airflow_provider_taskhub.plugins import sweeping
-from airflow_provider_taskhub.plugins.desk import desk_of
+from airflow_provider_taskhub.plugins import sweep
+from airflow_provider_taskhub.plugins.client_cache import desk_of
 from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.airflow.fake import FakeHub
 from tests.breaking import Breaker
 
@@ -77,10 +77,10 @@ def test_the_sweep_is_started_again_when_it_breaks(breaker: Breaker, monkeypatch
         begun += 1
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(sweeping, "_sweep_all", sweep_all)
+    monkeypatch.setattr(sweep, "_sweep_all", sweep_all)
 
     async def scenario() -> None:
-        async with sweeping.sweeping():
+        async with sweep.sweeping():
             await asyncio.sleep(1)
             assert begun == 1
             breaker.blow("sweep")

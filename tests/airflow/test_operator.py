@@ -21,10 +21,10 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
-from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.arguments import evaluated
-from airflow_provider_taskhub.operators.launch import REACTIONS, Found
+from airflow_provider_taskhub.operators.start_or_attach import REACTIONS, Found
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
@@ -186,7 +186,7 @@ def test_what_is_mapped_over_is_pushed_by_a_worker() -> None:
     from airflow.sdk import DAG
 
     from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
-    from airflow_provider_taskhub.triggers.ending import needs_worker
+    from airflow_provider_taskhub.triggers.task_end import needs_worker
 
     with DAG("d", schedule=None):
         first = TaskHubOperator(task_id="first", orchestrator="o")

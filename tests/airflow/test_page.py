@@ -10,10 +10,10 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.contract import InstanceState, OwnerState, PartitionState, RecordState
+from airflow_provider_taskhub.hub.model import InstanceState, OwnerState, PartitionState, RecordState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.waiting import Reason, Snapshot, Why, why
-from airflow_provider_taskhub.plugins import views
+from airflow_provider_taskhub.hub.waiting.reasons import Reason, Snapshot, Why, why
+from airflow_provider_taskhub.plugins import json_views
 from airflow_provider_taskhub.plugins.listing import listing, visible
 from airflow_provider_taskhub.plugins.taskhub import LazyApplication, TaskHubPlugin
 from airflow_provider_taskhub.plugins.timeline import MOST_LANES, timeline
@@ -103,25 +103,25 @@ def test_who_sees_what() -> None:
     ],
 )
 def test_one_line_says_where_an_instance_stands(one: InstanceState, line: str) -> None:
-    assert views.now_line(one, why(Snapshot(state=one, members=(member(),), now=NOW)), shown) == line
+    assert json_views.now_line(one, why(Snapshot(state=one, members=(member(),), now=NOW)), shown) == line
 
 
 @pytest.mark.parametrize("status", [Status.SUSPENDED, Status.RUNNING])
 def test_the_reason_of_a_suspension_or_its_end_is_no_output(status: Status) -> None:
-    assert views.instance(state(status, output="back"), (), shown)["output"] == ""
-    assert views.instance(state(Status.COMPLETED, output='"back"'), (), shown)["output"] == '"back"'
+    assert json_views.instance(state(status, output="back"), (), shown)["output"] == ""
+    assert json_views.instance(state(Status.COMPLETED, output='"back"'), (), shown)["output"] == '"back"'
 
 
 def test_an_instance_says_how_to_mend_what_it_waits_for() -> None:
     lost = state(Status.PENDING, name="unknown")
     found = why(Snapshot(state=lost, members=(member(),), now=NOW))
-    shown_there = views.instance(lost, found, shown)
-    assert (shown_there["fault"], views.row(lost, None, found, shown)["fault"]) == (True, True)
+    shown_there = json_views.instance(lost, found, shown)
+    assert (shown_there["fault"], json_views.row(lost, None, found, shown)["fault"]) == (True, True)
     assert shown_there["remedies"] == [one.remedy for one in found]
     assert all(shown_there["remedies"])
     works = Why(reason=Reason.ACTIVITIES, text="activity 'load'", remedy="none needed")
-    assert views.instance(lost, (works,), shown)["remedies"] == []
-    assert views.row(lost, None, (works,), shown)["fault"] is False
+    assert json_views.instance(lost, (works,), shown)["remedies"] == []
+    assert json_views.row(lost, None, (works,), shown)["fault"] is False
 
 
 def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() -> None:
@@ -130,11 +130,11 @@ def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() ->
     works = Why(reason=Reason.ACTIVITIES, text="activity 'load'")
     alone = Why(reason=Reason.NO_TRIGGERER, text="no triggerer")
     lacks = Why(reason=Reason.NO_ACTIVITY, text="no live worker knows activity 'load'")
-    assert views.now_line(one, (event, works), shown) == "quality gate; waits: event 'approve'"
-    assert views.now_line(one, (works, alone), shown) == "quality gate; waits: no triggerer"
-    assert views.now_line(one, (event, lacks), shown) == "waits: no live worker knows activity 'load'"
+    assert json_views.now_line(one, (event, works), shown) == "quality gate; waits: event 'approve'"
+    assert json_views.now_line(one, (works, alone), shown) == "quality gate; waits: no triggerer"
+    assert json_views.now_line(one, (event, lacks), shown) == "waits: no live worker knows activity 'load'"
     kept = Why(reason=Reason.QUARANTINE, text="payload of a message")
-    assert views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"
+    assert json_views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"
 
 
 def test_lanes_of_one_activity_are_told_apart_by_what_is_short_in_their_inputs() -> None:
@@ -224,8 +224,8 @@ def test_a_wide_fan_out_is_bounded() -> None:
 
 def test_history_is_newest_first_and_bounded() -> None:
     past = [events.TaskScheduled(timestamp=at(n), event_id=n, name="x", input="[1]") for n in range(700)]
-    made = views.history(past, lambda text: "***" if text else "")
-    assert (made["total"], len(made["events"])) == (700, views.MOST_EVENTS)
+    made = json_views.history(past, lambda text: "***" if text else "")
+    assert (made["total"], len(made["events"])) == (700, json_views.MOST_EVENTS)
     assert made["events"][0] == {
         "n": 699,
         "time": ms(699),
@@ -349,7 +349,7 @@ def test_an_instance_says_whether_the_owner_of_its_partition_lives(ask: Any, fil
     status, answer = ask("/api/instance?id=mine")
     assert (status, answer["served"]) == (200, {"partition": number, "state": "silent"} | lease)
     gone = {"partition": 3, "owner": None, "state": "missing", "offline": False, "epoch": None, "draining": False}
-    assert views.served(None, 3) == gone
+    assert json_views.served(None, 3) == gone
 
 
 def test_logs_need_the_right_to_task_logs(ask: Any, filled: FakeHub) -> None:
@@ -373,9 +373,9 @@ def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:
 def test_a_page_that_many_look_at_costs_one_scan(hub: FakeHub, filled: FakeHub) -> None:
     import asyncio
 
-    from airflow_provider_taskhub.jumping import run
-    from airflow_provider_taskhub.plugins.desk import IDLE, desk_of
+    from airflow_provider_taskhub.plugins.client_cache import IDLE, desk_of
     from airflow_provider_taskhub.settings import load_settings
+    from airflow_provider_taskhub.virtual_time import run
 
     async def scenario() -> None:
         desk = desk_of(load_settings())

@@ -17,9 +17,9 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
 from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.airflow.fake import FakeClient, FakeHub
 
 WATCH = Watch(
@@ -319,7 +319,7 @@ def test_the_name_of_the_deployment(monkeypatch: pytest.MonkeyPatch, options: di
 
 
 def test_the_api_server_sweeps_for_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_taskhub.plugins import sweeping
+    from airflow_provider_taskhub.plugins import sweep as sweeping
     from airflow_provider_taskhub.plugins.taskhub import TaskHubPlugin
 
     said: list[str] = []
@@ -345,7 +345,7 @@ def test_the_api_server_asks_its_own_task_execution_api() -> None:
     from airflow.api_fastapi.execution_api.app import _jwt_validator
     from fastapi import FastAPI, HTTPException, Query, Request
 
-    from airflow_provider_taskhub.plugins.sweeping import ServerTasks
+    from airflow_provider_taskhub.plugins.sweep import ServerTasks
 
     execution, server = FastAPI(), FastAPI()
     server.mount("/execution", execution)
@@ -379,7 +379,7 @@ def test_the_api_server_asks_its_own_task_execution_api() -> None:
 
 
 def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
-    from airflow_provider_taskhub.plugins import sweeping
+    from airflow_provider_taskhub.plugins import sweep as sweeping
 
     async def play() -> None:
         clock = JumpingClock(asyncio.get_running_loop())

@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.waits import Waits
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.engine.wait_changes import Waits
+from airflow_provider_taskhub.plugins.json_views import history
 from airflow_provider_taskhub.plugins.timeline import timeline
-from airflow_provider_taskhub.plugins.views import history
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.hub.house import house
 
 app = App("approvals", version="1")

@@ -16,15 +16,15 @@ from airflow.models.trigger import Trigger
 from airflow.sdk._shared.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_taskhub.engine.awaits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.triggers import taskhub as module
-from airflow_provider_taskhub.triggers.ending import LARGEST_OUTPUT
+from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
 
 OWNER = {"taskhub.owner": "me"}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from airflow_provider_taskhub.storage.rest.account import Account, Credential, Endpoint, SharedKey
+from airflow_provider_taskhub.storage.azure.rest.account import Account, Credential, Endpoint, SharedKey
 
 KEY = SharedKey(name="acct", key=b"the secret key")
 

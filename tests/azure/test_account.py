@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.storage.azure import AzureStore
-from airflow_provider_taskhub.storage.rest.account import Identity, SharedKey, Signature, parse_account
+from airflow_provider_taskhub.storage.azure.rest.account import Identity, SharedKey, Signature, parse_account
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 
 KEY = base64.b64encode(b"a secret key of some length......").decode()
 SECRETS = (KEY, KEY[:12], "topsecretsig")

@@ -15,7 +15,7 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
-from airflow_provider_taskhub.storage.rest.answers import error_of, refusal, seconds_of, translated
+from airflow_provider_taskhub.storage.azure.rest.service_errors import error_of, refusal, seconds_of, translated
 
 refusals = pytest.mark.parametrize(
     ("status", "code", "kind"),

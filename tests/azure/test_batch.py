@@ -7,7 +7,7 @@ import email
 import pytest
 
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.storage.rest.batch import Part, decode_batch, encode_batch
+from airflow_provider_taskhub.storage.azure.rest.batch import Part, decode_batch, encode_batch
 
 
 def test_the_body_is_what_a_mime_parser_reads() -> None:

@@ -17,16 +17,16 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_taskhub.errors import AccessDenied, Conflict, NotFound, Throttled, Unavailable
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.rest import resend as attempts_module
+from airflow_provider_taskhub.storage.azure.rest.account import Credential, Identity, Signature
+from airflow_provider_taskhub.storage.azure.rest.request import Wire
+from airflow_provider_taskhub.storage.azure.rest.tokens import SCOPE, Tokens
+from airflow_provider_taskhub.storage.azure.sdk.blobs import BlobService
+from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
+from airflow_provider_taskhub.storage.azure.sdk.queues import QueueService
+from airflow_provider_taskhub.storage.azure.sdk.tables import TableService
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob
-from airflow_provider_taskhub.storage.rest import attempts as attempts_module
-from airflow_provider_taskhub.storage.rest.account import Credential, Identity, Signature
-from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
-from airflow_provider_taskhub.storage.rest.wire import Wire
-from airflow_provider_taskhub.storage.sdk.blobs import BlobService
-from airflow_provider_taskhub.storage.sdk.clients import Clients
-from airflow_provider_taskhub.storage.sdk.queues import QueueService
-from airflow_provider_taskhub.storage.sdk.tables import TableService
 from tests.azure.servers import KEY, FakeCredential, account, serving
 
 LEASE = str(uuid4())
@@ -314,7 +314,7 @@ def test_the_hot_path_imports_no_client_and_an_open_store_leaves_nothing_behind(
     program = f"""
 import asyncio, sys
 from datetime import timedelta
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import *
 
 def clients():

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import load_settings
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.connect import open_store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from azure.storage.queue.aio import QueueClient
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     BlobInfo,
     Compare,

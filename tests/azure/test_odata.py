@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.storage.azure.rest.odata import decode_row, encode_filter, encode_row, row_path
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Int64, Or, Property
-from airflow_provider_taskhub.storage.rest.odata import decode_row, encode_filter, encode_row, row_path
 
 GUID = UUID("12345678-1234-5678-1234-567812345678")
 TIME = Timestamp.parse("2026-11-21T08:55:27.2669147Z")

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import AccessDenied
-from airflow_provider_taskhub.storage.rest.refusals import START, Refusals, refusals_of
+from airflow_provider_taskhub.storage.azure.rest.refusals import START, Refusals, refusals_of
 
 START_SECONDS = int(START)
 ERROR = AccessDenied("put into queue 'q': the storage account refused the credentials (403)")

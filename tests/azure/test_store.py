@@ -17,7 +17,9 @@ import pytest
 
 from airflow_provider_taskhub.demo.azurite import KEY
 from airflow_provider_taskhub.errors import AccessDenied, Conflict, LeaseLost, Unavailable
-from airflow_provider_taskhub.storage.azure import PARALLEL, AzureStore
+from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
+from airflow_provider_taskhub.storage.azure.store import PARALLEL, AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     Compare,
     DeleteMessage,
@@ -32,8 +34,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
-from airflow_provider_taskhub.storage.sdk.clients import Clients
 
 TIMEOUT = timedelta(seconds=30)
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.errors import AccessDenied, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.storage.rest import attempts as attempts_module
-from airflow_provider_taskhub.storage.rest.account import (
+from airflow_provider_taskhub.storage.azure.rest import resend as attempts_module
+from airflow_provider_taskhub.storage.azure.rest.account import (
     Identity,
     Signature,
 )
-from airflow_provider_taskhub.storage.rest.tokens import SCOPE, Tokens
-from airflow_provider_taskhub.storage.rest.wire import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.tokens import SCOPE, Tokens
 from tests.azure.servers import KEY, FakeCredential, Token, account, ok, serving
 
 READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 from uuid import uuid4
 
-from airflow_provider_taskhub.storage.embedded.file import SCHEMA, connect
+from airflow_provider_taskhub.storage.sqlite.file import SCHEMA, connect
 from tests.benchmarks.cpu import EXECUTORS
 
 Row = Mapping[str, Any]

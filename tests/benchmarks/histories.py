@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
-from airflow_provider_taskhub.engine.actions import Outbound
+from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     HistoryEvent,

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Self, TypeAlias
 
 from airflow_provider_taskhub.demo.azurite import Azurite
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,

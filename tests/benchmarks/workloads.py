@@ -26,7 +26,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.demo.azurite import Azurite
 from airflow_provider_taskhub.engine.events import Status, TaskCompleted
-from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.model import InstanceState
 from tests.benchmarks.ceiling import Embedded, Hub, orchestration
 from tests.benchmarks.cpu import HOST, Usage, spent, usage
 from tests.benchmarks.figures import CPU, REQUESTS, Figure, percentile

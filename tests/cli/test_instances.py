@@ -36,7 +36,8 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.formats.history_rows import Sentinel, encode_event, encode_sentinel, row_key
+from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     HubNames,
     InstanceState,
@@ -45,11 +46,10 @@ from airflow_provider_taskhub.hub.contract import (
     OwnerState,
     RecordState,
 )
-from airflow_provider_taskhub.hub.history.records import Sentinel, encode_event, encode_sentinel, row_key
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.waiting import Reason, Why, unreadable_history
+from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unreadable_history
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.cli import output
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.demo.screen import Screen, attempts_table, months_line
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
 ODD = "a [/b] [bold]c[/nope] :key:"
 ID = "flights:delays:manual__2026-01-01T00:00"

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
-from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.model import HubNames, Member
+from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
-from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START
 
 COMMANDS = sorted(
     command.name or command.callback.__name__.replace("_", "-") for command in partitions.registered_commands

@@ -21,10 +21,10 @@ from airflow_provider_taskhub.errors import (
     InvalidStateError,
     TaskHubError,
 )
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 SETTINGS = Settings(hub="Client", partitions=2)
 NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)

@@ -14,10 +14,10 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.storage.azure import AzureStore
-from airflow_provider_taskhub.storage.embedded.moments import TICKS
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS
 
 KINDS = ("memory", "file", "azurite")
 

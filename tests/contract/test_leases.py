@@ -12,13 +12,13 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, NotFound
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Service
-from airflow_provider_taskhub.hub.partitions.admin import create_hub, ensure_hub, read_hub
-from airflow_provider_taskhub.hub.partitions.blobs import BlobLeases
-from airflow_provider_taskhub.hub.partitions.leases import Lease
-from airflow_provider_taskhub.hub.partitions.stores import Leases, leases_of
-from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.hub.model import BLOB, TABLE, HubNames, Service
+from airflow_provider_taskhub.hub.partitions.administration import create_hub, ensure_hub, read_hub
+from airflow_provider_taskhub.hub.partitions.blob_leases import BlobLeases
+from airflow_provider_taskhub.hub.partitions.lease import Lease
+from airflow_provider_taskhub.hub.partitions.lease_stores import Leases, leases_of
 from airflow_provider_taskhub.storage.primitives import PutBlob, Store
+from airflow_provider_taskhub.virtual_time import START
 
 TAKE = timedelta(seconds=30)
 

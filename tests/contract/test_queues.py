@@ -19,7 +19,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 Elapse = Callable[[float], Awaitable[None]]
 LONG = timedelta(minutes=5)

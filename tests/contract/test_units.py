@@ -27,7 +27,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from tests.contract.conftest import ManualClock
 
 LONG = timedelta(minutes=5)

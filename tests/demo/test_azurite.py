@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_taskhub.demo import azurite as launcher
 from airflow_provider_taskhub.demo.azurite import LOCK, VERSION, Azurite, Node, find_node, install, main
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from tests.azurite import FOLDER
 
 pytestmark = pytest.mark.usefixtures("azurite")  # installs it

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
-from airflow_provider_taskhub.hub.waiting import Reason
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 TASKHUB = Path(sys.executable).with_name("taskhub")

@@ -7,30 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.hub.history.payloads import SPILL_BYTES as COLUMN_SPILL
-from airflow_provider_taskhub.hub.messages.envelope import SPILL_BYTES as MESSAGE_SPILL
-from airflow_provider_taskhub.hub.messages.prefetch import FIRST_POLL
-from airflow_provider_taskhub.hub.messages.quarantine import MAX_DELIVERIES, MAX_FAILURES
+from airflow_provider_taskhub.hub.formats.message_envelope import SPILL_BYTES as MESSAGE_SPILL
+from airflow_provider_taskhub.hub.formats.payload_spill import SPILL_BYTES as COLUMN_SPILL
 from airflow_provider_taskhub.hub.partitions.balance import HYSTERESIS
-from airflow_provider_taskhub.hub.partitions.holding import DRAIN
+from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN
+from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL
+from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_FAILURES
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LEASE_MARGIN, Settings
-from airflow_provider_taskhub.storage.embedded.file import RETRY
-from airflow_provider_taskhub.storage.embedded.wake import FALLBACK
-from airflow_provider_taskhub.storage.embedded.writer import MAX_GROUP, MAX_HOLD, MAX_WAITING
-from airflow_provider_taskhub.triggers.ending import LARGEST_OUTPUT
+from airflow_provider_taskhub.storage.sqlite.file import RETRY
+from airflow_provider_taskhub.storage.sqlite.wake import FALLBACK
+from airflow_provider_taskhub.storage.sqlite.writer_thread import MAX_GROUP, MAX_HOLD, MAX_WAITING
 from airflow_provider_taskhub.triggers.sweep import EVERY as SWEEP_EVERY
 from airflow_provider_taskhub.triggers.sweep import SETTLE as SWEEP_SETTLE
+from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import _AZURE_INTERVAL, _EMBEDDED_INTERVAL
 from airflow_provider_taskhub.triggers.taskhub import SETTLE as TRIGGER_SETTLE
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, MEMBERS_EVERY
-from airflow_provider_taskhub.workers.activities import QUICK
-from airflow_provider_taskhub.workers.episodes import STUCK
-from airflow_provider_taskhub.workers.executor import MAX_LOG
-from airflow_provider_taskhub.workers.executor_process import ExecutorTimes
-from airflow_provider_taskhub.workers.lanes import MAX_CRASHES, MAX_SHARED
-from airflow_provider_taskhub.workers.output import TAIL_LINES
-from airflow_provider_taskhub.workers.responses import OUTCOMES
+from airflow_provider_taskhub.workers.activities.processor import QUICK
+from airflow_provider_taskhub.workers.activities.responses import OUTCOMES
+from airflow_provider_taskhub.workers.executors.attempt_log import TAIL_LINES
+from airflow_provider_taskhub.workers.executors.attempt_values import MAX_CRASHES, MAX_SHARED
+from airflow_provider_taskhub.workers.executors.pool import MAX_LOG
+from airflow_provider_taskhub.workers.executors.process import ExecutorTimes
+from airflow_provider_taskhub.workers.orchestrations.watchdog import STUCK
 
 DOCS = Path(__file__).parents[2] / "docs"
 AZURE, LOCAL, TIMES, DEFAULT = AZURE_LEASE, EMBEDDED_LEASE, ExecutorTimes(), Settings.model_fields

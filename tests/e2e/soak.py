@@ -24,7 +24,7 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE
+from airflow_provider_taskhub.hub.model import BLOB, TABLE
 from airflow_provider_taskhub.settings import LeaseTimes
 from tests.e2e.house import House, Worker, until
 from tests.e2e.storm import Damage, Job, check, check_all, jobs, place

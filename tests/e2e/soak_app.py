@@ -16,10 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_taskhub.hub.messages.control import ControlReader
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.hub.queues.reader import ControlReader
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Message
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 app = import_module("storm_app").app
 

@@ -39,8 +39,8 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.hub.contract import RecordState
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from tests.azurite import FOLDER
 from tests.e2e.house import House, Worker, housed, until

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutMessage
 from tests.e2e.house import House, until
 

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.e2e.house import House
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_taskhub.hub.contract import BLOB
+from airflow_provider_taskhub.hub.model import BLOB
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from tests.e2e.house import housed
 from tests.e2e.soak import Event, Receive, recorded, soak, straddling, two_readers, unserved

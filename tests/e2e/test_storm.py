@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_taskhub.engine.events import ExecutionCompleted
+from airflow_provider_taskhub.hub.formats.history_rows import row_key
 from airflow_provider_taskhub.hub.history.load import load
-from airflow_provider_taskhub.hub.history.records import row_key
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.e2e.house import House
 from tests.e2e.storm import Damage, Job, check, corruption, misshapen, storm

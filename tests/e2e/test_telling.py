@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from tests.e2e.house import PATIENCE, House
 
 APP = "telling_app:app"

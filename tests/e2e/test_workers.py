@@ -22,12 +22,12 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.hub.messages.envelope import encode
-from airflow_provider_taskhub.hub.messages.quarantine import MAX_FAILURES
+from airflow_provider_taskhub.hub.formats.message_envelope import encode
+from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.hub.queues.quarantine import MAX_FAILURES
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.primitives import PutMessage
-from airflow_provider_taskhub.workers.lanes import MAX_CRASHES, MAX_SHARED
+from airflow_provider_taskhub.workers.executors.attempt_values import MAX_CRASHES, MAX_SHARED
 from tests.e2e.house import House, Worker, until
 
 LIMIT = timedelta(seconds=60)

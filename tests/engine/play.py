@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.codec import Timestamp, dumps
-from airflow_provider_taskhub.engine.actions import Episode, Outbound
+from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionStarted,

@@ -14,9 +14,9 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     TimerFired,
 )
-from airflow_provider_taskhub.hub.history.records import decode_event
-from airflow_provider_taskhub.hub.keys import unescape
-from airflow_provider_taskhub.hub.messages.envelope import Envelope, decode
+from airflow_provider_taskhub.hub.formats.history_rows import decode_event
+from airflow_provider_taskhub.hub.formats.keys import unescape
+from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, decode
 from tests.formats.rows import from_write
 from tests.golden import Recording, RowWrite
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.awaits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionTerminated,
     SubOrchestrationInstanceCompleted,
     TaskCompleted,
 )
+from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
 from tests.engine.play import INSTANCE, START, Play
 
 app = App("awaits")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import ExecutionStarted, Status, TaskCompleted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import run

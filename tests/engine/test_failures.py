@@ -11,8 +11,8 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import MAX_CAUSES, MAX_TEXT, chain
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError, TaskFailedError
-from airflow_provider_taskhub.workers.child import RunningActivity
-from airflow_provider_taskhub.workers.protocol import Configure, Decoder, Failed, Run, encode
+from airflow_provider_taskhub.workers.executors.child.main import RunningActivity
+from airflow_provider_taskhub.workers.executors.protocol import Configure, Decoder, Failed, Run, encode
 from tests.engine.play import Play
 
 Recorded = Callable[[BaseException], FailureDetails]

@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import Episode, Outbound
+from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventType,
     ExecutionStarted,
@@ -27,7 +27,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
-from airflow_provider_taskhub.hub.messages.envelope import Envelope
+from airflow_provider_taskhub.hub.formats.message_envelope import Envelope
 from tests.engine.golden_app import app
 from tests.engine.recorded import Checkpoint, checkpoints, parsed, shape
 from tests.golden import load
@@ -164,7 +164,7 @@ def test_a_recorded_history_is_continued(folder: str) -> None:
 @pytest.mark.rows("K46")
 def test_a_rewound_history_schedules_the_failed_activity_again() -> None:
     """The rows as .NET's rewind left them: the failed action is decided again under its number."""
-    from airflow_provider_taskhub.hub.history.records import decode_event
+    from airflow_provider_taskhub.hub.formats.history_rows import decode_event
     from tests.formats.rows import from_state
 
     recording = load("rewind")

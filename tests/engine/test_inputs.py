@@ -16,7 +16,7 @@ from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.replay import run
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.workers.calls import arguments
+from airflow_provider_taskhub.workers.executors.child.invocation import arguments
 from tests.engine.play import INSTANCE, START, Play
 
 app = App("inputs")

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.engine.lifecycle import (
     react_activity,
     react_instance,
 )
-from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.model import RecordState
 
 A, AH, AR = ActivityState, ActivityHappening, ActivityReaction
 OUTCOMES = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)

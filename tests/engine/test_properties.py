@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy, Task, TaskFailedError
-from airflow_provider_taskhub.engine.actions import Outbound
+from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events as ev
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, ParentInstance
-from airflow_provider_taskhub.hub.layouts import LAYOUTS, Member, Where
-from airflow_provider_taskhub.hub.wire import Kind
+from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, Member, Where
+from airflow_provider_taskhub.hub.formats.json_values import Kind
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

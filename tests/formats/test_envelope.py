@@ -27,8 +27,8 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.layouts import LAYOUTS, Where
-from airflow_provider_taskhub.hub.messages.envelope import (
+from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, Where
+from airflow_provider_taskhub.hub.formats.message_envelope import (
     NO_ACTIVITY,
     SPILL_BYTES,
     Envelope,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_taskhub.codec import decompress
-from airflow_provider_taskhub.hub.keys import message_folder, owns
-from airflow_provider_taskhub.hub.messages.envelope import SPILL_BYTES, blob_of, decode, encode, spill, unspill
+from airflow_provider_taskhub.hub.formats.keys import message_folder, owns
+from airflow_provider_taskhub.hub.formats.message_envelope import SPILL_BYTES, blob_of, decode, encode, spill, unspill
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from tests.formats.rows import plain, without_dictionary_types
 from tests.golden import NAMES, Recording, load

@@ -10,19 +10,19 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, decompress
 from airflow_provider_taskhub.engine.events import ExecutionStarted, HistoryEvent
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.history import instances
-from airflow_provider_taskhub.hub.history.large import text_of_blob
-from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore, spill_columns
-from airflow_provider_taskhub.hub.history.records import (
+from airflow_provider_taskhub.hub.formats import instance_rows
+from airflow_provider_taskhub.hub.formats.history_rows import (
     SENTINEL,
     decode_event,
     decode_sentinel,
     encode_event,
     encode_sentinel,
 )
-from airflow_provider_taskhub.hub.keys import unescape
-from airflow_provider_taskhub.hub.messages.envelope import blob_of, decode, unspill
+from airflow_provider_taskhub.hub.formats.keys import unescape
+from airflow_provider_taskhub.hub.formats.large_texts import text_of_blob
+from airflow_provider_taskhub.hub.formats.message_envelope import blob_of, decode, unspill
+from airflow_provider_taskhub.hub.formats.payload_spill import blob_columns, restore, spill_columns
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob
 from tests.formats.rows import edm, from_state, from_write, plain, same_json, theirs
 from tests.golden import NAMES, Recording, RowWrite, load
@@ -158,7 +158,7 @@ def check_created(
     assert isinstance(updated, Timestamp)
     start = starts[str(entity.properties["ExecutionId"])]
     assert isinstance(start, ExecutionStarted)
-    made, own = instances.created_row(
+    made, own = instance_rows.created_row(
         start,
         names=HubNames(recording.hub),
         now=updated,
@@ -187,7 +187,7 @@ def check_merged(recording: Recording, write: RowWrite, events: list[HistoryEven
     status, completed = entity.properties["CustomStatus"], entity.properties.get("CompletedTime", Timestamp(0))
     assert isinstance(status, str)
     assert isinstance(completed, Timestamp)
-    made, own = instances.merged(
+    made, own = instance_rows.merged(
         events,
         instance_id=unescape(entity.partition_key),
         execution_id=str(entity.properties["ExecutionId"]),
@@ -268,11 +268,11 @@ def test_every_instance_row_stored_is_read() -> None:
 def check_state(recording: Recording, entity: Entity) -> None:
     """Field by field, texts in blobs included."""
     url = container_url(recording)
-    state = instances.decode_instance(entity, container_url=url)
-    large = instances.large_texts(entity, container_url=url)
+    state = instance_rows.decode_instance(entity, container_url=url)
+    large = instance_rows.large_texts(entity, container_url=url)
     texts = {field: text_of_blob(blob, blobs(recording)[blob]) for field, blob in large.items()}
     assert all(getattr(state, field) is None for field in large)
-    state = instances.fill(state, texts)
+    state = instance_rows.fill(state, texts)
     columns = entity.properties
     found = {
         "Name": state.name,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.codec import Timestamp, decompress
-from airflow_provider_taskhub.engine.actions import Episode
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionResumed,
@@ -30,8 +30,8 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     TaskCompleted,
 )
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
-from airflow_provider_taskhub.hub.history.instances import (
+from airflow_provider_taskhub.hub.formats.history_rows import encode_event
+from airflow_provider_taskhub.hub.formats.instance_rows import (
     FAILURE,
     created_row,
     decode_instance,
@@ -43,12 +43,12 @@ from airflow_provider_taskhub.hub.history.instances import (
     order_row,
     repair_row,
 )
-from airflow_provider_taskhub.hub.history.large import address_of, blob_at, text_of_blob
-from airflow_provider_taskhub.hub.history.payloads import spill_columns
+from airflow_provider_taskhub.hub.formats.keys import escape, owns
+from airflow_provider_taskhub.hub.formats.large_texts import address_of, blob_at, text_of_blob
+from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, spill
+from airflow_provider_taskhub.hub.formats.payload_spill import spill_columns
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
-from airflow_provider_taskhub.hub.history.records import encode_event
-from airflow_provider_taskhub.hub.keys import escape, owns
-from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage, spill
+from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Property, PutBlob
 from tests.formats.events import failures
 from tests.formats.rows import edm

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_taskhub.hub.keys import (
+from airflow_provider_taskhub.hub.formats.keys import (
     QUARANTINE_FOLDER,
     blob_prefixes,
     escape,

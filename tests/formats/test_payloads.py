@@ -14,7 +14,8 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     TaskCompleted,
 )
-from airflow_provider_taskhub.hub.history.payloads import (
+from airflow_provider_taskhub.hub.formats.history_rows import decode_event, encode_event
+from airflow_provider_taskhub.hub.formats.payload_spill import (
     BATCH_BYTES,
     BATCH_ROWS,
     COLUMNS,
@@ -25,7 +26,6 @@ from airflow_provider_taskhub.hub.history.payloads import (
     spill_columns,
     utf16_bytes,
 )
-from airflow_provider_taskhub.hub.history.records import decode_event, encode_event
 from airflow_provider_taskhub.storage.primitives import MAX_TRANSACTION_BYTES, Entity
 from tests.formats.rows import edm
 

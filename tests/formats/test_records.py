@@ -28,8 +28,8 @@ from airflow_provider_taskhub.engine.events import (
     TraceContext,
 )
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import Stamp
-from airflow_provider_taskhub.hub.history.records import (
+from airflow_provider_taskhub.hub.formats.event_fields import Where
+from airflow_provider_taskhub.hub.formats.history_rows import (
     INPUT_BYTES,
     MAX_CONSUMED,
     SENTINEL,
@@ -41,7 +41,7 @@ from airflow_provider_taskhub.hub.history.records import (
     encode_sentinel,
     row_key,
 )
-from airflow_provider_taskhub.hub.layouts import Where
+from airflow_provider_taskhub.hub.model import Stamp
 from airflow_provider_taskhub.storage.primitives import Entity, Property
 from tests.formats.events import events
 from tests.formats.rows import edm

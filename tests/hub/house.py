@@ -11,7 +11,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.hub.contract import HubNames, Member, WorkerIdentity
+from airflow_provider_taskhub.hub.model import HubNames, Member, WorkerIdentity
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.testing import InProcess

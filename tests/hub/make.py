@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import LeaseLost
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage
+from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.storage.primitives import Receipt
 
 NAMES = HubNames("Unit")

@@ -25,9 +25,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id, run_name
-from airflow_provider_taskhub.hub.contract import Stamp
-from airflow_provider_taskhub.hub.messages.admission import ORPHAN_TURNS, TABLE, Relation, State, judge, relation
-from airflow_provider_taskhub.hub.messages.facts import (
+from airflow_provider_taskhub.hub.admission.facts import (
     Facts,
     Incoming,
     Judged,
@@ -38,6 +36,8 @@ from airflow_provider_taskhub.hub.messages.facts import (
     newest,
     unknown_delay,
 )
+from airflow_provider_taskhub.hub.admission.table import ORPHAN_TURNS, TABLE, Relation, State, judge, relation
+from airflow_provider_taskhub.hub.model import Stamp
 from tests.hub.make import GEN0, NOW, later, raised, start
 
 GEN1 = next_execution_id(GEN0)

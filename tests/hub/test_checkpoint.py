@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.decisions import WATCH_TAG
+from airflow_provider_taskhub.engine.actions import WATCH_TAG
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
@@ -19,7 +19,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
 )
-from airflow_provider_taskhub.hub.contract import Stamp
+from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.hub.history.checkpoint import (
     Plan,
     Processed,
@@ -30,7 +30,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import (
     visible,
     written,
 )
-from airflow_provider_taskhub.hub.history.records import MAX_CONSUMED, row_key
+from airflow_provider_taskhub.hub.model import Stamp
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     DeleteMessage,

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import HubError, InputError
-from airflow_provider_taskhub.hub.contract import ActivityRecord, ControlKind, Member, RecordState
-from airflow_provider_taskhub.hub.history import activities
-from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.partitions.applease import AppLease, lease_id
-from airflow_provider_taskhub.hub.partitions.leases import finite
+from airflow_provider_taskhub.hub.history import activity_records
+from airflow_provider_taskhub.hub.model import ActivityRecord, ControlKind, Member, RecordState
+from airflow_provider_taskhub.hub.partitions.app_lease import AppLease, lease_id
+from airflow_provider_taskhub.hub.partitions.lease import finite
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.jumping import START, JumpingClock
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START, JumpingClock
 
 HUB = "Damaged"
 US = lease_id("").encode()
@@ -63,7 +63,7 @@ def play(work: Callable[[Bench], Awaitable[Any]], **settings: Any) -> Any:
             with capture_logs() as logs:
                 return await work(Bench(store, client, logs))
 
-    return jumping.run(main())
+    return virtual_time.run(main())
 
 
 # --- leases -------------------------------------------------------------------------------------------------------
@@ -245,13 +245,13 @@ def attempt(number: int, state: RecordState = RecordState.RUNNING, **fields: Any
 def test_an_attempt_in_a_state_that_nobody_knows(state: Property | None) -> None:
     async def work(bench: Bench) -> None:
         for number in (0, 1):
-            row = activities.encode(attempt(number))
+            row = activity_records.encode(attempt(number))
             columns = {**row.properties, **({"State": state} if number == 0 else {})}
             await bench.put(bench.names.activities, row.partition_key, row.row_key, **columns)
         for _ in range(2):
             states = [record.state for record in await bench.client.instance("i").activities()]
             assert states == [RecordState.UNKNOWN, RecordState.RUNNING]
-        assert bench.said() == [(bench.names.activities, f"i {activities.row_key('e', 0, 1)}")]
+        assert bench.said() == [(bench.names.activities, f"i {activity_records.row_key('e', 0, 1)}")]
 
     play(work)
 
@@ -260,7 +260,7 @@ def test_an_attempt_in_a_state_that_nobody_knows(state: Property | None) -> None
 def test_an_attempt_whose_failure_cannot_be_read_has_failed_all_the_same(failure: str | None) -> None:
     async def work(bench: Bench) -> None:
         known = FailureDetails(error_type="ValueError", error_message="broken")
-        row = activities.encode(attempt(0, RecordState.FAILED, failure=known, ended=START))
+        row = activity_records.encode(attempt(0, RecordState.FAILED, failure=known, ended=START))
         columns = {**row.properties, "Failure": failure}
         await bench.put(bench.names.activities, row.partition_key, row.row_key, **columns)
         for _ in range(2):
@@ -278,11 +278,13 @@ def test_an_attempt_whose_failure_cannot_be_read_has_failed_all_the_same(failure
 def test_a_result_whose_blob_is_damaged_is_named(data: bytes) -> None:
     async def work(bench: Bench) -> None:
         record = attempt(0, RecordState.COMPLETED, result="x" * 40_000)
-        blob = activities.result_blob(bench.names, record)
+        blob = activity_records.result_blob(bench.names, record)
         assert blob is not None
         await bench.blob(blob.container, blob.name, data)
-        with pytest.raises(activities.RecordUnreadable, match=r"result of activity row e:.*: blob .*Result\.json\.gz"):
-            await activities.result_of(bench.store, bench.names, activities.encode(record))
+        with pytest.raises(
+            activity_records.RecordUnreadable, match=r"result of activity row e:.*: blob .*Result\.json\.gz"
+        ):
+            await activity_records.result_of(bench.store, bench.names, activity_records.encode(record))
 
     play(work)
 

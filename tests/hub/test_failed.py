@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.keys import history_folder
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.hub.formats.keys import history_folder
 from airflow_provider_taskhub.storage.primitives import PutBlob
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.hub.house import house
 
 app = App("families", version="1")

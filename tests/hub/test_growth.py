@@ -17,9 +17,9 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutBlob, PutMessage, UpdateMessage
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.hub.house import House, house
 
 COPIES = 4_000

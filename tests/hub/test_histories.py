@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.hub.history.records import SENTINEL
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact, Unit
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.hub.house import House, house
 
 IDLE = timedelta(seconds=30)

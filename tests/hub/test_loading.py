@@ -8,25 +8,24 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, EventType, HistoryEvent, OrchestratorStarted
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Conflict
-from airflow_provider_taskhub.hub.contract import HubInfo
-from airflow_provider_taskhub.hub.history.load import READINGS, HistoryUnreadable, Loaded, load
-from airflow_provider_taskhub.hub.history.payloads import spill_columns
-from airflow_provider_taskhub.hub.history.records import (
+from airflow_provider_taskhub.hub.formats.history_rows import (
     SENTINEL,
     Sentinel,
     encode_event,
     encode_sentinel,
     row_key,
 )
-from airflow_provider_taskhub.hub.history.rewind import locked
+from airflow_provider_taskhub.hub.formats.payload_spill import spill_columns
+from airflow_provider_taskhub.hub.history.load import READINGS, HistoryUnreadable, Loaded, load
+from airflow_provider_taskhub.hub.history.rewind_plan import locked
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.model import HubInfo
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.faults import FaultyStore
 from airflow_provider_taskhub.storage.primitives import (
@@ -39,7 +38,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     Transact,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.hub.make import GEN0, NAMES, NOW, later
 
 INFO = HubInfo(partitions=1, ready=True)
@@ -114,7 +114,7 @@ def play(work: Callable[[Bench], Awaitable[Any]]) -> Any:
             await store.create_container(NAMES.large_messages)
             return await work(Bench(store))
 
-    return jumping.run(main())
+    return virtual_time.run(main())
 
 
 def raised(count: int, text: str = "old") -> list[HistoryEvent]:

@@ -14,18 +14,18 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.hub.contract import HubNames, Member, WorkerIdentity
-from airflow_provider_taskhub.hub.messages.control import CONTROL_EVENTS, Reader
-from airflow_provider_taskhub.hub.messages.prefetch import FIRST_POLL, LONGEST_BREATHER, Backoff, breather
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.hub.model import HubNames, Member, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL, LONGEST_BREATHER, Backoff, breather
+from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, Reader
 from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.primitives import Message, PutMessage
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.local_queues import POLLS_WHILE_BUSY
 from airflow_provider_taskhub.workers.peers import Peers
-from airflow_provider_taskhub.workers.slots import Slots
 from tests.hub.make import held, raised
 
 app = App("polled", version="1")

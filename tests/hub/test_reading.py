@@ -15,21 +15,22 @@ from typing import Any
 import pytest
 import structlog
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.engine.events import EventType
 from airflow_provider_taskhub.errors import NotFound, Unavailable
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.messages import control, quarantine
-from airflow_provider_taskhub.hub.messages.control import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
-from airflow_provider_taskhub.hub.messages.envelope import encode, spill
-from airflow_provider_taskhub.hub.messages.held import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
-from airflow_provider_taskhub.hub.messages.prefetch import Backoff, Load, admit
-from airflow_provider_taskhub.hub.partitions.admin import create_hub
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.formats.message_envelope import encode, spill
+from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.partitions.administration import create_hub
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues import reader as control
+from airflow_provider_taskhub.hub.queues.delivery import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
+from airflow_provider_taskhub.hub.queues.pacing import Backoff, Load, admit
+from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, Message, PutMessage, Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.hub.make import NAMES, Stay, held, raised
 
 QUEUE = NAMES.control(0)
@@ -122,7 +123,7 @@ def play(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None, 
                 finally:
                     await desk.end()
 
-    return jumping.run(main(), limit=timedelta(hours=3))
+    return virtual_time.run(main(), limit=timedelta(hours=3))
 
 
 @pytest.mark.rows("K14", "K58")
@@ -494,7 +495,7 @@ def test_what_is_given_back_does_not_wait_for_slow_renewals_of_others() -> None:
 
 async def _all(store: Store) -> list[int]:
     """Failures counted in everything that can be received now."""
-    from airflow_provider_taskhub.hub.messages.envelope import decode
+    from airflow_provider_taskhub.hub.formats.message_envelope import decode
 
     found: list[int] = []
     while messages := await store.receive(QUEUE, limit=32, visibility=timedelta(hours=1)):

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, TaskCompleted
-from airflow_provider_taskhub.hub.messages.control import ControlReader
-from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.hub.messages.sessions import MAX_BATCH, PASSED_OVER, Session, Sessions, next_batch
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.reader import ControlReader
+from airflow_provider_taskhub.workers.orchestrations.sessions import (
+    MAX_BATCH,
+    PASSED_OVER,
+    Session,
+    Sessions,
+    next_batch,
+)
 from tests.hub.make import GEN0, NOW, held, raised, start
 
 

@@ -12,25 +12,25 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.awaits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
+from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits, encode_awaits
+from airflow_provider_taskhub.hub.model import (
     InstanceState,
     Member,
     Ownership,
     OwnerState,
     WorkerIdentity,
 )
-from airflow_provider_taskhub.hub.history.awaits_column import decode_awaits, encode_awaits
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined, keep
+from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
 from airflow_provider_taskhub.hub.partitions.members import UNWATCHED, Members
-from airflow_provider_taskhub.hub.partitions.stores import leases_of
-from airflow_provider_taskhub.hub.snapshots import SENTINELS
-from airflow_provider_taskhub.hub.waiting import Kept, Reason, Snapshot, Why, why
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined, keep
+from airflow_provider_taskhub.hub.waiting.reasons import Kept, Reason, Snapshot, Why, why
+from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 from tests.hub.house import house
 
 LATER = START + timedelta(hours=3)

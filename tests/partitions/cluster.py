@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from airflow_provider_taskhub.errors import HubError, LeaseLost, StorageError
-from airflow_provider_taskhub.hub.contract import HubNames, Member, Service, Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.admin import create_hub, delete_hub
-from airflow_provider_taskhub.hub.partitions.applease import SECONDS
+from airflow_provider_taskhub.hub.model import HubNames, Member, Service, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.administration import create_hub, delete_hub
+from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
-from airflow_provider_taskhub.hub.partitions.stores import leases_of
-from airflow_provider_taskhub.jumping import START, JumpingClock
+from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
+from airflow_provider_taskhub.virtual_time import START, JumpingClock
 from tests.simulation.world import MEMORY, Place
 
 NAMES = HubNames("Cluster")

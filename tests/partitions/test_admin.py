@@ -9,17 +9,16 @@ import pytest
 
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import FORMAT_VERSION, HubInfo, HubNames
-from airflow_provider_taskhub.hub.partitions.admin import (
+from airflow_provider_taskhub.hub.model import FORMAT_VERSION, HubInfo, HubNames
+from airflow_provider_taskhub.hub.partitions.administration import (
     create_hub,
     delete_hub,
     ensure_hub,
     partition_states,
     read_hub,
 )
-from airflow_provider_taskhub.hub.partitions.applease import AppLease
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases, insert_row
-from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.hub.partitions.app_lease import AppLease
+from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases, insert_row
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -30,7 +29,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Store,
     Transact,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START
 from tests.partitions.cluster import Faults
 
 NAMES = HubNames("AdminHub")

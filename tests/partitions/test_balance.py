@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.hub.partitions.balance import NO_RULES, Plan, Row, Rules, Seat, plan, seats, shares
-from airflow_provider_taskhub.hub.partitions.leases import Lease, standing
+from airflow_provider_taskhub.hub.partitions.lease import Lease, standing
 
 Owners = list[str | None]
 Loads = Mapping[int, float]

@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import Conflict, InputError
-from airflow_provider_taskhub.hub.contract import BLOB, Control, ControlKind, Member, Ownership, OwnerState, Service
+from airflow_provider_taskhub.hub.model import BLOB, Control, ControlKind, Member, Ownership, OwnerState, Service
 from airflow_provider_taskhub.hub.partitions.balance import Rules
-from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, names, orders
-from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.lease import Lease
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations, Stale
-from airflow_provider_taskhub.jumping import START, JumpingClock
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations, Stale
+from airflow_provider_taskhub.hub.partitions.orders import Controls, Orders, names, orders
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.virtual_time import START, JumpingClock
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
 from tests.partitions.test_owner import (
     GIVE_UP,

@@ -10,14 +10,14 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, Unavailable
-from airflow_provider_taskhub.hub.contract import Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
-from airflow_provider_taskhub.hub.partitions.holding import Holding
+from airflow_provider_taskhub.hub.model import Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.held_partitions import Holding
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.lease import Lease
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 
 GIVE_UP = AZURE_LEASE.give_up.total_seconds()
 

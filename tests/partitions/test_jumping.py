@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskhub.jumping import START, Deadlock, JumpingClock, TimeLimit, run
+from airflow_provider_taskhub.virtual_time import START, Deadlock, JumpingClock, TimeLimit, run
 
 
 def test_an_hour_passes_at_once_and_in_order() -> None:

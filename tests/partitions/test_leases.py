@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.contract import HubNames, Service
+from airflow_provider_taskhub.hub.model import HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
-from airflow_provider_taskhub.hub.partitions.blobs import content, decode_blob, encode_blob
-from airflow_provider_taskhub.hub.partitions.leases import (
+from airflow_provider_taskhub.hub.partitions.blob_leases import content, decode_blob, encode_blob
+from airflow_provider_taskhub.hub.partitions.lease import (
     EPOCH,
     LOAD,
     PREVIOUS,
@@ -24,8 +24,8 @@ from airflow_provider_taskhub.hub.partitions.leases import (
     encode_lease,
     standing,
 )
-from airflow_provider_taskhub.jumping import START
 from airflow_provider_taskhub.storage.primitives import Blob, Entity, Int64, Property
+from airflow_provider_taskhub.virtual_time import START
 from tests.golden import load
 
 RECORDED = load("tableleases")

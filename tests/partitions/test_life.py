@@ -16,14 +16,14 @@ from pydantic import ValidationError
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import Conflict, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE
+from airflow_provider_taskhub.hub.model import BLOB, TABLE
+from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
+from airflow_provider_taskhub.hub.partitions.liveness import LeaseMap
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.signs import LeaseMap
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 from tests.partitions.cluster import NAMES, Cluster, Faults
 from tests.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, participant, scenario
 

@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.contract import HubNames, Member
+from airflow_provider_taskhub.hub.model import HubNames, Member
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 
 NAMES = HubNames("MemberHub")
 

@@ -6,9 +6,9 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.hub.contract import Member
-from airflow_provider_taskhub.hub.partitions.needs import Need, able, can_run, difference
-from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.hub.model import Member
+from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, can_run, difference
+from airflow_provider_taskhub.virtual_time import START
 
 BOTH = ("orchestrator", "activity")
 

@@ -17,15 +17,15 @@ import structlog
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import Conflict, HubError, LeaseLost, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE, Service, Tenure
-from airflow_provider_taskhub.hub.partitions.admin import partition_states
-from airflow_provider_taskhub.hub.partitions.applease import RENEW as APP_RENEW
-from airflow_provider_taskhub.hub.partitions.applease import SECONDS, lease_id
+from airflow_provider_taskhub.hub.model import BLOB, TABLE, Service, Tenure
+from airflow_provider_taskhub.hub.partitions.administration import partition_states
+from airflow_provider_taskhub.hub.partitions.app_lease import RENEW as APP_RENEW
+from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS, lease_id
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 from tests.partitions.cluster import NAMES, Cluster, Faults, Node
 
 RENEW, GIVE_UP, TAKE, SCAN = 10.0, 20.0, 30.0, 10.0

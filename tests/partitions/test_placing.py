@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.hub.contract import Member, Need, Service
+from airflow_provider_taskhub.hub.model import Member, Need, Service
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Row, Rules, plan, seats
-from airflow_provider_taskhub.hub.partitions.placing import (
+from airflow_provider_taskhub.hub.partitions.placement import (
     RECENT,
     Placing,
     Wanted,
@@ -16,7 +16,7 @@ from airflow_provider_taskhub.hub.partitions.placing import (
     encode_wanted,
     unfit,
 )
-from airflow_provider_taskhub.jumping import START
+from airflow_provider_taskhub.virtual_time import START
 
 A, B, C, NOBODYS = (Need("orchestrator", name) for name in ("a", "b", "c", "nobodys"))
 

@@ -10,14 +10,14 @@ import pytest
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import OwnerState
-from airflow_provider_taskhub.hub.partitions.admin import read_hub
+from airflow_provider_taskhub.hub.model import OwnerState
+from airflow_provider_taskhub.hub.partitions.administration import read_hub
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
+from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
-from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.partitions.cluster import NAMES, Cluster
 from tests.partitions.test_owner import SCAN, TAKE, now, participant
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.hub.partitions.leases import NOBODY, Lease, Sightings
-from airflow_provider_taskhub.hub.partitions.signs import (
+from airflow_provider_taskhub.hub.partitions.lease import NOBODY, Lease, Sightings
+from airflow_provider_taskhub.hub.partitions.liveness import (
     PUNCTUAL,
     Advertisement,
     LeaseMap,

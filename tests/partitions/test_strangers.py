@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.errors import HubError, LeaseLost
-from airflow_provider_taskhub.hub.partitions.applease import SECONDS, dotnet_lease_id, lease_id
-from airflow_provider_taskhub.jumping import JumpingClock, run
+from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS, dotnet_lease_id, lease_id
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 from tests.partitions.cluster import NAMES, Cluster, Node
 
 RENEW, TAKE, SCAN = 10.0, 30.0, 10.0

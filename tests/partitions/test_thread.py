@@ -14,16 +14,16 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_taskhub.errors import AccessDenied, HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.admin import create_hub, partition_states
+from airflow_provider_taskhub.hub.model import BLOB, TABLE, HubNames, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.administration import create_hub, partition_states
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
-from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 NAMES = HubNames("ThreadHub")
 TIMES = LeaseTimes(

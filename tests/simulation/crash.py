@@ -19,9 +19,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from airflow_provider_taskhub.jumping import JumpingClock
 from airflow_provider_taskhub.settings import AZURE_LEASE
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
 from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.still import Still, still_azurite

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, straggling, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.scenarios import Scenario, app_of

@@ -42,10 +42,10 @@ from unittest import mock
 
 import structlog
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.codec import ticks_of
 from airflow_provider_taskhub.errors import HubError, LeaseLost, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     BLOB,
     TABLE,
     HubNames,
@@ -55,17 +55,17 @@ from airflow_provider_taskhub.hub.contract import (
     Tenure,
     WorkerIdentity,
 )
-from airflow_provider_taskhub.hub.partitions import members, stores
-from airflow_provider_taskhub.hub.partitions.admin import create_hub
+from airflow_provider_taskhub.hub.partitions import lease_stores, members
+from airflow_provider_taskhub.hub.partitions.administration import create_hub
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.loop import DRAIN, PartitionOwner
-from airflow_provider_taskhub.hub.partitions.placing import DWELL_SCANS, LEAST_DWELL
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
-from airflow_provider_taskhub.jumping import START, JumpingClock
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
+from airflow_provider_taskhub.hub.partitions.owner import DRAIN, PartitionOwner
+from airflow_provider_taskhub.hub.partitions.placement import DWELL_SCANS, LEAST_DWELL
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LeaseTimes
-from airflow_provider_taskhub.storage.embedded.rows import _Row
 from airflow_provider_taskhub.storage.primitives import Paged, Store
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.rows import _Row
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START, JumpingClock
 
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
 NAMES = HubNames("Simulated")
@@ -766,7 +766,7 @@ def _some(draw: random.Random, least: int) -> frozenset[str]:
 def _remembered() -> Iterator[None]:
     """What is read again and again, by all hosts, is decoded once: pure functions of a row, told apart by its ETag."""
     with ExitStack() as stack:
-        for owner, name in ((_Row, "entity"), (stores, "decode_lease"), (members, "_decode")):
+        for owner, name in ((_Row, "entity"), (lease_stores, "decode_lease"), (members, "_decode")):
             stack.enter_context(mock.patch.object(owner, name, _once(getattr(owner, name))))
         yield
 
@@ -794,7 +794,7 @@ def simulate(seed: int, hours: float, *, skewed: bool = True, differ: bool = Fal
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         with _remembered():
-            jumping.run(world.live(), limit=timedelta(hours=hours + 100))
+            virtual_time.run(world.live(), limit=timedelta(hours=hours + 100))
     except Violation as violation:
         story = "\n".join(world.trace)
         options = f"--seed {seed} --hours {world.shape.hours!r} --seeds 1{' --differ' * differ}"

@@ -12,7 +12,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.hub.contract import InstanceState, RecordState
+from airflow_provider_taskhub.hub.model import InstanceState, RecordState
 from tests.simulation.world import Effects, World, running
 
 LARGE = "ä" * 60_000

@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from airflow_provider_taskhub.demo.azurite import Azurite, install
-from airflow_provider_taskhub.jumping import START, JumpingLoop
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
+from airflow_provider_taskhub.virtual_time import START, JumpingLoop
 from tests.azurite import FOLDER
 
 PRELOAD = Path(__file__).with_name("still.cjs")

@@ -27,14 +27,14 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.errors import InstanceExists, Unavailable
-from airflow_provider_taskhub.hub.contract import StartPolicy
-from airflow_provider_taskhub.hub.messages import outbound, quarantine
-from airflow_provider_taskhub.hub.messages.outbound import Letter, letter
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
+from airflow_provider_taskhub.hub.model import StartPolicy
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
+from airflow_provider_taskhub.hub.queues import outgoing, quarantine
+from airflow_provider_taskhub.hub.queues.outgoing import Letter, letter
 from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
-from airflow_provider_taskhub.workers import aside
+from airflow_provider_taskhub.workers.orchestrations import settling
 from tests.simulation.lives import live, share
 from tests.simulation.scenarios import SCENARIOS, app_of
 from tests.simulation.world import Death, Effects, Place, World, simulate
@@ -427,7 +427,7 @@ def test_a_scheduled_start_waits_and_a_terminate_before_it_holds() -> None:
 @pytest.mark.long
 def test_a_start_may_be_scheduled_any_number_of_hops_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a queue hid a message for 20 seconds at most: with its seven days it is a start in more than two years."""
-    for module in (aside, outbound):
+    for module in (settling, outgoing):
         monkeypatch.setattr(module, "MAX_VISIBILITY", timedelta(seconds=20))
 
     async def play() -> Any:
@@ -780,16 +780,16 @@ def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: s
 @pytest.mark.rows("K42", "K35")
 def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are counted in the message, so that every worker that tries adds to them."""
-    from airflow_provider_taskhub.workers import sorting
+    from airflow_provider_taskhub.workers.orchestrations import triage
 
-    real = sorting.judge
+    real = triage.judge
 
     def judge(message: Any, facts: Any) -> Any:
         if isinstance(message.event, EventRaised) and message.event.name == "poison":
             raise RuntimeError("a defect of ours")
         return real(message, facts)
 
-    monkeypatch.setattr(sorting, "judge", judge)
+    monkeypatch.setattr(triage, "judge", judge)
     monkeypatch.setattr(quarantine, "MAX_FAILURES", 6)
 
     async def play() -> Any:

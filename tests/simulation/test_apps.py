@@ -12,16 +12,16 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.placing import LEAST_DWELL, Placing
-from airflow_provider_taskhub.hub.waiting import Reason
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.partitions.placement import LEAST_DWELL, Placing
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.bell import Bell, Listener
 from airflow_provider_taskhub.storage.primitives import Message, Operation, PutMessage, Result, UpdateMessage
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.simulation.world import Death, Machine, Place, World, simulate
 
 SOON = timedelta(minutes=2)

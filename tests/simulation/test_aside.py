@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
-from airflow_provider_taskhub.workers.commit import TRIES
+from airflow_provider_taskhub.workers.orchestrations.commit import TRIES
 from tests.simulation.world import World, simulate
 
 

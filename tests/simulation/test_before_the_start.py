@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.decisions import WATCH_TAG
+from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import run_name
-from airflow_provider_taskhub.hub.contract import StartPolicy
 from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, straggling, unsent
 from airflow_provider_taskhub.storage.primitives import Transact

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
-from airflow_provider_taskhub.hub.messages.control import Reader
+from airflow_provider_taskhub.hub.queues.reader import Reader
 from tests.simulation.world import World, simulate
 
 SLOTS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
 from airflow_provider_taskhub.storage.faults import Call, Fault, late
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Effects, World, simulate

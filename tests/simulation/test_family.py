@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.decisions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     ExecutionTerminated,
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.hub.contract import RecordState
-from airflow_provider_taskhub.hub.history.records import row_key
+from airflow_provider_taskhub.hub.formats.history_rows import row_key
+from airflow_provider_taskhub.hub.model import RecordState
 from tests.simulation.test_unreadable import merge
 from tests.simulation.world import World, simulate
 

@@ -21,9 +21,9 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
 )
-from airflow_provider_taskhub.hub.contract import StartPolicy
-from airflow_provider_taskhub.hub.history.instances import decode_instance
-from airflow_provider_taskhub.hub.history.records import SENTINEL, decode_event
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL, decode_event
+from airflow_provider_taskhub.hub.formats.instance_rows import decode_instance
+from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.storage.primitives import Entity
 from tests.engine.golden_app import app
 from tests.engine.recorded import parsed, shape

@@ -22,15 +22,15 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of
-from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
-from airflow_provider_taskhub.hub.history import checkpoint, records
+from airflow_provider_taskhub.hub.formats import history_rows
+from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.load import load
-from airflow_provider_taskhub.hub.messages import sessions
+from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowVerb, Transact
-from airflow_provider_taskhub.workers import orchestrations
+from airflow_provider_taskhub.workers.orchestrations import processor, sessions
 from tests.simulation.lives import move
 from tests.simulation.world import AFTER, Death, Machine, World, simulate
 
@@ -453,7 +453,7 @@ async def _row(hub: World, instance_id: str) -> Any:
 @pytest.mark.rows("K26", "K27")
 def test_an_event_is_known_again_however_many_came_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a sentinel remembered 20 messages: what is deleted need not be remembered."""
-    for module in (checkpoint, records, orchestrations):
+    for module in (checkpoint, history_rows, processor):
         monkeypatch.setattr(module, "MAX_CONSUMED", 20)
     monkeypatch.setattr(sessions, "MAX_BATCH", 10)
 
@@ -479,7 +479,7 @@ def test_an_event_is_known_again_however_many_came_after_it(monkeypatch: pytest.
 
 def test_what_actions_sent_is_known_again_up_to_a_bound_and_so_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that died sends them again, under other message ids, however long after they were deleted."""
-    for module in (checkpoint, records, orchestrations):
+    for module in (checkpoint, history_rows, processor):
         monkeypatch.setattr(module, "MAX_CONSUMED", 20)
 
     async def play(hub: World) -> Any:

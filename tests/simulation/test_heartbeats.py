@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.hub.contract import RecordState
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact

@@ -16,9 +16,9 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedEr
 from airflow_provider_taskhub.client import client, starting
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.engine.limits import MAX_COLUMN
+from airflow_provider_taskhub.engine.validation import MAX_COLUMN
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge
-from airflow_provider_taskhub.hub.contract import ACTIVITY, ORCHESTRATOR, RecordState
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, RecordState
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact

@@ -10,10 +10,10 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status, TaskScheduled
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL, decode_event
+from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.history.load import load
-from airflow_provider_taskhub.hub.history.records import SENTINEL, decode_event
-from airflow_provider_taskhub.hub.messages.envelope import decode
-from airflow_provider_taskhub.hub.messages.held import Held
+from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Operation, PutBlob, PutMessage, Transact
 from tests.simulation.scenarios import SCENARIOS, Scenario, app_of
 from tests.simulation.world import AFTER, Death, Effects, World, simulate

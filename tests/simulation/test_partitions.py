@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_taskhub.errors import LeaseLost
 from airflow_provider_taskhub.hub.partitions.balance import Rules
-from airflow_provider_taskhub.hub.partitions.leases import Lease
-from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
+from airflow_provider_taskhub.hub.partitions.lease import Lease
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import LeaseTimes
 from tests.simulation.partitions import Shape, Violation, shape_of, simulate

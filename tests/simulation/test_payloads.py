@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.hub.history.payloads import SPILL_BYTES as COLUMN
-from airflow_provider_taskhub.hub.messages.envelope import SPILL_BYTES as MESSAGE
+from airflow_provider_taskhub.hub.formats.message_envelope import SPILL_BYTES as MESSAGE
+from airflow_provider_taskhub.hub.formats.payload_spill import SPILL_BYTES as COLUMN
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, refused, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import PutBlob
 from tests.simulation.scenarios import LARGE, app_of

@@ -13,12 +13,12 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.client import handle
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import StartPolicy
-from airflow_provider_taskhub.hub.messages.envelope import decode
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.formats.message_envelope import decode
+from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused
 from airflow_provider_taskhub.storage.primitives import Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.simulation.world import Death, Place, World, running, simulate
 
 

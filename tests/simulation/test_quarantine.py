@@ -27,20 +27,20 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.errors import InputError, Unavailable
-from airflow_provider_taskhub.hub.contract import StartPolicy
+from airflow_provider_taskhub.hub.formats.message_envelope import NO_ACTIVITY, Envelope, TaskMessage, encode
 from airflow_provider_taskhub.hub.history.load import load
-from airflow_provider_taskhub.hub.messages import quarantine
-from airflow_provider_taskhub.hub.messages.control import decode_message
-from airflow_provider_taskhub.hub.messages.envelope import NO_ACTIVITY, Envelope, TaskMessage, encode
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
+from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
+from airflow_provider_taskhub.hub.queues.reader import decode_message
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, lost, refused, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutBlob, PutMessage, Transact
-from airflow_provider_taskhub.workers import sorting
-from airflow_provider_taskhub.workers.activities import Activities
-from airflow_provider_taskhub.workers.commit import Committer
-from airflow_provider_taskhub.workers.episodes import Running
-from airflow_provider_taskhub.workers.orchestrations import Orchestrations
+from airflow_provider_taskhub.workers.activities.processor import Activities
+from airflow_provider_taskhub.workers.orchestrations import triage
+from airflow_provider_taskhub.workers.orchestrations.commit import Committer
+from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
+from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
 
@@ -65,14 +65,14 @@ def play(drive: Callable[[World], Awaitable[Any]]) -> Any:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Every episode with an event named ``add`` fails, until it is mended."""
-    real, state = sorting.judge, {"broken": True}
+    real, state = triage.judge, {"broken": True}
 
     def judge(message: Any, facts: Any) -> Any:
         if state["broken"] and isinstance(message.event, EventRaised) and message.event.name == "add":
             raise RuntimeError("a defect of ours")
         return real(message, facts)
 
-    monkeypatch.setattr(sorting, "judge", judge)
+    monkeypatch.setattr(triage, "judge", judge)
     monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
     return state
 

@@ -27,12 +27,12 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, Unavailable
-from airflow_provider_taskhub.hub.contract import InstanceState, RecordState, StartPolicy
-from airflow_provider_taskhub.hub.history.rewind import plan
-from airflow_provider_taskhub.hub.rewinds import CHECKPOINT
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.history.rewind_plan import plan
+from airflow_provider_taskhub.hub.model import InstanceState, RecordState, StartPolicy
+from airflow_provider_taskhub.hub.rewind import CHECKPOINT
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from tests.hub.make import NOW, start
 from tests.simulation.world import World, simulate
 

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import ExecutionStarted, Status
-from airflow_provider_taskhub.hub.messages.envelope import decode
+from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused, straggling

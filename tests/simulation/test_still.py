@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_taskhub.storage.azure import AzureStore
+from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     Entity,

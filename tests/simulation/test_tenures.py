@@ -18,10 +18,10 @@ import pytest
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import HubNames, Tenure
 from airflow_provider_taskhub.hub.history.load import sentinel_of
-from airflow_provider_taskhub.hub.partitions.admin import create_hub
-from airflow_provider_taskhub.hub.partitions.stores import TableLeases
+from airflow_provider_taskhub.hub.model import HubNames, Tenure
+from airflow_provider_taskhub.hub.partitions.administration import create_hub
+from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, late, unsent

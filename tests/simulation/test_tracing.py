@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.replay import Execution
-from airflow_provider_taskhub.engine.traces import parts
+from airflow_provider_taskhub.engine.trace_context import parts
 from tests.simulation.world import Death, World, simulate
 
 
@@ -268,7 +268,7 @@ def test_a_context_goes_on_where_nothing_is_recorded() -> None:
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     async def drive(world: World) -> Any:
-        from airflow_provider_taskhub.engine.traces import context
+        from airflow_provider_taskhub.engine.trace_context import context
 
         hub = world.client.hub
         instance = OrchestrationInstance(instance_id="one", execution_id="a" * 32)
@@ -300,7 +300,7 @@ def test_off_nothing_is_carried_and_nothing_is_imported() -> None:
     assert all(getattr(event, "parent_trace_context", None) is None for event in history)
     code = (
         "import sys, airflow_provider_taskhub.client, airflow_provider_taskhub.workers.host, "
-        "airflow_provider_taskhub.workers.child as c; "
+        "airflow_provider_taskhub.workers.executors.child.main as c; "
         "from airflow_provider_taskhub import tracing; "
         "print(tracing.on(), [name for name in sys.modules if name.startswith('opentelemetry')])"
     )

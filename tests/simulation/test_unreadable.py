@@ -14,11 +14,11 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import ExecutionStarted, ExecutionTerminated, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import SubOrchestrationFailedError
-from airflow_provider_taskhub.hub.contract import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL, row_key
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable
-from airflow_provider_taskhub.hub.history.records import SENTINEL, row_key
-from airflow_provider_taskhub.hub.messages.quarantine import Quarantined
-from airflow_provider_taskhub.hub.waiting import Reason
+from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     Entity,

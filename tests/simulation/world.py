@@ -21,13 +21,14 @@ from typing import Any
 import structlog
 from structlog.testing import LogCapture
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCompleted, OrchestratorStarted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import (
     ACTIVITY,
     ORCHESTRATOR,
     HubNames,
@@ -36,12 +37,10 @@ from airflow_provider_taskhub.hub.contract import (
     RecordState,
     WorkerIdentity,
 )
-from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.partitions import admin, applease
+from airflow_provider_taskhub.hub.partitions import administration, app_lease
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
 from airflow_provider_taskhub.hub.partitions.members import Members
-from airflow_provider_taskhub.jumping import JumpingClock
+from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
 from airflow_provider_taskhub.storage.primitives import (
@@ -55,11 +54,12 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.testing import InProcess
+from airflow_provider_taskhub.virtual_time import JumpingClock
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
-from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.peers import Peers
 
 BEFORE, AFTER = "before", "after"
@@ -422,8 +422,8 @@ class World:
         for machine in self.machines:
             await machine.bury()
         if self.place.shared and self.client is not None:
-            await self.clock.sleep(applease.SECONDS + 1)  # the dead hold it still
-            await admin.delete_hub(self.store, self.client.hub.names)
+            await self.clock.sleep(app_lease.SECONDS + 1)  # the dead hold it still
+            await administration.delete_hub(self.store, self.client.hub.names)
         await self.store.__aexit__(None, None, None)
         structlog.configure(**self._configured)
 
@@ -531,7 +531,7 @@ def simulate(play: Callable[[], Awaitable[Any]], *, limit: timedelta = timedelta
     async def main() -> Any:
         return await play()
 
-    return jumping.run(main(), limit=limit)
+    return virtual_time.run(main(), limit=limit)
 
 
 @dataclass(slots=True)

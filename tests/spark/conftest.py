@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 from tests.workers.conftest import Logs
 
 APP = "tests.spark.apps:app"

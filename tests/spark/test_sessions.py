@@ -17,9 +17,9 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool, ExecutorTimes
-from airflow_provider_taskhub.workers.lanes import ActivityOutcome, ActivityProgress, ActivityRequest
-from airflow_provider_taskhub.workers.spark import WarmSpark
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.child.spark import WarmSpark
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.conftest import APP
 from tests.workers.conftest import Logs, alive, request, started, until
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from airflow_provider_taskhub.storage.primitives import PutMessage
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 
 async def contend(path: Path, queue: str, seconds: float, tasks: int) -> None:

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.errors import LeaseLost, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.jumping import JumpingClock, run
 from airflow_provider_taskhub.storage import faults
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, Rates
 from airflow_provider_taskhub.storage.primitives import (
@@ -23,7 +22,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
 
 PUT = PutMessage(queue="abc", text="x")
 

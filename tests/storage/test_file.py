@@ -18,11 +18,11 @@ import pytest
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
-from airflow_provider_taskhub.storage.embedded import file, moments, wake
-from airflow_provider_taskhub.storage.embedded.journal import Change
-from airflow_provider_taskhub.storage.embedded.shared import Shared
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite import file, store_clock, wake
+from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.transactions import Change
 from airflow_provider_taskhub.storage.wakeups import Ear
 
 
@@ -317,11 +317,11 @@ def reboot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The machine is started anew: another boot id, and a boot clock that begins at nothing."""
 
     def restart() -> None:
-        origin = moments.boot_ticks()
+        origin = store_clock.boot_ticks()
         monkeypatch.setattr(file, "boot_identity", lambda: "another boot")
         for module in ("file", "writer", "shared", "wake"):
-            name = f"airflow_provider_taskhub.storage.embedded.{module}.boot_ticks"
-            monkeypatch.setattr(name, lambda: moments.boot_ticks() - origin)
+            name = f"airflow_provider_taskhub.storage.sqlite.{module}.boot_ticks"
+            monkeypatch.setattr(name, lambda: store_clock.boot_ticks() - origin)
 
     return restart
 
@@ -353,6 +353,6 @@ async def test_time_catches_up_with_the_wall_clock_after_a_reboot(tmp_path: Path
     ],
 )
 def test_the_anchor(same_boot: bool, shift: int, high: int, wall: int, boot: int, expected: int) -> None:
-    found = moments.shift_for(same_boot=same_boot, shift=shift, high=high, wall=wall, boot=boot)
+    found = store_clock.shift_for(same_boot=same_boot, shift=shift, high=high, wall=wall, boot=boot)
     assert found == expected
     assert boot + found >= min(high, boot + shift)

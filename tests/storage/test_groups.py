@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound, Throttled, Unavailable
-from airflow_provider_taskhub.storage.embedded import blobs, rows, writer
 from airflow_provider_taskhub.storage.primitives import (
     And,
     BlobInfo,
@@ -34,7 +33,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite import blobs, rows, writer_thread
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 
 def insert(key: str, partition_key: str = "p") -> Transact:
@@ -138,7 +138,7 @@ async def test_a_foreign_lock_is_not_waited_for_longer_than_the_deadline(path: P
 async def test_too_many_waiting_operations_are_throttled(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "MAX_WAITING", 5)
+    monkeypatch.setattr(writer_thread, "MAX_WAITING", 5)
     with sqlite3.connect(path, isolation_level=None) as foreign:
         foreign.execute("BEGIN IMMEDIATE")
         waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(10)]

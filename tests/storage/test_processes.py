@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
-from airflow_provider_taskhub.storage.embedded.shared import Shared
 from airflow_provider_taskhub.storage.primitives import PutMessage
-from airflow_provider_taskhub.storage.sqlite import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[str]
@@ -141,7 +141,7 @@ async def test_stale_listeners_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path;"
-        "from airflow_provider_taskhub.storage.sqlite import SqliteStore\n"
+        "from airflow_provider_taskhub.storage.sqlite.store import SqliteStore\n"
         "async def main():\n"
         "    async with SqliteStore(Path(sys.argv[1])) as store:\n"
         "        await store.create_queue('news')\n"

@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executors.pool import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
 
 APP = "tests.workers.apps:app"
 DEADLINE = 60.0

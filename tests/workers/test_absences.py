@@ -15,14 +15,14 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TimerFired
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.contract import Member, Need
+from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.messages.envelope import Envelope, TaskMessage
-from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.jumping import START, JumpingClock, run
+from airflow_provider_taskhub.hub.model import Member, Need
+from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.storage.primitives import Receipt
-from airflow_provider_taskhub.workers.absences import FORGET, Absences, wait_of
+from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
 from airflow_provider_taskhub.workers.demand import RECENT, Demand
+from airflow_provider_taskhub.workers.missing_functions import FORGET, Absences, wait_of
 
 WORK = Need("orchestrator", "work", "2")
 LIMIT = timedelta(seconds=60)

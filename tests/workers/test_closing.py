@@ -13,14 +13,14 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.tasks import Task
-from airflow_provider_taskhub.workers import closing
-from airflow_provider_taskhub.workers.closing import Closer
-from airflow_provider_taskhub.workers.episodes import SLOW, TICK
+from airflow_provider_taskhub.workers.orchestrations import coroutine_closer
+from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import Closer
+from airflow_provider_taskhub.workers.orchestrations.watchdog import SLOW, TICK
 
 
 @pytest.fixture
 def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closer]:
-    monkeypatch.setattr(closing, "STOP_PATIENCE", 0.01)
+    monkeypatch.setattr(coroutine_closer, "STOP_PATIENCE", 0.01)
     made = Closer()
     yield made
     made.stop()
@@ -136,7 +136,7 @@ def test_a_finally_that_blocks_is_logged_once_and_holds_up_only_what_is_to_be_cl
 def test_a_long_queue_behind_a_finally_that_blocks_is_logged_at_each_doubling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "BACKLOG", 4)
+    monkeypatch.setattr(coroutine_closer, "BACKLOG", 4)
     closer = Closer()
     begun, release = threading.Event(), threading.Event()
     closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)
@@ -154,7 +154,7 @@ def test_a_long_queue_behind_a_finally_that_blocks_is_logged_at_each_doubling(
 def test_what_is_not_closed_when_the_worker_stops_is_not_closed_by_python_on_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "STOP_PATIENCE", 0.01)
+    monkeypatch.setattr(coroutine_closer, "STOP_PATIENCE", 0.01)
     closer = Closer()
     begun, release = threading.Event(), threading.Event()
     seen: list[str] = []

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from airflow_provider_taskhub.workers import groups
-from airflow_provider_taskhub.workers.executor import ExecutorPool, ExecutorTimes
-from airflow_provider_taskhub.workers.lanes import ActivityOutcome
-from airflow_provider_taskhub.workers.launch import launch
+from airflow_provider_taskhub.workers.executors import process_session
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
+from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executors.spawn import launch
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
 
 SOON = timedelta(seconds=0.3)
@@ -361,7 +361,7 @@ async def test_a_launch_that_is_cancelled_at_any_turn_leaves_nothing() -> None:
         assert set(psutil.Process().children()) <= before, f"cancelled after {turns} turns"
         turns += 1
     process = await starting
-    groups.kill(process.pid)
+    process_session.kill(process.pid)
     await process.ended
     process.close()
     assert turns > 2
@@ -371,7 +371,7 @@ HOST = """
 import asyncio, sys
 from tests.workers.conftest import APP, Logs, request
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 
 async def main():
     config = ExecutorConfig(apps=(APP,), spark=SparkSettings(), lock_fd=int(sys.argv[1]))
@@ -405,7 +405,7 @@ async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_pa
         host.wait()
         os.close(descriptor)
     await until(lambda: not any(alive(pid) for pid in [*pids, *executors]), "all of them are gone")
-    assert not any(groups.members(pid) for pid in executors)
+    assert not any(process_session.members(pid) for pid in executors)
 
 
 def holds(pid: int, path: pathlib.Path) -> bool:

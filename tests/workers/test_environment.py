@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import Settings
-from airflow_provider_taskhub.workers.environment import child_environment
+from airflow_provider_taskhub.workers.executors.environment import child_environment
 from airflow_provider_taskhub.workers.health import listen
 from tests.workers.conftest import PoolMaker, request
 

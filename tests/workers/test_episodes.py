@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.engine.driver import Driver
-from airflow_provider_taskhub.workers import episodes
-from airflow_provider_taskhub.workers.episodes import STATUS, Episodes, EpisodeWatchdog, Running
+from airflow_provider_taskhub.workers.orchestrations import watchdog
+from airflow_provider_taskhub.workers.orchestrations.watchdog import STATUS, Episodes, EpisodeWatchdog, Running
 
 
 class Desk:
@@ -36,7 +36,7 @@ class Desk:
             await self._other
 
     def look(self, seconds: float) -> None:
-        for _ in range(round(seconds / episodes.TICK)):
+        for _ in range(round(seconds / watchdog.TICK)):
             self.watch.look()
 
 
@@ -101,7 +101,7 @@ async def _hangs() -> None:
 def test_a_store_that_does_not_take_the_messages_keeps_no_process_alive(
     monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
-    monkeypatch.setattr(episodes, "QUARANTINE_PATIENCE", 0.01)
+    monkeypatch.setattr(watchdog, "QUARANTINE_PATIENCE", 0.01)
     desk = Desk(keep())
     with capture_logs() as said, desk.episodes.computing("endless", "one", ()):
         desk.look(10.5)
@@ -110,7 +110,7 @@ def test_a_store_that_does_not_take_the_messages_keeps_no_process_alive(
 
 
 def test_an_error_of_who_looks_too_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "TICK", 0.001)
+    monkeypatch.setattr(watchdog, "TICK", 0.001)
     over, errors = threading.Event(), [RuntimeError("can't start new thread")]
 
     def also() -> None:

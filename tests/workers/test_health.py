@@ -15,12 +15,12 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from airflow_provider_taskhub import jumping
+from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit, run
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
-from airflow_provider_taskhub.hub.partitions.owner import OwnerThread
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.health import Health, listen, respond
@@ -28,7 +28,7 @@ from airflow_provider_taskhub.workers.host import Host, Options
 
 
 def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None:
-    clock = jumping.JumpingClock()
+    clock = virtual_time.JumpingClock()
 
     async def broken() -> None:
         raise RuntimeError("odd")
@@ -55,7 +55,7 @@ def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None
         await partitions.close()
         assert await respond(health, "GET /ready HTTP/1.1") == ("200 OK", "ready\n")
 
-    jumping.run(main())
+    virtual_time.run(main())
 
 
 class Owner:

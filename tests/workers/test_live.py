@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
-from airflow_provider_taskhub.workers.live import Live
+from airflow_provider_taskhub.workers.orchestrations.loading import Live
 from tests.hub.make import GEN0, raised
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.slots import Slots
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.local_queues import ServedQueues
-from airflow_provider_taskhub.workers.slots import Slots
-from airflow_provider_taskhub.workers.work_items import WorkItems
 
 NAMES = HubNames("Local")
 CONTROL = NAMES.control(0)

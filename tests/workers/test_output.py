@@ -5,8 +5,8 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import AccessDenied
-from airflow_provider_taskhub.jumping import JumpingClock, run
-from airflow_provider_taskhub.workers.output import OutputLog
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.workers.executors.attempt_log import OutputLog
 
 
 class Store:

@@ -12,9 +12,9 @@ import pytest
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executor import ExecutorConfig, ExecutorPool
-from airflow_provider_taskhub.workers.executor_process import ExecutorProcess
-from airflow_provider_taskhub.workers.lanes import ActivityProgress
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
+from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
 from tests.breaking import Breaker
 from tests.workers.conftest import Logs, PoolMaker, request, started, until
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.storage.primitives import Entity
-from airflow_provider_taskhub.workers.recorded import Silence
+from airflow_provider_taskhub.workers.activities.recorded import Silence
 
 
 class Watch:

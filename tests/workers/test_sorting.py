@@ -11,12 +11,12 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.identity import run_name
-from airflow_provider_taskhub.hub.contract import InstanceState, Suspension
+from airflow_provider_taskhub.hub.admission.facts import Facts
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
-from airflow_provider_taskhub.hub.messages.facts import Facts
-from airflow_provider_taskhub.hub.messages.held import Held
-from airflow_provider_taskhub.workers import sorting
-from airflow_provider_taskhub.workers.sorting import Sorted, Sorter
+from airflow_provider_taskhub.hub.model import InstanceState, Suspension
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.workers.orchestrations import triage
+from airflow_provider_taskhub.workers.orchestrations.triage import Sorted, Sorter
 from tests.hub.make import GEN0, NOW, held, raised, start
 
 OTHER = "b" * 32
@@ -35,7 +35,7 @@ def sort(
     async def unchanged(*_: object) -> Any:
         return NOW
 
-    monkeypatch.setattr(sorting, "unchanged", unchanged)
+    monkeypatch.setattr(triage, "unchanged", unchanged)
     hub: Any = SimpleNamespace(instance=instance, clock=SimpleNamespace(utc_now=lambda: NOW))
     session: Any = SimpleNamespace(instance_id="i", reader=SimpleNamespace(visibility=timedelta(seconds=30)))
     live: Any = SimpleNamespace(stored=Stored(sentinel_etag="e"))

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import ActivityRecord, RecordState
-from airflow_provider_taskhub.workers import calls
-from airflow_provider_taskhub.workers.capture import AttemptLog
-from airflow_provider_taskhub.workers.lanes import (
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.workers.executors.attempt_values import (
     MAX_CRASHES,
     MAX_SHARED,
     ActivityOutcome,
     ActivityProgress,
     Crashes,
 )
-from airflow_provider_taskhub.workers.launch import describe
-from airflow_provider_taskhub.workers.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
-from airflow_provider_taskhub.workers.scheduling import FairQueue, Lane, choose
+from airflow_provider_taskhub.workers.executors.child import invocation
+from airflow_provider_taskhub.workers.executors.child.capture import AttemptLog
+from airflow_provider_taskhub.workers.executors.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
+from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
+from airflow_provider_taskhub.workers.executors.spawn import describe
 from tests.workers.apps import Job, app
 
 MESSAGES: list[Message] = [
@@ -166,15 +166,15 @@ def test_suspects_get_empty_places_and_not_all_of_them(
 
 def test_inputs_are_decoded_by_annotation() -> None:
     activities = app.activities
-    (job,) = calls.arguments(activities["typed"], '[{"year": "2013", "start": "2013-01-01"}]')
+    (job,) = invocation.arguments(activities["typed"], '[{"year": "2013", "start": "2013-01-01"}]')
     assert isinstance(job, Job)
     assert job.year == 2013
-    assert calls.arguments(activities["greet"], '["World"]') == ("World",)
-    assert calls.arguments(activities["greet"], '"World"') == ("World",)
-    assert calls.arguments(activities["nothing"], None) == ()
-    assert calls.arguments(activities["nothing"], "[null]") == ()
-    assert calls.arguments(activities["optional"], "[]") == ()
-    assert calls.arguments(activities["optional"], '["me"]') == ("me",)
+    assert invocation.arguments(activities["greet"], '["World"]') == ("World",)
+    assert invocation.arguments(activities["greet"], '"World"') == ("World",)
+    assert invocation.arguments(activities["nothing"], None) == ()
+    assert invocation.arguments(activities["nothing"], "[null]") == ()
+    assert invocation.arguments(activities["optional"], "[]") == ()
+    assert invocation.arguments(activities["optional"], '["me"]') == ("me",)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_inputs_are_decoded_by_annotation() -> None:
 )
 def test_inputs_that_do_not_fit_name_the_activity(name: str, text: str | None, told: str) -> None:
     with pytest.raises(InputError, match=told) as raised:
-        calls.arguments(app.activities[name], text)
+        invocation.arguments(app.activities[name], text)
     assert f"activity {name!r}" in str(raised.value)
 
 
 def test_a_result_above_the_limit_names_activity_and_size() -> None:
     with pytest.raises(InputError, match=r"'large' is 102 bytes of JSON: at most 100"):
-        calls.result_text(app.activities["large"], "x" * 100, 100)
-    assert json.loads(calls.result_text(app.activities["large"], "x" * 98, 100)) == "x" * 98
+        invocation.result_text(app.activities["large"], "x" * 100, 100)
+    assert json.loads(invocation.result_text(app.activities["large"], "x" * 98, 100)) == "x" * 98
 
 
 def nested(depth: int, leaf: object = None) -> object:
@@ -207,14 +207,14 @@ def nested(depth: int, leaf: object = None) -> object:
 
 @pytest.mark.parametrize("value", [nested(500), [nested(499)] * 3, "[" * 600, [[]] * 600, nested(400, '"[{' * 600)])
 def test_what_every_reader_can_follow_is_written(value: object) -> None:
-    assert json.loads(calls.result_text(app.activities["large"], value, 100_000)) == value
+    assert json.loads(invocation.result_text(app.activities["large"], value, 100_000)) == value
 
 
 @pytest.mark.parametrize("value", [nested(501), [nested(500)] * 3, nested(500, ["]" * 600]), nested(3000)])
 def test_what_a_reader_could_not_follow_is_not_written(value: object) -> None:
     says = r"result of activity 'large' .*(nested more than 500 levels deep|depth exceeded)"
     with pytest.raises(InputError, match=says):
-        calls.result_text(app.activities["large"], value, 100_000)
+        invocation.result_text(app.activities["large"], value, 100_000)
 
 
 def test_a_log_is_handed_on_by_lines_and_cut_at_its_limit() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from prometheus_client import Metric
 
 from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.hub.snapshots import Waiting
-from airflow_provider_taskhub.hub.waiting import Reason
-from airflow_provider_taskhub.jumping import JumpingClock, run
-from airflow_provider_taskhub.workers.waiting import DEADLINE, WaitingFigures
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
+from airflow_provider_taskhub.hub.waiting.snapshot import Waiting
+from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.workers.waiting_metrics import DEADLINE, WaitingFigures
 
 
 def value(metrics: Iterable[Metric], name: str, **labels: str) -> float:

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.cli.watching import progress_of
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.identity import HALF, generation_of, same_start
 from airflow_provider_taskhub.errors import InstanceNotFound
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     InstanceState,
 )

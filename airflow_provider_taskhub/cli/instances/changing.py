@@ -18,7 +18,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName
 from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     InstanceState,
 )
 

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName
 from airflow_provider_taskhub.cli.output import as_json, console, table, time_text, warn
 from airflow_provider_taskhub.client import Client, InstancePage
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     InstanceState,
 )
 

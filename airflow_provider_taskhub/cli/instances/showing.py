@@ -26,13 +26,13 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.failures import chain, place_of
 from airflow_provider_taskhub.errors import InstanceNotFound
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     InstanceState,
     Member,
     Ownership,
 )
-from airflow_provider_taskhub.hub.waiting import AWAITED, is_foreign, unreadable_history
+from airflow_provider_taskhub.hub.waiting.reasons import AWAITED, is_foreign, unreadable_history
 from airflow_provider_taskhub.masking import masked, masked_json
 
 MAX_CHILDREN = 20

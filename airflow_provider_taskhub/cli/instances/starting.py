@@ -22,7 +22,7 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import (
     Status,
 )
-from airflow_provider_taskhub.hub.contract import (
+from airflow_provider_taskhub.hub.model import (
     InstanceState,
     StartPolicy,
 )

@@ -13,8 +13,8 @@ from airflow_provider_taskhub.cli.partitions.orders import (
 )
 from airflow_provider_taskhub.cli.partitions.showing import show_controls
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.partitions.steering import Findings
-from airflow_provider_taskhub.hub.snapshots import Waiting
+from airflow_provider_taskhub.hub.partitions.operations import Findings
+from airflow_provider_taskhub.hub.waiting.snapshot import Waiting
 
 
 def detect_stale(

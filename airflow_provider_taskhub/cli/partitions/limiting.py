@@ -15,8 +15,8 @@ from airflow_provider_taskhub.cli.partitions.orders import (
     done,
     nothing_lifted,
 )
-from airflow_provider_taskhub.hub.contract import ControlKind
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
+from airflow_provider_taskhub.hub.model import ControlKind
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 
 
 def cap(

@@ -10,9 +10,9 @@ import typer
 from airflow_provider_taskhub.cli.options import settings_of
 from airflow_provider_taskhub.cli.output import as_json, console, run, warn
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import Control, ControlKind, Member
-from airflow_provider_taskhub.hub.partitions.controls import names
-from airflow_provider_taskhub.hub.partitions.steering import PartitionOperations
+from airflow_provider_taskhub.hub.model import Control, ControlKind, Member
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
+from airflow_provider_taskhub.hub.partitions.orders import names
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from airflow_provider_taskhub.cli.partitions.orders import (
     carry_out,
 )
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.contract import Control, OwnerState, PartitionState
-from airflow_provider_taskhub.hub.partitions.controls import names
+from airflow_provider_taskhub.hub.model import Control, OwnerState, PartitionState
+from airflow_provider_taskhub.hub.partitions.orders import names
 
 
 def show(

@@ -10,15 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import Episode
-from airflow_provider_taskhub.engine.decisions import WATCH_TAG
+from airflow_provider_taskhub.engine.actions import WATCH_TAG
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.hub.contract import HubNames, Stamp, Suspension
-from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
-from airflow_provider_taskhub.hub.history.instances import changed, merge_row
-from airflow_provider_taskhub.hub.history.payloads import BATCH_ROWS, batches, spill_columns
-from airflow_provider_taskhub.hub.history.records import (
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.history_rows import (
     MAX_CONSUMED,
     SENTINEL,
     Sentinel,
@@ -26,7 +23,11 @@ from airflow_provider_taskhub.hub.history.records import (
     encode_sentinel,
     row_key,
 )
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.formats.instance_rows import changed, merge_row
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.formats.payload_spill import BATCH_ROWS, batches, spill_columns
+from airflow_provider_taskhub.hub.formats.waits_column import encode_awaits
+from airflow_provider_taskhub.hub.model import HubNames, Stamp, Suspension
 from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     DeleteMessage,
@@ -40,7 +41,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
-from airflow_provider_taskhub.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.awaits import Awaits
 from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.history.awaits_column import encode_awaits
-from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
-from airflow_provider_taskhub.hub.history.records import (
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.history_rows import (
     SENTINEL,
     RecordError,
     Sentinel,
@@ -20,9 +18,11 @@ from airflow_provider_taskhub.hub.history.records import (
     decode_sentinel,
     row_key,
 )
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.formats.payload_spill import blob_columns, restore
+from airflow_provider_taskhub.hub.formats.waits_column import encode_awaits
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Store, Transact
-from airflow_provider_taskhub.values import dataclass
 
 PARALLEL = 16
 READINGS = 5

@@ -15,10 +15,10 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub import watches
-from airflow_provider_taskhub.hub.contract import HubNames, InstanceState
-from airflow_provider_taskhub.hub.history.activities import results_of
-from airflow_provider_taskhub.hub.history.records import SENTINEL
-from airflow_provider_taskhub.hub.keys import blob_prefixes, escape, history_folder, owns
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
+from airflow_provider_taskhub.hub.formats.keys import blob_prefixes, escape, history_folder, owns
+from airflow_provider_taskhub.hub.history.activity_records import results_of
+from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import (
     MAX_TRANSACTION_OPERATIONS,
     Compare,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.contract import InstanceState
-from airflow_provider_taskhub.hub.keys import escape
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Filter, Or
 
 

@@ -12,7 +12,9 @@ from functools import partial
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.contract import HubNames
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.history_rows import RecordError, Sentinel, decode_event, decode_sentinel
+from airflow_provider_taskhub.hub.formats.payload_spill import blob_columns, restore
 from airflow_provider_taskhub.hub.history.load import (
     PARALLEL,
     READINGS,
@@ -23,10 +25,8 @@ from airflow_provider_taskhub.hub.history.load import (
     table_rows,
     torn_text,
 )
-from airflow_provider_taskhub.hub.history.payloads import blob_columns, restore
-from airflow_provider_taskhub.hub.history.records import RecordError, Sentinel, decode_event, decode_sentinel
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Entity, Store
-from airflow_provider_taskhub.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

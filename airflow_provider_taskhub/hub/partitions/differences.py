@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import structlog
 
-from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.model import Member
+from airflow_provider_taskhub.hub.partitions.capabilities import difference, listed
 from airflow_provider_taskhub.hub.partitions.members import Roster
-from airflow_provider_taskhub.hub.partitions.needs import difference, listed
 from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_provider_taskhub.hub.contract import Member, Service, TenureListener, WorkerIdentity
+from airflow_provider_taskhub.hub.model import Member, Service, TenureListener, WorkerIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress, loads
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
-from airflow_provider_taskhub.hub.contract import WATCHER, HubNames, Member
-from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, finite
-from airflow_provider_taskhub.hub.partitions.placing import decode_wanted, encode_wanted
-from airflow_provider_taskhub.hub.partitions.signs import NOTHING, Advertisement, decode_signs, encode_signs
-from airflow_provider_taskhub.hub.unreadable import unreadable
+from airflow_provider_taskhub.hub.model import WATCHER, HubNames, Member
+from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, finite
+from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement, decode_signs, encode_signs
+from airflow_provider_taskhub.hub.partitions.placement import decode_wanted, encode_wanted
+from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
 

@@ -1,168 +1,353 @@
-"""Partitions on a thread of their own: renewals and the watchdog share nothing with the worker's main loop.
+"""The loop that holds this worker's partitions: start, renew, scan, watch, stop.
 
-An orchestrator that blocks the worker's loop, or a store that hangs, must not cost a lease, nor keep one that is too
-old: renewals run on this thread's event loop and store, ages are watched by a second thread that does no I/O.
+:class:`PartitionOwner` runs on whatever event loop it is given, the simulation's too; ``owner.OwnerThread`` gives it a
+thread of its own. What is held is ``holding``'s, what is looked at and taken ``scan``'s: this module gives both their
+pace. No error ends the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future
+import random
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 
 import structlog
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.hub.contract import HubNames
-from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
-from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
-from airflow_provider_taskhub.hub.partitions.loop import PartitionOwner
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import AccessDenied, HubError, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.hub.model import HubNames, Member, Service
+from airflow_provider_taskhub.hub.partitions.administration import read_hub
+from airflow_provider_taskhub.hub.partitions.app_lease import RENEW, AppLease, HeldApp
+from airflow_provider_taskhub.hub.partitions.bounded import attempt, within
+from airflow_provider_taskhub.hub.partitions.dotnet_workers import served_by_taskhub
+from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN, Holding
+from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost, ScanningWorker
+from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
+from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.orders import Controls
+from airflow_provider_taskhub.hub.partitions.placement import Wanted
+from airflow_provider_taskhub.hub.partitions.scan import ScannedHub, Scanner
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
+from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.telemetry import Outages
 
 log = structlog.get_logger("taskhub.partitions")
 
-_COURTESY = 15.0
-"""Seconds beyond its limit that a stop may need for its last storage calls."""
+_NOT_RENEWED = "member_not_renewed"
+_STARTS = Retries(
+    after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=1.0, factor=1.0
+)
+"""Tries of a start against a store that is throttling or does not answer: 1 s apart, or as long as the store asks."""
+_SLOWEST = 8.0
+"""Scans under throttling are at most so many times rarer."""
 
 
-class OwnerThread:
-    """A :class:`PartitionOwner` on a thread, an event loop and a store of its own, beside a watchdog thread.
+class PartitionOwner:
+    """Owns partitions for one worker. Methods belong to the event loop that runs it, except :meth:`expire`.
 
-    Parameters as there; the listener is called from these threads and must return at once.
-
-    :param open_store: makes the store that this thread opens and closes.
+    :param host: the worker, as it presents itself.
+    :param times: of leases, on this worker's monotonic ``clock``.
+    :param app_name: AppName of the app lease. :param rng: for jitter.
+    :param alarm: called when a tenure has begun, for another thread that calls :meth:`expire`; None: :meth:`run` calls
+        it itself.
     """
 
     def __init__(
         self,
-        *,
-        open_store: Callable[[], Store],
+        store: Store,
         names: HubNames,
         host: PartitionHost,
+        *,
         times: LeaseTimes,
+        clock: Clock,
         app_name: str,
+        rng: random.Random | None = None,
+        alarm: Callable[[], None] | None = None,
     ) -> None:
-        self._open_store = open_store
-
-        def make(store: Store) -> PartitionOwner:
-            return PartitionOwner(
-                store,
-                names,
-                host,
-                times=times,
-                clock=SYSTEM_CLOCK,
-                app_name=app_name,
-                alarm=self._alarm.set,
-            )
-
-        self._make = make
-        self._owner: PartitionOwner | None = None
-        self._store: Store | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready: Future[None] = Future()
-        self._ended: Future[None] = Future()
-        self._over = False
-        self._alarm = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="taskhub-partitions", daemon=True)
-        self._watchdog = threading.Thread(target=self._watch, name="taskhub-watchdog", daemon=True)
+        self._store = store
+        self._names = names
+        self._host = host
+        self._me = host.name
+        self._times = times
+        self._renew_every = times.renew.total_seconds()
+        self._scan_every = times.scan.total_seconds()
+        # an attempt may take half of what lies between a due renewal and give-up, so that there is time for another
+        self._deadline = (times.give_up.total_seconds() - self._renew_every) / 2
+        self._clock = clock
+        self._member = Member(
+            worker=self._me, started=clock.utc_now(), roles=("orchestrator",), apps={}, orchestrators=(), activities=()
+        )
+        self._describe = host.member or (lambda: self._member)
+        self._services: Mapping[int, Service] = {}
+        self._wanted: Mapping[int, Wanted] = {}
+        self._rng = rng or random.Random()
+        self._began = asyncio.Event()
+        self._watchdog = alarm is None
+        self._alarm = alarm or self._began.set
+        self._members = Members(store, names, times=times, clock=clock)
+        self._app = HeldApp(AppLease(store, names, app_name, with_older=self._with_older), clock, lost=self._shed_all)
+        self._refused: HubError | None = None
+        self._holding: Holding | None = None
+        self._scanner: Scanner | None = None
+        self.metrics = LeaseMetrics()
+        self.supervisor = Supervisor(clock)
+        self._outages = Outages(log, clock.monotonic)
+        self._slowness = 1.0
+        self._due = 0.0
+        self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._begun = False
+        self._stop_limit = DRAIN
 
     @property
     def tenures(self) -> tuple[LeaseTenure, ...]:
-        """What is held now."""
-        return () if self._owner is None else self._owner.tenures
-
-    @property
-    def metrics(self) -> LeaseMetrics:
-        """What has happened to its partitions so far."""
-        return LeaseMetrics() if self._owner is None else self._owner.metrics
-
-    @property
-    def supervisor(self) -> Supervisor | None:
-        """Of the loops that hold partitions; None before they began."""
-        return None if self._owner is None else self._owner.supervisor
+        """What is held now; from any thread."""
+        return () if self._holding is None else self._holding.tenures
 
     @property
     def outage(self) -> str:
-        """Why the store does not take this worker's row; "" while it does."""
-        return "" if self._owner is None else self._owner.outage
+        """Why the store did not take this worker's row, twice in a row or more; "" while it does. From any thread."""
+        outage = self._outages.of(_NOT_RENEWED)
+        return outage.said if outage.failures > 1 else ""
+
+    def expire(self) -> float:
+        """End every tenure past its give-up age. From any thread; does no I/O.
+
+        :returns: seconds after which it must be called again, unless a tenure begins before: that of a claim whose
+            answer was slow may end first.
+        """
+        return self._holds.expire()
 
     @property
-    def requests(self) -> Counter[str]:
-        """Requests of this thread's store so far, by kind: a copy, since it goes on counting."""
-        return Counter() if self._store is None else self._store.requests.copy()
+    def _holds(self) -> Holding:
+        assert self._holding is not None
+        return self._holding
+
+    @property
+    def _scans(self) -> Scanner:
+        assert self._scanner is not None
+        return self._scanner
+
+    # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start; returns when this worker is listed and may take partitions.
+        """Everything that must hold before the first take: hub, app lease, this worker's line in the members table.
 
-        :raises HubError: the hub is missing, not ready or newer, or another app holds it.
-        :raises StorageError: the store does not answer. :raises RuntimeError: when started twice.
+        :raises HubError: the hub is not ready or newer, or another app holds it. :raises StorageError: no answer.
         """
-        self._thread.start()
-        await asyncio.wrap_future(self._ready)
-        self._watchdog.start()
 
-    async def wait(self) -> None:
-        """Until the thread has ended. :raises Exception: what ended it, if it was not :meth:`stop`."""
-        await asyncio.shield(asyncio.wrap_future(self._ended))
+        def failed(error: Exception, failures: int) -> None:
+            log.warning("partitions_not_started", error=str(error), failures=failures)
 
-    def hurry(self) -> None:
-        """Scan now, since another worker is proven dead; from any thread."""
-        if self._owner is not None and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._owner.hurry)
+        await retry(self._prepare, _STARTS, self._clock, failed=failed)
+
+    async def _prepare(self) -> None:
+        info = await read_hub(self._store, self._names)
+        leases = leases_of(self._store, self._names, info, self._times.take)
+        await self._app.acquire()
+        self._ask_host()
+        await self._members.announce(self._member)
+        self._holding = Holding(
+            leases,
+            self._host,
+            times=self._times,
+            deadline=self._deadline,
+            clock=self._clock,
+            metrics=self.metrics,
+            began=self._alarm,
+        )
+        controls = Controls(self._store, self._names)
+        self._scanner = Scanner(
+            ScannedHub(leases=leases, partitions=info.partitions, members=self._members, controls=controls),
+            ScanningWorker(me=self._me, dead=self._host.dead, may_take=self._app.held, services=lambda: self._services),
+            self._holding,
+            times=self._times,
+            clock=self._clock,
+            stopping=self._stopping,
+            metrics=self.metrics,
+        )
+
+    async def run(self) -> None:
+        """Own partitions until :meth:`stop`. Cancelled, it leaves everything as a crash would, and reports the losses.
+
+        :raises HubError, StorageError: as :meth:`start`, which it calls unless that was done.
+        :raises HubError: workers of .NET serve the hub; everything was handed over.
+        """
+        self._begun = True
+        try:
+            if self._holding is None:
+                await self.start()
+            await self._own()
+            if self._refused is not None:
+                raise self._refused
+        finally:
+            self._ended.set()
+
+    async def _with_older(self) -> bool:
+        """Whether only TaskHub workers can hold the app lease under DurableTask's id."""
+        info = await read_hub(self._store, self._names)
+        leases = await leases_of(self._store, self._names, info, self._times.take).scan()
+        return served_by_taskhub(leases, await self._members.live())
+
+    async def _own(self) -> None:
+        scanning = self.supervisor.keep("partitions: scan", self._scanning)
+        self.supervisor.keep("partitions: renew", self._renewing)
+        self.supervisor.keep("partitions: announce", self._telling)
+        self.supervisor.keep("partitions: app lease", self._holding_app)
+        if self._watchdog:
+            self.supervisor.keep("partitions: watchdog", self._watching)
+        try:
+            await self._stopping.wait()
+            await scanning  # it ends by itself, after the claims that are under way
+            await self._leave()
+        finally:
+            await self.supervisor.close()
+            await self._holds.end()
 
     async def stop(self, timeout: timedelta) -> None:
-        """Hand everything over within ``timeout``, plus the last storage calls; never waits much longer than that."""
-        if self._owner is None or self._loop is None or self._ended.done():
-            return
-        with suppress(RuntimeError, TimeoutError):  # a loop that ended meanwhile has nothing left to stop
-            stopped = asyncio.run_coroutine_threadsafe(self._owner.stop(timeout), self._loop)
-            async with asyncio.timeout(timeout.total_seconds() + _COURTESY):
-                await asyncio.wrap_future(stopped)
-                await asyncio.wrap_future(self._ended)
-        if not self._ended.done():
-            log.error("partitions_not_stopped", seconds=timeout.total_seconds() + _COURTESY)
+        """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""
+        self._stop_limit = timeout
+        self._hurried.set()
+        self._stopping.set()  # in the middle of a start, too
+        if self._begun:
+            await self._ended.wait()
 
-    def _work(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except BaseException as error:
-            if not self._ready.done():
-                self._ready.set_exception(error)
-            else:
-                log.error("partitions_ended", error=repr(error))
-            self._finish()
-            self._ended.set_exception(error)
-        else:
-            self._finish()
-            self._ended.set_result(None)
+    def hurry(self) -> None:
+        """Scan now, not at the next turn: another worker is proven dead."""
+        self._hurried.set()
 
-    def _finish(self) -> None:
-        self._over = True
-        self._alarm.set()
+    async def _leave(self) -> None:
+        """Graceful stop: drain all, release, so that others take within one scan."""
+        await self._quietly(self._members.renew(self._member, leaving=True))
+        drains = self._holds.shed_all("the worker stops", self._stop_limit)
+        if drains:
+            await asyncio.wait(drains)
+        await self._quietly(self._release_app())
+        await self._quietly(self._members.withdraw(self._me))
 
-    async def _main(self) -> None:
-        async with self._open_store() as store:
-            self._store = store
-            owner = self._make(store)
-            self._loop = asyncio.get_running_loop()
-            await owner.start()
-            self._owner = owner
-            self._ready.set_result(None)
-            await owner.run()
+    async def _release_app(self) -> None:
+        """The lease is common to all workers of the app: only the last one lets it go."""
+        roster = await self._members.watch()
+        if all(member.worker == self._me for member in roster.live):
+            await self._app.release()
 
-    def _watch(self) -> None:
-        """Ends tenures by age, whatever the other thread is stuck in."""
-        assert self._owner is not None
+    async def _quietly(self, call: Awaitable[None]) -> None:
+        """A last courtesy: bounded, and its failure costs others some waiting only."""
+        with suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(max(1.0, self._deadline)):
+                await call
+
+    def _shed_all(self) -> None:
+        if self._holding is not None:
+            self._holding.shed_all("another app holds the hub")
+
+    # --- the watchdog, the app lease ------------------------------------------------------------------------------
+
+    async def _watching(self) -> None:
         while True:
-            self._alarm.clear()  # before it is looked at what there is: whatever comes then is looked at once more
-            if self._over:
+            self._began.clear()
+            await within(self._clock, self._began, self.expire())
+
+    async def _holding_app(self) -> None:
+        while True:
+            await self._clock.sleep(RENEW)
+            await self._attempt("app_lease_not_renewed", self._app.renew)
+
+    async def _attempt(self, event: str, call: Callable[[], Awaitable[None]]) -> bool:
+        return await attempt(event, call, self._deadline, self._outages)
+
+    # --- renewals: at their own pace --------------------------------------------------------------------------------
+
+    async def _renewing(self) -> None:
+        retry = min(self._renew_every, self._deadline / 2)
+        while True:
+            began = self._clock.monotonic()
+            self._ask_host()
+            pause = self._renew_every * self._rng.uniform(0.85, 1.0)
+            self._due = began + pause
+            # the leases first: what this worker says of them must not be ahead of what it has sent
+            done = await asyncio.gather(*self._holds.attempts(self._services), self._attempt_to_publish())
+            await self._clock.sleep(began + (pause if all(done) else retry) - self._clock.monotonic())
+
+    async def _attempt_to_publish(self) -> bool:
+        return await self._attempt(_NOT_RENEWED, self._write_member)
+
+    async def _telling(self) -> None:
+        """What was taken or let go is said at once, not with the next renewals."""
+        while True:
+            await self._holds.changed.wait()
+            self._holds.changed.clear()
+            await self._attempt_to_publish()
+
+    async def _write_member(self) -> None:
+        leaving, holding = self._stopping.is_set(), self._holds
+        moving = holding.draining or self._scans.waiting
+        due = max(0.0, self._due - self._clock.monotonic())
+        self._wanted = {} if leaving else self._scans.wanted(self._member)
+        advertised = (
+            NOTHING if leaving else Advertisement(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
+        )
+        await self._members.renew(self._member, leaving=leaving, advertised=advertised)
+        self._scans.heard()
+
+    def _ask_host(self) -> None:
+        """What the host says of itself and of its partitions' loads; the last good answer is true enough."""
+        try:
+            self._member = self._describe()
+            self._services = self._host.services()
+        except Exception:
+            log.exception("member_unknown")
+
+    # --- scans ------------------------------------------------------------------------------------------------------
+
+    async def _scanning(self) -> None:
+        while not self._stopping.is_set():
+            began, least = self._clock.monotonic(), 0.0
+            self._hurried.clear()
+            jitter = self._rng.uniform(0.9, 1.1)
+            self._ask_host()
+            try:
+                async with asyncio.timeout(max(self._deadline, self._renew_every)):
+                    await self._scans.scan(self._member)
+                self._slowness = 1.0
+                self._outages.of("scan_failed").over()
+                if self._scans.wanted(self._member) != self._wanted:  # another worker must know it soon
+                    self._holds.changed.set()
+                pause = self._scans.pace(self._scan_every * jitter)
+            except HubError as error:
+                log.error("hub_served_by_another", error=str(error))
+                self._refused = error
+                self._stopping.set()
                 return
-            self._alarm.wait(self._owner.expire())
+            except Throttled as error:  # scans slow down, renewals do not
+                least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
+                pause = max(self._scan_every * self._slowness, error.retry_after) * jitter
+                log.warning("scan_throttled", next_in=round(pause, 1))
+            except (StorageError, TimeoutError) as error:
+                least, pause = 1.0, self._scan_every * jitter
+                self._outages.of("scan_failed").failed(error)
+            except Exception:
+                least, pause = 1.0, self._scan_every * jitter
+                log.exception("scan_failed")
+            await self._collect(began + pause)
+            if not self._stopping.is_set():
+                await within(self._clock, self._hurried, max(least, began + pause - self._clock.monotonic()))
+
+    async def _collect(self, until: float) -> None:
+        """While partitions are on their way here, look at these alone, ten times as often as a scan.
+
+        Else each would be served by nobody for up to a scan.
+        """
+        step = max(0.1, self._scan_every / 10)
+        while self._scans.waiting and not self._hurried.is_set() and until - self._clock.monotonic() > step:
+            await within(self._clock, self._hurried, step * self._rng.uniform(0.9, 1.1))
+            if not await self._attempt("handover_not_seen", self._scans.collect):
+                return

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import HubError, LeaseLost
-from airflow_provider_taskhub.hub.contract import HubNames, Ownership
+from airflow_provider_taskhub.hub.model import HubNames, Ownership
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.looks import LeaseObserver
+from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.retries import Retries, retry
 
 T = TypeVar("T")

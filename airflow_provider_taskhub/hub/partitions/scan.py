@@ -15,19 +15,19 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
-from airflow_provider_taskhub.hub.contract import Member
+from airflow_provider_taskhub.hub.model import Member
 from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
-from airflow_provider_taskhub.hub.partitions.controls import Controls, Orders, orders
 from airflow_provider_taskhub.hub.partitions.differences import Differences
-from airflow_provider_taskhub.hub.partitions.figures import LeaseMetrics
-from airflow_provider_taskhub.hub.partitions.holding import Holding
+from airflow_provider_taskhub.hub.partitions.dotnet_workers import Strangers, is_theirs
+from airflow_provider_taskhub.hub.partitions.held_partitions import Holding
 from airflow_provider_taskhub.hub.partitions.hosting import ScanningWorker
-from airflow_provider_taskhub.hub.partitions.leases import Lease, Sightings, standing
+from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, standing
+from airflow_provider_taskhub.hub.partitions.lease_stores import Leases
+from airflow_provider_taskhub.hub.partitions.liveness import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster, participants
-from airflow_provider_taskhub.hub.partitions.placing import Placing, Wanted, unfit
-from airflow_provider_taskhub.hub.partitions.signs import PUNCTUAL, LeaseMap
-from airflow_provider_taskhub.hub.partitions.stores import Leases
-from airflow_provider_taskhub.hub.partitions.strangers import Strangers, is_theirs
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
+from airflow_provider_taskhub.hub.partitions.orders import Controls, Orders, orders
+from airflow_provider_taskhub.hub.partitions.placement import Placing, Wanted, unfit
 from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")

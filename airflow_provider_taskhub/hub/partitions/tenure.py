@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import LeaseLost
-from airflow_provider_taskhub.hub.partitions.leases import Lease
+from airflow_provider_taskhub.hub.partitions.lease import Lease
 
 
 class LeaseTenure:

@@ -25,7 +25,7 @@ from typing import Any
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound
-from airflow_provider_taskhub.hub.contract import InstanceState
+from airflow_provider_taskhub.hub.model import InstanceState
 from tests.e2e.explore.generator import Program, make
 from tests.e2e.explore.model import Prediction, differences, predict
 from tests.e2e.house import House

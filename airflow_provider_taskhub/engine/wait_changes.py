@@ -1,0 +1,106 @@
+"""Which waits for events an episode began and ended, and which timers it cancelled.
+
+The timeline of an instance is drawn from it; replay never reads it. A history says when a timer was made and when an
+event came. It does not say when the orchestrator began to wait for the event, nor that it has cancelled the timer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Protocol
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NAMED, AwaitedEvent
+from airflow_provider_taskhub.fast_dataclass import dataclass
+
+MOST_TIMERS = 1_000
+"""Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.NAMED` are stored."""
+
+
+class Waiting(Protocol):
+    """A wait for an event."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def since(self) -> Timestamp: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What changed in an episode.
+
+    :param begun: names of events that the orchestrator waits for from this episode on.
+    :param ended: waits of earlier episodes that ended in this one: the event came, or the wait was cancelled.
+    :param timers: numbers of timers that were cancelled.
+    """
+
+    begun: tuple[str, ...] = ()
+    ended: tuple[AwaitedEvent, ...] = ()
+    timers: tuple[int, ...] = ()
+
+    def text(self) -> str | None:
+        """The text of a column of the episode's last event; None: nothing changed."""
+        found = {
+            "begun": [name[:LONGEST_NAME] for name in self.begun],
+            "ended": [[wait.name[:LONGEST_NAME], wait.since.ticks] for wait in self.ended],
+            "timers": [*self.timers],
+        }
+        kept = {name: value for name, value in found.items() if value}
+        return json.dumps(kept, separators=(",", ":")) if kept else None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Waits:
+        """Read the column; an empty value when it is missing or damaged."""
+        try:
+            found = json.loads(text or "{}")
+            return cls(
+                begun=tuple(map(str, found.get("begun", ()))),
+                ended=tuple(
+                    AwaitedEvent(name=str(name), since=Timestamp(int(since))) for name, since in found.get("ended", ())
+                ),
+                timers=tuple(map(int, found.get("timers", ()))),
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return cls()
+
+
+class Notes:
+    """Collects what an episode changes. A wait that begins and ends in the same episode is left out."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, Waiting] = {}
+        self._ended: list[Waiting] = []
+        self._timers: list[int] = []
+
+    def begin(self, wait: Waiting) -> None:
+        self._begun[id(wait)] = wait
+
+    def end(self, wait: Waiting) -> None:
+        if self._begun.pop(id(wait), None) is None:
+            self._ended.append(wait)
+
+    def cancel(self, timer: int) -> None:
+        self._timers.append(timer)
+
+    def clear(self) -> None:
+        """The next episode begins."""
+        self._begun.clear()
+        self._ended.clear()
+        self._timers.clear()
+
+    def text(self) -> str | None:
+        """See :meth:`Waits.text`."""
+        if not (self._begun or self._ended or self._timers):
+            return None
+        return Waits(
+            begun=tuple(wait.name for wait in _first(self._begun.values())),
+            ended=tuple(AwaitedEvent(name=wait.name, since=wait.since) for wait in _first(self._ended)),
+            timers=tuple(self._timers[:MOST_TIMERS]),
+        ).text()
+
+
+def _first(waits: Iterable[Waiting]) -> list[Waiting]:
+    return [*waits][:NAMED]

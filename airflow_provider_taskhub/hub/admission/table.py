@@ -1,0 +1,149 @@
+"""Admission: what becomes of a message, before any code of its instance runs. One pure, total table.
+
+Each message has a kind, such as an event. It has a relation to the run that is stored of its instance, and that run is
+live or not. The table has one rule for each combination of the three. The page "Admission" of the documentation
+explains it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from airflow_provider_taskhub.engine.events import ExecutionStarted
+from airflow_provider_taskhub.engine.identity import generation_of, run_name, same_start
+from airflow_provider_taskhub.hub.admission import rules as rules
+from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged, Kind, Verdict
+from airflow_provider_taskhub.hub.admission.rules import Rule
+
+ORPHAN_TURNS = 6
+"""Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that an orphan waits for another start of its id."""
+
+
+class Relation(StrEnum):
+    """Of the run that a message is for to the run that is stored."""
+
+    SAME = "same"
+    OVER = "over"  # an ended run, or for an answer an earlier generation
+    WAITING = "waiting"  # neither stored nor known to have ended: its start, or its generation, is not committed yet
+    UNNAMED = "unnamed"  # the message does not say which run it is for
+
+
+class State(StrEnum):
+    """Of the run that is stored."""
+
+    LIVE = "live"
+    FREE = "free"  # there is no stored run, or it has ended
+
+
+def judge(message: Incoming, facts: Facts) -> Judged:
+    """What becomes of a message."""
+    if message.identity in facts.seen:
+        return rules.discard("already in the history")
+    judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
+    if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:
+        return rules.discard(judged.reason, forgotten=True)
+    if message.spent and judged.verdict in (Verdict.RETRY_SOON, Verdict.RETRY_LATER):
+        return _last(message, facts, judged)
+    return judged
+
+
+def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
+    """At the limit. What named a run of which nothing is left was for an instance that was purged: nobody misses it."""
+    names = message.run is not None or message.kind is Kind.ANSWER
+    if isinstance(message.event, ExecutionStarted) or not names or facts.execution_id is not None:
+        return judged
+    if facts.row is None:
+        return rules.NEEDS_ROW
+    return rules.discard("its instance was purged", forgotten=True) if facts.row.execution_id is None else judged
+
+
+def relation(message: Incoming, facts: Facts) -> Relation:
+    """Of a message's run to the stored one."""
+    run, current = message.run, facts.execution_id
+    if run is None:
+        return Relation.UNNAMED
+    if current is not None and same_start(run, current):
+        if message.kind is not Kind.ANSWER or run == current:
+            return Relation.SAME
+        return Relation.WAITING if generation_of(run) > generation_of(current) else Relation.OVER
+    if run_name(run) in facts.ended:
+        return Relation.OVER
+    return Relation.WAITING
+
+
+SAME, OVER, WAITING, UNNAMED = Relation.SAME, Relation.OVER, Relation.WAITING, Relation.UNNAMED
+LIVE, FREE = State.LIVE, State.FREE
+
+_RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
+    Kind.CLIENT_START: {
+        (SAME, LIVE): rules.already_run,
+        (SAME, FREE): rules.already_run,
+        (OVER, LIVE): rules.already_run,
+        (OVER, FREE): rules.already_run,
+        (WAITING, LIVE): rules.client_start,
+        (WAITING, FREE): rules.client_start,
+        (UNNAMED, LIVE): rules.client_start,
+        (UNNAMED, FREE): rules.client_start,
+    },
+    Kind.CHILD_START: {
+        (SAME, LIVE): rules.already_run,
+        (SAME, FREE): rules.already_run,
+        (OVER, LIVE): rules.already_run,
+        (OVER, FREE): rules.already_run,
+        (WAITING, LIVE): rules.child_start,
+        (WAITING, FREE): rules.child_start,
+        (UNNAMED, LIVE): rules.child_start,
+        (UNNAMED, FREE): rules.child_start,
+    },
+    Kind.ANSWER: {
+        (SAME, LIVE): rules.if_asked,
+        (SAME, FREE): rules.ended,
+        (OVER, LIVE): rules.older,
+        (OVER, FREE): rules.older,
+        (WAITING, LIVE): rules.uncommitted,
+        (WAITING, FREE): rules.uncommitted,
+        (UNNAMED, LIVE): rules.if_asked,
+        (UNNAMED, FREE): rules.unnamed_answer,
+    },
+    Kind.EVENT: {
+        (SAME, LIVE): rules.process,
+        (SAME, FREE): rules.ended,
+        (OVER, LIVE): rules.ended,
+        (OVER, FREE): rules.ended,
+        (WAITING, LIVE): rules.after_the_live_run(rules.process),
+        (WAITING, FREE): rules.before_the_start(rules.with_its_start),
+        (UNNAMED, LIVE): rules.process,
+        (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.orphan),
+    },
+    Kind.ORDER: {
+        (SAME, LIVE): rules.order,
+        (SAME, FREE): rules.ended,
+        (OVER, LIVE): rules.ended,
+        (OVER, FREE): rules.ended,
+        (WAITING, LIVE): rules.after_the_live_run(rules.order),
+        (WAITING, FREE): rules.before_the_start(rules.record),
+        (UNNAMED, LIVE): rules.order,
+        (UNNAMED, FREE): rules.without_name(rules.record, rules.ended),
+    },
+    Kind.TERMINATE: {
+        (SAME, LIVE): rules.process,
+        (SAME, FREE): rules.ended,
+        (OVER, LIVE): rules.ended,
+        (OVER, FREE): rules.ended,
+        (WAITING, LIVE): rules.after_the_live_run(rules.over),
+        (WAITING, FREE): rules.end_unstarted,
+        (UNNAMED, LIVE): rules.process,
+        (UNNAMED, FREE): rules.without_name(rules.end, rules.ended),
+    },
+    Kind.REWIND: {
+        (SAME, LIVE): rules.process,
+        (SAME, FREE): rules.ended,
+        (OVER, LIVE): rules.ended,
+        (OVER, FREE): rules.ended,
+        (WAITING, LIVE): rules.after_the_live_run(rules.over),
+        (WAITING, FREE): rules.before_the_start(rules.with_its_start),
+        (UNNAMED, LIVE): rules.process,
+        (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.ended),
+    },
+}
+TABLE = {(kind, *place): rule for kind, rules in _RULES.items() for place, rule in rules.items()}

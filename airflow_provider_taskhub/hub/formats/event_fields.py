@@ -1,0 +1,187 @@
+"""The members of DurableTask's history events: the one table that messages and rows are made by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from functools import cached_property
+
+from airflow_provider_taskhub.engine import events as ev
+from airflow_provider_taskhub.engine.events import EventType, HistoryEvent
+from airflow_provider_taskhub.hub.formats.json_values import Kind
+
+HISTORY = "DurableTask.Core.History."
+"""Namespace of the events' classes."""
+
+
+class Where(Flag):
+    """Where a member is written; ours alone are written only when set."""
+
+    MESSAGE = auto()
+    ROW = auto()
+    BOTH = MESSAGE | ROW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member of an event: its name on the wire, its field, its kind.
+
+    :param required: reading refuses an event without it; the others have the field's default.
+    :param ours: TaskHub's own, optional in every respect.
+    """
+
+    name: str
+    field: str
+    kind: Kind
+    required: bool = False
+    ours: bool = False
+    where: Where = Where.BOTH
+
+
+def _in(where: Where, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    return tuple(member for member in members if where in member.where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a class of events is written: members before and after ``EventType``, in DurableTask's order.
+
+    :param own: TaskHub's own, last of all.
+    """
+
+    cls: type[HistoryEvent]
+    before: tuple[Member, ...]
+    after: tuple[Member, ...]
+    own: tuple[Member, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """Name of DurableTask's class."""
+        name = self.cls.event_type.name
+        return name if name == "GenericEvent" else f"{name}Event"
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (*self.before, *self.after, *BASE, *self.own)
+
+    @cached_property
+    def row(self) -> tuple[Member, ...]:
+        """What a row holds."""
+        return _in(Where.ROW, self.members)
+
+    @cached_property
+    def message(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """What a message holds before ``EventType``, and after it."""
+        return _in(Where.MESSAGE, self.before), _in(Where.MESSAGE, (*self.after, *BASE, *self.own))
+
+
+def _text(name: str, field: str, *, required: bool = False) -> Member:
+    return Member(name=name, field=field, kind=Kind.TEXT, required=required)
+
+
+def _ours(name: str, field: str, where: Where = Where.BOTH) -> Member:
+    return Member(name=name, field=field, kind=Kind.TEXT, ours=True, where=where)
+
+
+EVENT_ID = Member(name="EventId", field="event_id", kind=Kind.INT)
+BASE = (
+    EVENT_ID,
+    Member(name="IsPlayed", field="is_played", kind=Kind.BOOL),
+    Member(name="Timestamp", field="timestamp", kind=Kind.TIME, required=True),
+)
+"""Members of every event; they come last."""
+
+_ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
+_ROLE = _ours("TaskHubRole", "taskhub_role", Where.ROW)
+_MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
+_ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
+_PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
+_BY = _ours("TaskHubBy", "taskhub_by")
+_WAITS = _ours("TaskHubWaits", "taskhub_waits", Where.ROW)
+_EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
+_RECURSE = Member(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
+_CHILD = _ours("TaskHubChild", "taskhub_child")
+_CHILDREN = _ours("TaskHubChildren", "taskhub_children", Where.ROW)
+
+_NAME = _text("Name", "name", required=True)
+_VERSION = _text("Version", "version")
+_INPUT = _text("Input", "input")
+_RESULT = _text("Result", "result")
+_REASON = _text("Reason", "reason")
+_DETAILS = _text("Details", "details")
+_REWIND_MARK = Member(name="Reason", field="reason", kind=Kind.TEXT, where=Where.ROW)
+_INSTANCE_ID = _text("InstanceId", "instance_id", required=True)
+_TASK = Member(name="TaskScheduledId", field="task_scheduled_id", kind=Kind.INT, required=True)
+_FIRE_AT = Member(name="FireAt", field="fire_at", kind=Kind.TIME, required=True)
+_TAGS = Member(name="Tags", field="tags", kind=Kind.TAGS)
+_TRACE = Member(name="ParentTraceContext", field="parent_trace_context", kind=Kind.TRACE)
+_FAILURE = Member(name="FailureDetails", field="failure", kind=Kind.FAILURE)
+_COMPLETION = (Member(name="OrchestrationStatus", field="status", kind=Kind.STATUS, required=True), _RESULT, _FAILURE)
+_STARTED = (
+    Member(name="ParentInstance", field="parent", kind=Kind.PARENT),
+    _NAME,
+    _VERSION,
+    _INPUT,
+    _TAGS,
+    _text("Correlation", "correlation"),
+    _TRACE,
+    Member(name="ScheduledStartTime", field="scheduled_start_time", kind=Kind.TIME),
+    Member(name="Generation", field="generation", kind=Kind.INT),
+    Member(name="GenerateNewTrace", field="generate_new_trace", kind=Kind.BOOL),
+)
+_REWOUND = (_REASON, _text("ParentExecutionId", "parent_execution_id"), _text("InstanceId", "instance_id"), _TRACE)
+
+
+def _layout(
+    cls: type[HistoryEvent], *after: Member, before: tuple[Member, ...] = (), own: tuple[Member, ...] = ()
+) -> Layout:
+    return Layout(cls=cls, before=before, after=after, own=(*own, _MESSAGE_ID))
+
+
+_INSTANCE = Member(name="OrchestrationInstance", field="instance", kind=Kind.INSTANCE, required=True)
+_IDENTIFIED = (_ACTION_ID,)
+
+LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
+    layout.cls: layout
+    for layout in (
+        _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN)),
+        _layout(ev.ExecutionCompleted, *_COMPLETION),
+        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID, _RECURSE, _CHILD)),
+        _layout(ev.TaskScheduled, _NAME, _VERSION, _INPUT, _TRACE, _TAGS, own=_IDENTIFIED),
+        _layout(ev.TaskCompleted, _TASK, _RESULT, own=_IDENTIFIED),
+        _layout(ev.TaskFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),
+        _layout(
+            ev.SubOrchestrationInstanceCreated,
+            _NAME,
+            _VERSION,
+            _INSTANCE_ID,
+            _INPUT,
+            _text("ClientSpanId", "client_span_id"),
+            _TAGS,
+            _REWIND_MARK,
+            own=_IDENTIFIED,
+        ),
+        _layout(ev.SubOrchestrationInstanceCompleted, _TASK, _RESULT, own=_IDENTIFIED),
+        _layout(ev.SubOrchestrationInstanceFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),
+        _layout(ev.TimerCreated, _FIRE_AT, own=(_ACTION_ID, _ROLE)),
+        _layout(
+            ev.TimerFired,
+            Member(name="TimerId", field="timer_id", kind=Kind.INT, required=True),
+            _FIRE_AT,
+            own=_IDENTIFIED,
+        ),
+        _layout(ev.OrchestratorStarted),
+        _layout(ev.OrchestratorCompleted, own=(_WAITS,)),
+        _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=_IDENTIFIED),
+        _layout(ev.EventRaised, _NAME, _INPUT, _TRACE, own=(_EXECUTION_ID,)),
+        _layout(ev.ContinueAsNew, *_COMPLETION),
+        _layout(ev.GenericEvent, before=(_text("Data", "data"),), own=(_EXECUTION_ID,)),
+        _layout(ev.ExecutionSuspended, _REASON, own=(_EXECUTION_ID, _PROCESS, _BY)),
+        _layout(ev.ExecutionResumed, _REASON, own=(_EXECUTION_ID, _PROCESS)),
+        _layout(ev.ExecutionRewound, *_REWOUND),
+    )
+}
+"""Every class that DurableTask.AzureStorage 2.9 can write, but HistoryState, which only other backends do."""
+LAYOUTS: Mapping[EventType, Layout] = {layout.cls.event_type: layout for layout in LAYOUT_OF.values()}
+"""The same by what messages and rows call them."""

@@ -1,0 +1,411 @@
+"""Messages in queues: DurableTask's MessageData, written as it writes, read as leniently as it reads.
+
+A message over 45 KiB goes to a blob, and a wrapper with the blob's name takes its place in the queue. Never
+touches a queue.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NoReturn, TypeAlias
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from airflow_provider_taskhub.codec import Packed, Timestamp
+from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats import json_values
+from airflow_provider_taskhub.hub.formats.event_fields import EVENT_ID, HISTORY, LAYOUT_OF, LAYOUTS, Layout, Member
+from airflow_provider_taskhub.hub.formats.json_values import Kind, Members
+from airflow_provider_taskhub.hub.formats.keys import message_folder
+from airflow_provider_taskhub.storage.primitives import PutBlob
+from airflow_provider_taskhub.storage.rules import check_blob_name
+
+SPILL_BYTES = 45 * 1024
+"""UTF-8 bytes of a message's JSON above which it is spilled."""
+NO_ACTIVITY = UUID(int=0)
+FAILURES = "TaskHubFailures"
+"""Our own member: how often processing the message has failed."""
+DELIVERIES = "TaskHubDeliveries"
+"""Our own member: see :class:`Envelope`."""
+WAITING_SINCE = "TaskHubWaitingSince"
+"""Our own member: see :class:`Envelope`."""
+
+_DATA = "DurableTask.AzureStorage.MessageData"
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_EVENT_NAMES = {event_type.name.lower(): event_type for event_type in EventType}
+_CLASSES = {layout.name.lower(): event_type for event_type, layout in LAYOUTS.items()}
+_SCHEDULING = frozenset(
+    {
+        EventType.TaskScheduled,
+        EventType.SubOrchestrationInstanceCreated,
+        EventType.TimerCreated,
+        EventType.EventSent,
+    }
+)
+
+
+class MessageError(InputError):
+    """A message that cannot be decoded; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMessage:
+    """An event on its way to an instance.
+
+    :param instance: whom it is for; without an execution id: whatever generation is current.
+    :param context_tags: of the sending orchestration; with starts of activities and of children only.
+    :param sequence_number: always 0 in AzureStorage.
+    """
+
+    event: HistoryEvent
+    instance: OrchestrationInstance
+    context_tags: Mapping[str, str] | None = None
+    sequence_number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message as a queue holds it.
+
+    :param activity_id: random, or the identity of the action that it carries out.
+    :param message: None in the wrapper of a spilled message.
+    :param blob_name: where the message was spilled to, within the large-message container.
+    :param sequence_number: the sending process's own count.
+    :param episode: OrchestratorStarted events of the generation that the sender had loaded; None from clients.
+    :param sender: None in a wrapper; two empty strings from clients.
+    :param failures: failed processings so far; ours alone.
+    :param deliveries: what the queue's dequeue count does not know; ours alone: one more when the message was claimed
+        by the worker that put it, one less each time it was given back before anything of it was begun.
+    :param waiting_since: when a worker first received it and did not have the function that it needs; by the storage
+        service's clock, so that the next worker that receives it can continue this wait; ours alone.
+    """
+
+    activity_id: UUID
+    message: TaskMessage | None
+    blob_name: str | None = None
+    sequence_number: int = 0
+    episode: int | None = None
+    sender: OrchestrationInstance | None = None
+    trace_context: str | None = None
+    failures: int = 0
+    deliveries: int = 0
+    waiting_since: Timestamp | None = None
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope) -> str:
+    """The JSON text of a message, ASCII only; of one with a blob name, the wrapper that stands for it in the queue.
+
+    :raises MessageError: for a text with an unpaired surrogate, which would stop at the first table it comes to.
+    """
+    data = _wrapper(envelope) if envelope.blob_name else _data(envelope)
+    text = json_values.dumps(data)
+    _check_surrogates(text, data)
+    return text
+
+
+def _data(envelope: Envelope) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "$type": _DATA,
+        "ActivityId": str(envelope.activity_id),
+        "TaskMessage": None if envelope.message is None else _message(envelope.message),
+        "CompressedBlobName": envelope.blob_name,
+        "SequenceNumber": envelope.sequence_number,
+    }
+    if envelope.episode is not None:
+        data["Episode"] = envelope.episode
+    data["Sender"] = json_values.write(Kind.INSTANCE, envelope.sender, typed=False)
+    data["SerializableTraceContext"] = envelope.trace_context
+    if envelope.failures:
+        data[FAILURES] = envelope.failures
+    if envelope.deliveries:
+        data[DELIVERIES] = envelope.deliveries
+    if envelope.waiting_since is not None:
+        data[WAITING_SINCE] = json_values.write(Kind.TIME, envelope.waiting_since, typed=False)
+    return data
+
+
+def _wrapper(envelope: Envelope) -> dict[str, Any]:
+    """Nothing but the blob's name, and our own members."""
+    bare = Envelope(
+        activity_id=NO_ACTIVITY,
+        message=None,
+        blob_name=envelope.blob_name,
+        failures=envelope.failures,
+        deliveries=envelope.deliveries,
+        waiting_since=envelope.waiting_since,
+    )
+    return _data(bare)
+
+
+def _message(message: TaskMessage) -> dict[str, Any]:
+    tags = json_values.write(Kind.TAGS, message.context_tags, typed=True)
+    context = {"$type": json_values.CORE + "OrchestrationExecutionContext", "OrchestrationTags": tags}
+    return {
+        "$type": json_values.CORE + "TaskMessage",
+        "Event": _event(message.event),
+        "SequenceNumber": message.sequence_number,
+        "OrchestrationInstance": json_values.write(Kind.INSTANCE, message.instance, typed=True),
+        "OrchestrationExecutionContext": None if tags is None else context,
+    }
+
+
+def _event(event: HistoryEvent) -> dict[str, Any]:
+    name, before, after = _WRITTEN[type(event)]
+    data: dict[str, Any] = {"$type": name}
+    _write_members(data, event, before)
+    data["EventType"] = int(event.event_type)
+    _write_members(data, event, after)
+    return data
+
+
+def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[_Written, ...]) -> None:
+    for name, field, kind, always in members:
+        value = getattr(event, field)
+        if value is not None:
+            data[name] = value if kind is None else json_values.write(kind, value, typed=True)
+        elif always:
+            data[name] = None
+
+
+_Written: TypeAlias = tuple[str, str, Kind | None, bool]
+"""A member's name, its field, its kind unless JSON has that itself, and whether it is written as null too."""
+
+
+def _written(members: tuple[Member, ...]) -> tuple[_Written, ...]:
+    return tuple(
+        (member.name, member.field, None if member.kind in json_values.PLAIN else member.kind, not member.ours)
+        for member in members
+    )
+
+
+_WRITTEN = {
+    cls: (HISTORY + layout.name, _written(layout.message[0]), _written(layout.message[1]))
+    for cls, layout in LAYOUT_OF.items()
+}
+"""Of each class of events: its ``$type``, and its members before and after ``EventType``."""
+
+
+def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
+    """The text to put in the queue, and the blob to write before it when the message is over 45 KiB of UTF-8.
+
+    :param container: name of the hub's large-message container.
+    """
+    text = encode(envelope)
+    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # ASCII: a character is a byte
+        return text, None
+    name = _blob_name(envelope.activity_id, envelope.message)
+    return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
+        container=container, name=name, data=Packed(text)
+    )
+
+
+def _blob_name(activity_id: UUID, message: TaskMessage) -> str:
+    folder = message_folder(message.instance.instance_id)
+    return f"{folder}/message-{activity_id.hex}-{message.event.event_type.name}.json.gz"
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def decode(text: str) -> Envelope:
+    """A message from a queue's text or from a blob's: JSON, or Base64 of it.
+
+    :raises MessageError: saying what is wrong.
+    """
+    try:
+        return _read_data(Members(_parse(text), "MessageData"))
+    except MessageError:
+        raise
+    except InputError as error:
+        raise MessageError(str(error)) from error
+
+
+def blob_of(envelope: Envelope) -> str | None:
+    """The blob to fetch before the message can be read; None when it is all here."""
+    return envelope.blob_name if envelope.message is None else None
+
+
+def unspill(wrapper: Envelope, text: str) -> Envelope:
+    """The message that a wrapper stands for.
+
+    It keeps the wrapper's blob name and our own members, so that :func:`encode` writes the wrapper again.
+
+    :param text: of the blob, decompressed. :raises MessageError: when that is no message.
+    """
+    inner = decode(text)
+    if inner.message is None:
+        raise MessageError(f"blob {wrapper.blob_name!r} holds no message, but a wrapper or nothing")
+    return replace(
+        inner,
+        blob_name=wrapper.blob_name,
+        failures=wrapper.failures,
+        deliveries=wrapper.deliveries,
+        waiting_since=wrapper.waiting_since,
+    )
+
+
+def _parse(text: str) -> Any:
+    plain = text.lstrip("\ufeff \t\r\n")
+    if not plain.startswith("{"):
+        plain = _unbase64(plain)
+    try:
+        return from_json(plain, allow_inf_nan=False)
+    except (ValueError, TypeError):
+        pass  # half as fast, and knows what is wrong: no JSON, or a text that no UTF-8 can hold
+    try:
+        value = _DECODER.decode(plain)
+        _check_surrogates(plain, value)
+    except MessageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"it is not JSON: {error}: {json_values.shown(plain)}") from error
+    return value
+
+
+def _check_surrogates(text: str, value: Any) -> None:
+    """Refuse what JSON can escape but no UTF-8 can hold. :param text: the JSON of the value."""
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise MessageError("it holds an unpaired surrogate, which no table can store") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _unbase64(text: str) -> str:
+    try:
+        return base64.b64decode(text.strip(), validate=True).decode("utf-8-sig").lstrip()
+    except (binascii.Error, ValueError) as error:
+        raise MessageError(f"it is neither JSON nor Base64 of it: {json_values.shown(text)}") from error
+
+
+def _read_data(data: Members) -> Envelope:
+    failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
+    waiting_since = data.get(WAITING_SINCE, Kind.TIME)
+    blob_name = data.get("CompressedBlobName", Kind.TEXT)
+    if blob_name:  # the message in the blob counts, entirely
+        check_blob_name(blob_name)
+        return Envelope(
+            activity_id=NO_ACTIVITY,
+            message=None,
+            blob_name=blob_name,
+            failures=failures,
+            deliveries=deliveries,
+            waiting_since=waiting_since,
+        )
+    if not data.has("TaskMessage"):
+        raise MessageError("MessageData has neither a TaskMessage nor a CompressedBlobName")
+    return Envelope(
+        activity_id=_read_guid(data.get("ActivityId", Kind.TEXT)),
+        message=_read_message(data.raw("TaskMessage")),
+        sequence_number=_read_count(data, "SequenceNumber"),
+        episode=data.get("Episode", Kind.INT),
+        sender=_read_sender(data.raw("Sender")),
+        trace_context=_as_text(data.raw("SerializableTraceContext")),
+        failures=failures,
+        deliveries=deliveries,
+        waiting_since=waiting_since,
+    )
+
+
+def _read_guid(text: str | None) -> UUID:
+    try:
+        return NO_ACTIVITY if text is None else UUID(text)
+    except ValueError as error:
+        raise MessageError(f"MessageData.ActivityId is {json_values.shown(text)}, not a GUID") from error
+
+
+def _read_count(members: Members, name: str) -> int:
+    value = members.raw(name)
+    if value is None:
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise MessageError(f"{members.where}.{name} is {json_values.shown(value)}, not an integer")
+
+
+def _read_sender(value: Any) -> OrchestrationInstance | None:
+    if value is None:
+        return None
+    members = Members(value, "MessageData.Sender")
+    return OrchestrationInstance(
+        instance_id=members.get("InstanceId", Kind.TEXT) or "", execution_id=members.get("ExecutionId", Kind.TEXT)
+    )
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json_values.dumps(value)
+
+
+def _read_message(value: Any) -> TaskMessage:
+    message = Members(value, "TaskMessage")
+    instance = message.need("OrchestrationInstance", Kind.INSTANCE)
+    tags: Mapping[str, str] | None = None
+    if message.has("OrchestrationExecutionContext"):
+        context = Members(message.raw("OrchestrationExecutionContext"), "TaskMessage.OrchestrationExecutionContext")
+        tags = context.get("OrchestrationTags", Kind.TAGS) or {}
+    if not message.has("Event"):
+        raise MessageError("TaskMessage has no Event")
+    return TaskMessage(
+        event=_read_event(Members(message.raw("Event"), "TaskMessage.Event")),
+        instance=instance,
+        context_tags=tags,
+        sequence_number=_read_count(message, "SequenceNumber"),
+    )
+
+
+def _read_event(event: Members) -> HistoryEvent:
+    event_type = _event_type(event)
+    layout = LAYOUTS.get(event_type)
+    if layout is None:
+        raise MessageError(f"TaskMessage.Event is a {event_type.name}, which no message carries")
+    values: dict[str, Any] = {}
+    for member in chain(*layout.message):
+        required = member.required or (member is EVENT_ID and event_type in _SCHEDULING)
+        value = event.need(member.name, member.kind) if required else event.get(member.name, member.kind)
+        if value is not None:
+            values[member.field] = value
+    return layout.cls(**_with_nulls(event, layout, values))
+
+
+def _with_nulls(event: Members, layout: Layout, values: dict[str, Any]) -> dict[str, Any]:
+    """``Version`` is "" when missing, but null when it is written as null, so that it is written so again."""
+    for member in layout.after:
+        if member.field == "version" and event.is_null(member.name):
+            values["version"] = None
+    return values
+
+
+def _event_type(event: Members) -> EventType:
+    """The class by ``$type``, with or without an assembly; else ``EventType`` by number or name."""
+    name = event.raw("$type")
+    if isinstance(name, str):
+        bare = name.partition(",")[0].strip()
+        found = _CLASSES.get(bare.removeprefix(HISTORY).lower()) if bare.startswith(HISTORY) else None
+        if found is None:
+            raise MessageError(f"TaskMessage.Event is of the unknown type {json_values.shown(name)}")
+        return found
+    value = event.raw("EventType")
+    if isinstance(value, int) and not isinstance(value, bool) and value in EventType.__members__.values():
+        return EventType(value)
+    if isinstance(value, str) and value.lower() in _EVENT_NAMES:
+        return _EVENT_NAMES[value.lower()]
+    raise MessageError(f"TaskMessage.Event has no $type and its EventType is {json_values.shown(value)}")

@@ -1,0 +1,60 @@
+"""What an instance waits for, as a column of its sentinel. Every checkpoint writes the sentinel: no extra request.
+
+The instance row cannot hold it: a checkpoint that changes nothing for a reader leaves that row alone, and a listing
+would show what the instance awaited some episodes ago.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, AwaitedEvent, Awaits
+from airflow_provider_taskhub.errors import InputError
+
+LONGEST_CAUSE = 500
+"""Characters of the text that says what of a history cannot be read."""
+
+
+def encode_awaits(awaits: Awaits) -> str:
+    """The column's text. "" for nothing, not None: a merge would keep the old value."""
+    if not awaits:
+        return ""
+    found: dict[str, Any] = {}
+    if awaits.activities:
+        found["activities"] = [name[:LONGEST_NAME] for name in awaits.activities]
+    if awaits.children:
+        found["children"] = [name[:LONGEST_NAME] for name in awaits.children]
+    if awaits.child_ids:
+        found |= {"child_ids": [*awaits.child_ids], "child_count": awaits.child_count}
+    if awaits.events:
+        found["events"] = {event.name[:LONGEST_NAME]: event.since.ticks for event in awaits.events}
+    if awaits.timer is not None:
+        found["timer"] = awaits.timer.ticks
+    if not awaits.complete:
+        found["complete"] = False
+    if awaits.unreadable:
+        found["unreadable"] = awaits.unreadable[:LONGEST_CAUSE]
+    return json.dumps(found, separators=(",", ":"))
+
+
+def decode_awaits(text: str | None) -> Awaits:
+    """Read the column; :data:`NOTHING` when it is missing or damaged."""
+    try:
+        found = json.loads(text or "{}")
+        timer = found.get("timer")
+        return Awaits(
+            activities=tuple(map(str, found.get("activities", ()))),
+            children=tuple(map(str, found.get("children", ()))),
+            child_ids=tuple(map(str, found.get("child_ids", ()))),
+            child_count=int(found.get("child_count", 0)),
+            events=tuple(
+                AwaitedEvent(name=name, since=Timestamp(int(since))) for name, since in found.get("events", {}).items()
+            ),
+            timer=None if timer is None else Timestamp(int(timer)),
+            complete=found.get("complete") is not False,
+            unreadable=str(found.get("unreadable", "")),
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError, InputError):
+        return NOTHING

@@ -1,0 +1,91 @@
+"""Which workers can run what some work needs, and how the apps of two workers differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Need
+
+__all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
+
+SHOWN = 20
+"""Names that a text lists at most; the rest is counted."""
+
+
+def can_run(member: Member, need: Need) -> bool:
+    """Whether a worker has a function, and its app can continue an instance of this version."""
+    if need.kind not in member.roles or need.name not in member.functions(need.kind):
+        return False
+    accepted = member.accepts.get(need.name)
+    return not need.version or accepted is None or need.version in accepted
+
+
+def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
+    """The live workers that could run what is needed."""
+    return tuple(member for member in members if member.alive and can_run(member, need))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the apps of another worker differ from a worker's own.
+
+    :param lacks: functions that only this worker has. :param more: functions that only the other worker has.
+    :param versions: app name, our version, its version.
+    """
+
+    worker: str
+    lacks: tuple[Need, ...] = ()
+    more: tuple[Need, ...] = ()
+    versions: tuple[tuple[str, str, str], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"app {app!r} has version {its!r} there and {ours!r} here" for app, ours, its in self.versions]
+        if self.lacks:
+            parts.append(f"it lacks {listed(self.lacks)}")
+        if self.more:
+            parts.append(f"this worker lacks {listed(self.more)}")
+        return f"worker {self.worker}: {'; '.join(parts)}"
+
+
+def difference(mine: Member, other: Member) -> Difference | None:
+    """How the apps of ``other`` differ from those of ``mine``, in the roles that both have; None: they do not."""
+    lacks: list[Need] = []
+    more: list[Need] = []
+    for kind in (ORCHESTRATOR, ACTIVITY):
+        ours, theirs = mine.functions(kind), other.functions(kind)
+        if kind in mine.roles and kind in other.roles and ours != theirs:
+            lacks += [Need(kind, name) for name in sorted(set(ours) - set(theirs))]
+            more += [Need(kind, name) for name in sorted(set(theirs) - set(ours))]
+    versions = tuple(
+        (app, version, other.apps[app])
+        for app, version in sorted(mine.apps.items())
+        if other.apps.get(app, version) != version
+    )
+    if not (lacks or more or versions):
+        return None
+    return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions)
+
+
+def refusal(mine: Member, others: Iterable[Member]) -> str | None:
+    """Why a strict worker does not start beside live workers; None: their apps are the same."""
+    found = [
+        str(unlike)
+        for other in others
+        if other.alive and other.apps and (unlike := difference(mine, other)) is not None
+    ]
+    if not found:
+        return None
+    more = f"; and {len(found) - SHOWN} more workers" if len(found) > SHOWN else ""
+    return (
+        f"the apps of this worker differ from those of live workers of the hub: {'; '.join(found[:SHOWN])}{more}. Give "
+        "all workers the same apps, or start this one without --strict: work that only one worker can run then waits "
+        "for that worker"
+    )
+
+
+def listed(things: Iterable[object], most: int = SHOWN) -> str:
+    """The first of some things, and how many more there are: a text of bounded length."""
+    names = [str(thing) for thing in things]
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

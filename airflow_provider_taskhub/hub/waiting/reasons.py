@@ -1,0 +1,424 @@
+"""Why an instance does not go on: one pure decision for the command line, the page, Airflow's log and the metrics.
+
+``snapshots`` reads the store for it. No worker acts on the answer.
+
+This module is longer than others: it is one list of reasons in the order of their strength, each with its text, and the
+order can only be judged with all of them in sight.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.actions import WATCH_TAG
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.model import (
+    ACTIVITY,
+    ORCHESTRATOR,
+    FunctionKind,
+    InstanceState,
+    Member,
+    Ownership,
+    OwnerState,
+)
+from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, listed
+
+_MOST_NAMES = 5
+START_WORKER = "Start one: taskhub worker --app MODULE:APP"
+
+
+class Reason(StrEnum):
+    """What an instance waits for."""
+
+    OFFLINE = "partition_offline"
+    QUARANTINE = "quarantine"
+    UNREADABLE = "history_unreadable"
+    SUSPENDED = "suspended"
+    STARTS_LATER = "starts_later"
+    NO_ORCHESTRATOR = "no_worker_knows_orchestrator"
+    VERSION = "no_worker_has_version"
+    NOT_OWNER = "owner_does_not_know_orchestrator"
+    UNSERVED = "partition_unserved"
+    NO_ACTIVITY = "no_worker_knows_activity"
+    NO_CHILD = "no_worker_knows_child"
+    CHILD_HELD = "child_held"
+    EVENTS = "event"
+    TIMER = "timer"
+    CHILDREN = "child"
+    ACTIVITIES = "activity"
+    NO_TRIGGERER = "no_triggerer"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a person must repair something before the instance goes on. Otherwise it waits as its code says."""
+        return self in _FAULTS
+
+
+_FAULTS = frozenset(
+    {
+        Reason.OFFLINE,
+        Reason.QUARANTINE,
+        Reason.UNREADABLE,
+        Reason.NO_ORCHESTRATOR,
+        Reason.VERSION,
+        Reason.NOT_OWNER,
+        Reason.UNSERVED,
+        Reason.NO_ACTIVITY,
+        Reason.NO_CHILD,
+        Reason.CHILD_HELD,
+    }
+)
+
+
+AWAITED = frozenset(
+    {
+        Reason.UNREADABLE,
+        Reason.NO_ACTIVITY,
+        Reason.NO_CHILD,
+        Reason.CHILD_HELD,
+        Reason.EVENTS,
+        Reason.TIMER,
+        Reason.CHILDREN,
+        Reason.ACTIVITIES,
+    }
+)
+"""Reasons that only what an instance awaits tells, and neither its row nor the hub around it."""
+LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
+"""Reasons for which a no-worker timeout runs: workers lack something, or the one that has to run it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """One reason why an instance does not go on.
+
+    :param reason: its kind.
+    :param text: what is waited for; to be read after "waits: ". :param remedy: the way out; "" where none is needed.
+    """
+
+    reason: Reason
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.remedy}" if self.remedy else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A message for the instance that is in quarantine.
+
+    :param stuck: the whole instance is: nothing of it runs. :param message_id: to put it back, or to drop it.
+    """
+
+    message_id: str
+    cause: str
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What is known of an instance and of the hub around it.
+
+    :param members: workers; only those with ``alive`` count.
+    :param served: who owns its partition; None: not known.
+    :param offline_by, offline_reason: of the order that takes its partition offline; "" if it is not known.
+    :param quarantined: messages for it. :param awaits: as its last checkpoint left it; None: not known.
+    :param children: awaited children whose ids are known. Only what is around them counts: before its first checkpoint
+        a child has no row.
+    :param now: by this machine's clock.
+    """
+
+    state: InstanceState
+    members: Sequence[Member]
+    served: Ownership | None = None
+    offline_by: str = ""
+    offline_reason: str = ""
+    quarantined: Sequence[Kept] = ()
+    awaits: Awaits | None = None
+    children: Sequence[Snapshot] = ()
+    now: Timestamp
+
+
+def why(found: Snapshot) -> tuple[Why, ...]:
+    """Every reason why an instance stands still, the strongest first; nothing for one that works or has ended.
+
+    An instance whose activities are known to live workers waits for these (:attr:`Reason.ACTIVITIES`), which is work.
+    """
+    state = found.state
+    if state.status.is_final:
+        return ()
+    reasons = [*_ordered(found), *_damaged(found), *_held(found), *_unable(found), *_children_held(found)]
+    if not reasons:
+        reasons = [*_awaited(found.awaits or NOTHING, found)]
+    return tuple(reasons)
+
+
+def _ordered(found: Snapshot) -> Iterable[Why]:
+    served = found.served
+    if served is not None and (served.offline or served.state is OwnerState.OFFLINE):
+        by = f" by {found.offline_by}" if found.offline_by else ""
+        reason = f" ({found.offline_reason})" if found.offline_reason else ""
+        yield Why(
+            reason=Reason.OFFLINE,
+            text=f"partition {served.partition} was taken offline{by}{reason}",
+            remedy=f"To bring it back: {_command('partitions online', str(served.partition))}",
+        )
+    stuck = [kept for kept in found.quarantined if kept.stuck]
+    kept = (stuck or [*found.quarantined])[:1]
+    if kept:
+        what = "it is in quarantine" if stuck else "a message for it is in quarantine"
+        yield Why(
+            reason=Reason.QUARANTINE,
+            text=f"{what}: {_short(kept[0].cause)}",
+            remedy=f"Fix the cause, then: {_command('quarantine put-back', kept[0].message_id)}",
+        )
+
+
+def _children_held(found: Snapshot) -> Iterable[Why]:
+    for child in found.children:
+        for one in _ordered(child):
+            text = f"its child {child.state.instance_id!r}: {one.text}"
+            yield Why(reason=Reason.CHILD_HELD, text=text, remedy=one.remedy)
+
+
+def _damaged(found: Snapshot) -> Iterable[Why]:
+    cause = (found.awaits or NOTHING).unreadable
+    if cause:
+        yield unreadable_history(found.state.instance_id, cause)
+
+
+def _held(found: Snapshot) -> Iterable[Why]:
+    """A suspension, or a start that is scheduled for later."""
+    state = found.state
+    if state.is_held:
+        reason = state.output or ""
+        by = f" by {state.suspended_by}" if state.suspended_by else ""
+        since = f" since {clock(state.suspended_at)}" if state.suspended_at is not None else ""
+        said = f": {_short(reason)}" if reason else ""
+        yield Why(
+            reason=Reason.SUSPENDED,
+            text=f"suspended{by}{since}{said}",
+            remedy=f"To resume it: {_command('instances resume', state.instance_id)}",
+        )
+    elif (start := _later_start(found)) is not None:
+        yield Why(reason=Reason.STARTS_LATER, text=f"its start is scheduled for {clock(start)}")
+
+
+def _later_start(found: Snapshot) -> Timestamp | None:
+    """When the instance is to start; None: it has started, or is to start at once."""
+    start = found.state.scheduled_start
+    ahead = found.state.status is Status.PENDING and start is not None and start > found.now
+    return start if ahead else None
+
+
+def _unable(found: Snapshot) -> Iterable[Why]:
+    """Functions that live workers do not have."""
+    state = found.state
+    if _later_start(found) is not None:
+        return  # no worker needs its orchestrator before it starts
+    if is_foreign(found.served):
+        return  # workers of .NET do not list what they can run
+    live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
+    need = Need("orchestrator", state.name, state.version)
+    fit, known = able(live, need), able(live, Need("orchestrator", state.name))
+    if not known:
+        yield _unknown(Reason.NO_ORCHESTRATOR, ORCHESTRATOR, [state.name], live)
+    elif not fit:
+        there = listed(map(described, known), _MOST_NAMES)
+        yield Why(
+            reason=Reason.VERSION,
+            text=f"no live worker accepts version {state.version!r} of orchestrator {state.name!r}. Alive: {there}",
+            remedy="Start a worker whose app has that version, or declares it compatible",
+        )
+    elif (served := found.served) is not None and not served.offline:
+        misplaced = tuple(_misplaced(need, served, live, fit))
+        lacking = tuple(_without_code(found, live))
+        if lacking and any(one.reason is Reason.NOT_OWNER for one in misplaced):
+            # the right owner could not go on either, and the worker that owns the partition may change every minute
+            yield from lacking
+            yield from () if _only_unknown(found, live) else misplaced
+        else:
+            yield from (*misplaced, *lacking)
+        return
+    if live or any(member.alive and ACTIVITY in member.roles for member in found.members):
+        yield from _without_code(found, live)
+
+
+def is_foreign(served: Ownership | None) -> bool:
+    """Whether the owner of a partition is not a TaskHub worker: these are called ``name@host/incarnation``."""
+    return served is not None and served.owner is not None and "/" not in served.owner.rpartition("@")[2]
+
+
+def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Sequence[Member]) -> Iterable[Why]:
+    owner = next((member for member in live if member.worker == served.owner), None)
+    if owner is None:
+        last = f": its last owner {served.owner} is not alive" if served.owner else ""
+        yield Why(
+            reason=Reason.UNSERVED,
+            text=f"no worker serves partition {served.partition}{last}",
+            remedy="A live worker takes it within a scan, unless an order forbids it. "
+            "To see the orders: taskhub partitions check",
+        )
+    elif owner not in fit:
+        others = listed([member.worker for member in fit], _MOST_NAMES)
+        yield Why(
+            reason=Reason.NOT_OWNER,
+            text=f"partition {served.partition} is owned by {owner.worker}, which cannot run {need}; "
+            f"{others} can run it, but does not own the partition",
+            remedy="Load the same apps in all workers of the hub",
+        )
+
+
+def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
+    """Awaited activities and children that no live worker can run. :param live: workers that run orchestrators."""
+    workers = _activity_workers(found)
+    if activities := _unknown_activities(found, workers):
+        yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
+    if live and (children := _unknown_children(found, live)):  # a child that has not begun has no row that says it
+        unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
+        yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
+
+
+def _activity_workers(found: Snapshot) -> Sequence[Member]:
+    return [member for member in found.members if member.alive and ACTIVITY in member.roles]
+
+
+def _unknown_activities(found: Snapshot, workers: Sequence[Member]) -> Sequence[str]:
+    return [name for name in (found.awaits or NOTHING).activities if not able(workers, Need(ACTIVITY, name))]
+
+
+def _unknown_children(found: Snapshot, live: Sequence[Member]) -> Sequence[str]:
+    return [name for name in (found.awaits or NOTHING).children if not able(live, Need(ORCHESTRATOR, name))]
+
+
+def _only_unknown(found: Snapshot, live: Sequence[Member]) -> bool:
+    """Whether the instance awaits nothing but activities and children that no live worker can run."""
+    awaits = found.awaits or NOTHING
+    if awaits.events or awaits.timer is not None or not awaits.complete:
+        return False
+    activities, children = _unknown_activities(found, _activity_workers(found)), _unknown_children(found, live)
+    return (len(activities), len(children)) == (len(awaits.activities), len(awaits.children))
+
+
+def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
+    more = "" if awaits.complete else " and more"
+    if awaits.events:
+        named = listed([f"{event.name!r} since {clock(event.since)}" for event in awaits.events], _MOST_NAMES)
+        first = awaits.events[0].name
+        send = f"To send it: {_command('instances raise-event', found.state.instance_id, first)}"
+        yield Why(
+            reason=Reason.EVENTS,
+            text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
+            remedy=send if len(first) < LONGEST_NAME else "",  # the end of a longer name is not stored
+        )
+    if awaits.activities:
+        yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
+    if awaits.children:
+        yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{_ids(awaits)}{more}")
+    if awaits.timer is not None:
+        yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
+
+
+def _ids(awaits: Awaits) -> str:
+    """Ids of the children, in brackets; "" where they are not known."""
+    others = awaits.child_count - len(awaits.child_ids)
+    shown = ", ".join(awaits.child_ids) + (f" and {others} more" if others > 0 else "")
+    return f" ({shown})" if awaits.child_ids else ""
+
+
+def unreadable_history(instance_id: str, cause: str) -> Why:
+    """The reason that no worker can go on with an instance, because its stored history is damaged.
+
+    :param cause: what cannot be read.
+    """
+    return Why(
+        reason=Reason.UNREADABLE,
+        text=f"its history cannot be read: {_short(cause)}",
+        remedy=f"To end it: {_command('instances terminate', instance_id)}",
+    )
+
+
+def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:
+    """The reason that a deferred Airflow task waits for an instance and no live triggerer watches this hub.
+
+    Not a fault by itself: a triggerer without waits leaves, and comes back seconds after a task is deferred.
+
+    :param watching: members that watch the hub for Airflow; None: not known.
+    """
+    if watching is None or watching or WATCH_TAG not in (state.tags or {}):
+        return None
+    if state.status is Status.PENDING or state.status.is_final:
+        return None  # its task may not have been deferred yet, or goes on without one
+    return Why(
+        reason=Reason.NO_TRIGGERER,
+        text="no triggerer of Airflow watches this hub now: a deferred task stays deferred until one does",
+        remedy="If none runs, start one: airflow triggerer",
+    )
+
+
+def unstopped(members: Iterable[Member]) -> tuple[Why, ...]:
+    """The reason that recorded activities of an ended instance are not stopped: no worker for activities is alive."""
+    if any(member.alive and ACTIVITY in member.roles for member in members):
+        return ()
+    return (Why(reason=Reason.NO_ACTIVITY, text=_nobody(ACTIVITY), remedy=START_WORKER),)
+
+
+def _nobody(kind: FunctionKind) -> str:
+    return f"no worker that runs {_PLURAL[kind]} is alive"
+
+
+def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: Sequence[Member]) -> Why:
+    """The reason that no live worker knows some names. Names the live workers and what they know.
+
+    :param workers: live workers of that role.
+    """
+    head = f"no live worker knows {_plural(kind, names)}"
+    if not workers:
+        return Why(
+            reason=reason,
+            text=f"{head}: {_nobody(kind)}",
+            remedy=START_WORKER,
+        )
+    known = {one for member in workers for one in member.functions(kind)}
+    alive = listed(map(described, workers), _MOST_NAMES)
+    return Why(
+        reason=reason,
+        text=f"{head}. Alive: {alive}; they know: {listed(sorted(known), _MOST_NAMES) or 'none'}",
+        remedy="Load the app that declares it, or correct the name"
+        if len(names) == 1
+        else "Load the apps that declare them, or correct the names",
+    )
+
+
+def _command(name: str, *arguments: str) -> str:
+    """A command that a shell takes as it is, whatever the ids in it are."""
+    options_end = ("--",) if any(argument.startswith("-") for argument in arguments) else ()
+    return f"taskhub {name} {shlex.join((*options_end, *arguments))}"
+
+
+def clock(moment: Timestamp) -> str:
+    """``2026-11-23 03:40:12 UTC``."""
+    return f"{moment.text()[:19].replace('T', ' ')} UTC"
+
+
+_PLURAL = {ORCHESTRATOR: "orchestrators", ACTIVITY: "activities", "child": "children"}
+
+
+def _plural(what: str, names: Sequence[str]) -> str:
+    return f"{what if len(names) == 1 else _PLURAL[what]} {listed(map(repr, names), _MOST_NAMES)}"
+
+
+def described(member: Member) -> str:
+    """The full name of a worker, with its apps and their versions."""
+    apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
+    return f"{member.worker} ({apps or 'no app'})"
+
+
+def _short(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,261 @@
+"""Reads what ``waiting`` decides from. The number of requests is bounded, however many instances a hub has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.pending_waits import Awaits
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
+from airflow_provider_taskhub.hub.history.queries import query_filter
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceState, Member, Ownership
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.waiting.reasons import Kept, Reason, Snapshot, Why, unwatched, why
+
+PARALLEL = 16
+"""Sentinels read at the same time."""
+SENTINELS = 100
+"""Running and suspended instances of one answer whose sentinel is read. What the others await stays unknown."""
+ROWS = 500
+"""Rows of one status that a scan reads."""
+PAGES = 10
+"""Requests for the rows of one status: a store may answer with few rows and more to come."""
+QUARANTINED = 1000
+EXAMPLES = 3
+"""Instances that a scan names for each reason."""
+BELIEVED = 5.0
+"""Seconds for which a reading of the hub is used again: a page asks every 2 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """An instance that waits. :param text: why, and the way out."""
+
+    instance_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Instances of a hub that do not go on, by their strongest reason.
+
+    :param counts: of instances. :param examples: some of them.
+    :param complete: False if not all instances were looked at: the counts are then lower bounds.
+    """
+
+    counts: Mapping[Reason, int] = field(default_factory=dict)
+    examples: Mapping[Reason, tuple[Example, ...]] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def faults(self) -> tuple[Reason, ...]:
+        """The reasons among them that are faults (:attr:`Reason.is_fault`)."""
+        return tuple(reason for reason in self.counts if reason.is_fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """The hub as last read. :param read: monotonic second. :param kept: by instance id."""
+
+    read: float
+    served: Mapping[int, Ownership]
+    controls: tuple[Control, ...]
+    kept: Mapping[str, Sequence[Kept]]
+
+
+class Snapshots:
+    """Why instances of a hub do not go on. Belongs to one event loop.
+
+    :param observer: reads partitions and orders for this reader.
+    """
+
+    def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
+        self._hub, self._observer = hub, observer
+        self._around: _Around | None = None
+        self._reading = asyncio.Lock()
+
+    async def one(
+        self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
+    ) -> tuple[Why, ...]:
+        """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests, two more for each of at
+        most three children.
+
+        :param members: workers, alive as the caller has proven it. :param watching: members that watch the hub for
+            Airflow; None: not known.
+        """
+        if state.status.is_final:
+            return ()
+        awaits = await self._awaits(state)
+        ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
+        partitions = {partition_of(one, self._observer.partitions) for one in ids}
+        kept, _ = await asyncio.gather(
+            asyncio.gather(*map(self._kept, ids)), asyncio.gather(*map(self._observer.refresh_one, partitions))
+        )
+        around = _Around(
+            read=0.0,
+            served={partition: self._observer.ownership(partition) for partition in partitions},
+            controls=self._observer.controls,
+            kept=dict(zip(ids, kept, strict=True)),
+        )
+        return self._whys(state, members, watching, around, awaits)
+
+    async def many(
+        self,
+        states: Iterable[InstanceState],
+        members: Sequence[Member],
+        watching: Sequence[Member] | None,
+        *,
+        sentinels: int = SENTINELS,
+    ) -> dict[str, tuple[Why, ...]]:
+        """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
+
+        :param sentinels: how many of the instances that run or are suspended are asked what they await, a request each;
+            those first that run, of these those that changed the longest ago.
+        """
+        found = [state for state in states if not state.status.is_final]
+        if not found:
+            return {}
+        around = await self._read_around()
+        begun = [state for state in found if state.status is not Status.PENDING]
+        asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
+        read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
+        known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
+        whys = {
+            state.instance_id: self._whys(state, members, watching, around, known.get(state.instance_id))
+            for state in found
+        }
+        return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
+
+    async def scan(self, members: Sequence[Member], watching: Sequence[Member] | None) -> Waiting:
+        """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at.
+
+        Each is counted by its strongest reason, and by a missing triggerer as well. Parameters as in :meth:`one`.
+        """
+        open_ones = (Status.SUSPENDED, Status.PENDING, Status.RUNNING)
+        read = await asyncio.gather(*map(self._rows, open_ones))
+        states = [state for rows, _ in read for state in rows]
+        whys = await self.many(states, members, watching)
+        counts: dict[Reason, int] = defaultdict(int)
+        examples: dict[Reason, list[Example]] = defaultdict(list)
+        for instance_id, reasons in whys.items():
+            told = [one for one in reasons if one is reasons[0] or one.reason is Reason.NO_TRIGGERER]
+            for one in told:
+                if one.reason is Reason.ACTIVITIES:
+                    continue  # it works
+                counts[one.reason] += 1
+                if len(examples[one.reason]) < EXAMPLES:
+                    examples[one.reason].append(Example(instance_id=instance_id, text=str(one)))
+        order = [reason for reason in Reason if reason in counts]
+        begun = sum(state.status is not Status.PENDING for state in states)
+        whole = all(end for _, end in read) and begun <= SENTINELS
+        return Waiting(
+            counts={reason: counts[reason] for reason in order},
+            examples={reason: tuple(examples[reason]) for reason in order},
+            complete=whole,
+        )
+
+    def _whys(
+        self,
+        state: InstanceState,
+        members: Sequence[Member],
+        watching: Sequence[Member] | None,
+        around: _Around,
+        awaits: Awaits | None,
+    ) -> tuple[Why, ...]:
+        found = self._snapshot(state, members, around)
+        child_ids = awaits.child_ids if awaits is not None else ()
+        children = [self._snapshot(replace(state, instance_id=one), members, around) for one in child_ids]
+        found = replace(found, awaits=awaits, children=children)
+        reasons, alone = why(found), unwatched(state, watching)
+        return reasons if alone is None else (*reasons, alone)
+
+    def _snapshot(self, state: InstanceState, members: Sequence[Member], around: _Around) -> Snapshot:
+        partition = partition_of(state.instance_id, self._observer.partitions)
+        order = next((one for one in around.controls if _offline(one, partition)), None)
+        return Snapshot(
+            state=state,
+            members=members,
+            served=around.served.get(partition),
+            offline_by=order.by if order is not None else "",
+            offline_reason=order.reason if order is not None else "",
+            quarantined=around.kept.get(state.instance_id, ()),
+            now=self._hub.clock.utc_now(),
+        )
+
+    async def _read_around(self) -> _Around:
+        async with self._reading:
+            now = self._hub.clock.monotonic()
+            if self._around is not None and now - self._around.read < BELIEVED:
+                return self._around
+            hub = self._hub
+            _, items = await asyncio.gather(
+                self._observer.refresh(), quarantine.listing(hub.store, hub.names, bodies=False, limit=QUARANTINED)
+            )
+            kept: dict[str, list[Kept]] = defaultdict(list)
+            for item in items:
+                kept[item.instance_id].append(_kept(item))
+            self._around = _Around(
+                read=now,
+                served={number: self._observer.ownership(number) for number in range(self._observer.partitions)},
+                controls=self._observer.controls,
+                kept=kept,
+            )
+            return self._around
+
+    async def _kept(self, instance_id: str) -> Sequence[Kept]:
+        items = await quarantine.listing(
+            self._hub.store, self._hub.names, bodies=False, limit=EXAMPLES, instance_id=instance_id
+        )
+        return [_kept(item) for item in items]
+
+    async def _awaits(self, state: InstanceState) -> Awaits | None:
+        """What it waits for since its last checkpoint; None: not known.
+
+        Of one that is suspended or has not begun, only that its history cannot be read: it waits for nothing else.
+        """
+        pending = state.status is Status.PENDING
+        try:
+            sentinel = await sentinel_of(self._hub.store, self._hub.names, state.instance_id)
+        except HistoryUnreadable as error:
+            return None if pending else Awaits(unreadable=str(error))  # a pending one may replace a damaged one
+        if sentinel is None or sentinel.awaits is None or (pending and sentinel.execution_id != state.execution_id):
+            return None
+        awaits = decode_awaits(sentinel.awaits)
+        return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
+
+    async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
+        """Rows of a status, and whether these are all."""
+        hub, where = self._hub, query_filter(statuses=(status,))
+        found: list[InstanceState] = []
+        continuation: str | None = None
+        for _ in range(PAGES):
+            page = await hub.store.query(hub.names.instances, where, limit=ROWS - len(found), continuation=continuation)
+            found.extend(hub.state_of(entity) for entity in page.entities if entity.row_key == "")
+            continuation = page.continuation
+            if continuation is None:
+                return found, True
+            if len(found) >= ROWS:
+                break
+        return found, False
+
+
+def _kept(item: quarantine.Quarantined) -> Kept:
+    return Kept(message_id=item.message_id, cause=item.cause, stuck=item.stuck is not None)
+
+
+def _offline(control: Control, partition: int) -> bool:
+    return control.kind is ControlKind.OFFLINE and control.partition == partition
+
+
+def _changed(state: InstanceState) -> Timestamp:
+    return state.updated or state.created or Timestamp(0)

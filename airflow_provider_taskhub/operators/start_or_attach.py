@@ -1,0 +1,239 @@
+"""What a try of a task finds in the hub, and what it does about it: start, attach, replace, refuse.
+
+The decision is a table; :func:`launch` reads, looks the reaction up and carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.errors import InstanceExists, TaskHubError
+from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, OWNER_TAG, TaskIdentity
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.hub.watches import Watch
+
+TERMINATE_DEADLINE = 60.0
+"""Seconds that a start waits for an older generation to be gone. With no worker alive nothing of it runs either."""
+_GENERATIONS = 10_000
+"""Bound of the walk over generations that only the hub remembers."""
+
+
+class Found(StrEnum):
+    """What stands under the wanted instance id, seen from this task."""
+
+    NOTHING = "nothing"
+    LIVE = "mine, live"
+    COMPLETED = "mine, completed"
+    BROKEN = "mine, failed or terminated"
+    OLDER_LIVE = "an older generation, live"
+    OLDER_ENDED = "an older generation, ended"
+    FOREIGN_LIVE = "another's, live"
+    FOREIGN_ENDED = "another's, ended"
+
+
+class Reaction(StrEnum):
+    START = "start"
+    ATTACH = "attach"
+    RETURN = "return"
+    REPLACE = "replace"
+    TERMINATE_AND_REPLACE = "terminate and replace"
+    REFUSE = "refuse"
+
+
+REACTIONS: Mapping[Found, Reaction] = {
+    Found.NOTHING: Reaction.START,
+    Found.LIVE: Reaction.ATTACH,
+    Found.COMPLETED: Reaction.RETURN,
+    Found.BROKEN: Reaction.REPLACE,  # a rewind, once there is one
+    Found.OLDER_LIVE: Reaction.TERMINATE_AND_REPLACE,
+    Found.OLDER_ENDED: Reaction.REPLACE,
+    Found.FOREIGN_LIVE: Reaction.REFUSE,
+    Found.FOREIGN_ENDED: Reaction.REPLACE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """The generation as task_state_store keeps it: raised when ``max_tries`` differs (a clear)."""
+
+    generation: int
+    max_tries: int
+
+    @classmethod
+    def of(cls, stored: Any) -> Counter | None:
+        """Of the stored value; None where there is none, or where somebody edited it beyond recognition."""
+        if isinstance(stored, dict) and all(isinstance(stored.get(key), int) for key in ("generation", "max_tries")):
+            return cls(generation=stored["generation"], max_tries=stored["max_tries"])
+        return None
+
+    def now(self, max_tries: int) -> Counter:
+        return self if max_tries == self.max_tries else Counter(generation=self.generation + 1, max_tries=max_tries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a task wants to run.
+
+    :param instance_id: an id of the user's choice, or None for the derived one.
+    :param tags: the user's and the data interval's; those of the task are added.
+    :param deployment: name of this Airflow deployment (:func:`airflow_provider_taskhub.hooks.deployment.deployment`).
+    """
+
+    task: TaskIdentity
+    orchestrator: str
+    input: Any
+    version: str
+    instance_id: str | None
+    tags: Mapping[str, str]
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What runs now.
+
+    :param owner: task instance that started it, as the instance's tags say. :param note: for the task's log.
+    """
+
+    instance_id: str
+    owner: str
+    reaction: Reaction
+    notes: tuple[str, ...]
+
+
+class Taken(TaskHubError):
+    """The instance id belongs to something else that still runs."""
+
+
+async def launch(
+    client: Client, request: Request, *, counter: Counter | None, remember: Callable[[Counter], None]
+) -> Launched:
+    """Start the instance of this try, or attach to it.
+
+    :param counter: the generation as stored, None on the first try. :param remember: stores it; called before anything
+        is started, so that no crash in between can leave an instance that the next try does not find.
+    :raises Taken: the id of the user's choice is in use by another task or client.
+    """
+    counter = counter.now(request.task.max_tries) if counter else await _recall(client, request)
+    remember(counter)
+    notes: list[str] = []
+    if request.instance_id is None and counter.generation > 1:
+        older = request.task.instance_id(counter.generation - 1)
+        state = await client.get(older, payloads=False)
+        if state is not None and not state.status.is_final:
+            notes.append(await _terminate(client, older))
+    for _ in range(3):  # a race with another start changes what is found; twice in a row is no race any more
+        try:
+            return await _react(client, request, counter.generation, notes)
+        except InstanceExists:
+            continue
+    return await _react(client, request, counter.generation, notes)
+
+
+def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> Found:
+    """What an instance row means to this task."""
+    from airflow_provider_taskhub.engine.events import Status
+
+    if state is None:
+        return Found.NOTHING
+    if not task.started(state.tags):
+        return Found.FOREIGN_ENDED if state.status.is_final else Found.FOREIGN_LIVE
+    if (state.tags or {}).get(GENERATION_TAG) != str(generation):
+        return Found.OLDER_ENDED if state.status.is_final else Found.OLDER_LIVE
+    if not state.status.is_final:
+        return Found.LIVE
+    return Found.COMPLETED if state.status is Status.COMPLETED else Found.BROKEN
+
+
+async def _recall(client: Client, request: Request) -> Counter:
+    """The generation where task_state_store has forgotten it: first try, keys deleted, or kept only until success.
+
+    A first try that finds instances is another life of a run (deleted and made again): it goes beyond them.
+    """
+    task, last, tags = request.task, 0, None
+    if request.instance_id is not None:
+        state = await client.get(request.instance_id, payloads=False)
+        if state is not None and task.started(state.tags):
+            tags = state.tags or {}
+            last = int(tags.get(GENERATION_TAG, "1"))
+    else:
+        for generation in range(1, _GENERATIONS):
+            state = await client.get(task.instance_id(generation), payloads=False)
+            if state is None:
+                break
+            last, tags = generation, state.tags or {}
+    same = last > 0 and task.try_number > 1 and (tags or {}).get(MAX_TRIES_TAG) == str(task.max_tries)
+    return Counter(generation=last if same else last + 1, max_tries=task.max_tries)
+
+
+async def _react(client: Client, request: Request, generation: int, notes: list[str]) -> Launched:
+    from airflow_provider_taskhub.engine.events import Status
+    from airflow_provider_taskhub.hub.model import StartPolicy
+
+    task = request.task
+    instance_id = request.instance_id or task.instance_id(generation)
+    state = await client.get(instance_id, payloads=False)
+    reaction = REACTIONS[found(state, task, generation)]
+    if reaction is Reaction.REFUSE:
+        raise Taken(
+            f"instance id {instance_id!r} belongs to another run or program, whose instance is "
+            f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
+        )
+    if reaction is Reaction.TERMINATE_AND_REPLACE:
+        notes.append(await _terminate(client, instance_id))
+    starts = reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE)
+    if reaction is not Reaction.RETURN:  # before the start: the sweep finds it even after a crash in between
+        tags = {} if starts or state is None else state.tags or {}
+        await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
+    if starts:
+        policy = StartPolicy.ATTACH if reaction is Reaction.START else StartPolicy.REPLACE_FINISHED
+        state = await _start(client, request, instance_id, generation, policy)
+    elif state is not None and state.status is Status.PENDING:
+        state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)  # puts its message again
+    owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
+    return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
+
+
+def _watch(request: Request, instance_id: str, generation: int, *, owner: str) -> Watch:
+    from airflow_provider_taskhub.hub.watches import Watch
+
+    task = request.task
+    return Watch(
+        instance_id=instance_id,
+        deployment=request.deployment,
+        dag_id=task.dag_id,
+        run_id=task.run_id,
+        task_id=task.task_id,
+        map_index=task.map_index,
+        owner=owner,
+        generation=generation,
+    )
+
+
+async def _start(client: Client, request: Request, instance_id: str, generation: int, policy: Any) -> InstanceState:
+    return await client.start(
+        request.orchestrator,
+        request.input,
+        instance_id=instance_id,
+        version=request.version,
+        tags={**request.tags, **request.task.tags(generation)},
+        policy=policy,
+    )
+
+
+async def _terminate(client: Client, instance_id: str) -> str:
+    """End an older generation and wait until nothing of it runs; says how that went."""
+    reason = "from Airflow: the task was cleared and runs again"
+    try:
+        async with asyncio.timeout(TERMINATE_DEADLINE):
+            await client.terminate(instance_id, reason, wait=True)
+    except TimeoutError:
+        return f"older generation {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
+    return f"older generation {instance_id} was still running: it is terminated"

@@ -1,0 +1,298 @@
+"""The production store: Azure Storage, or its emulator.
+
+Owns the order of a unit's steps and what may go in parallel. What each step of an orchestration sends goes by our own
+requests (``storage/rest``), all else through Microsoft's clients (``storage/sdk``); both share one session, one
+credential, one rule for deadlines and repetitions, and one translation of errors. A unit is not atomic
+here: an error or a crash leaves the steps before it done, and the order of a checkpoint's steps makes that harmless
+(docs/concepts/checkpoint.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.azure.rest.account import parse_account
+from airflow_provider_taskhub.storage.azure.rest.blobs import Blobs
+from airflow_provider_taskhub.storage.azure.rest.messages import Messages
+from airflow_provider_taskhub.storage.azure.rest.request import Wire
+from airflow_provider_taskhub.storage.azure.rest.rows import Rows
+from airflow_provider_taskhub.storage.azure.sdk.blobs import BlobService
+from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
+from airflow_provider_taskhub.storage.azure.sdk.queues import QueueService
+from airflow_provider_taskhub.storage.azure.sdk.tables import TableService
+from airflow_provider_taskhub.storage.bell import Listener, Waiter, bell_of
+from airflow_provider_taskhub.storage.neighbours import Neighbours
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_RECEIVE,
+    Blob,
+    BlobInfo,
+    CrashPoint,
+    DeleteBlob,
+    DeleteMessage,
+    Entity,
+    Filter,
+    Message,
+    Operation,
+    Page,
+    Paged,
+    PutBlob,
+    PutMessage,
+    Receipt,
+    Result,
+    Results,
+    Transact,
+    Unit,
+    UpdateMessage,
+)
+from airflow_provider_taskhub.storage.steps import carry_out
+
+T = TypeVar("T")
+PARALLEL = 16
+"""Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
+GIVEN_BACK = timedelta(seconds=10)
+"""An update up to this visibility gives a message back, now or after a back-off, and is signalled when it is over. A
+longer one renews a claim: its end is hardly ever reached, and to wake for it would cost a receive per renewal."""
+
+
+class AzureStore(Paged):
+    """:class:`~airflow_provider_taskhub.storage.primitives.Store` over an Azure Storage account.
+
+    :param connection: a connection string (account key or shared access signature), or the account's address
+        (``https://NAME.blob.core.windows.net``) for ``DefaultAzureCredential``.
+    :param timeout: deadline of one call.
+    :param crash: awaited before and after each step of a unit, for tests.
+    :raises ConfigurationError: for a connection that lacks something, never with a part of a secret; and for a missing
+        package.
+    """
+
+    local = False
+
+    def __init__(self, connection: str, *, timeout: timedelta, crash: CrashPoint | None = None) -> None:
+        self._account = parse_account(connection)
+        self._crash = crash
+        self.requests: Counter[str] = Counter()
+        self._wire = Wire(self._account, timeout=timeout, requests=self.requests)
+        self._messages = Messages(self._wire)
+        self._rows = Rows(self._wire, str(self._account.endpoints["table"]))
+        self._blobs = Blobs(self._wire)
+        self._clients = Clients(self._wire)
+        self._queue_service = QueueService(self._clients)
+        self._table_service = TableService(self._clients)
+        self._blob_service = BlobService(self._clients)
+        self._bell = bell_of(self._account.describe())
+        self._listener = Listener(self._bell)
+        self._neighbours = Neighbours(self._account.describe(), self._bell)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> AzureStore:
+        async with AsyncExitStack() as opened:  # what was opened is closed again if the rest cannot be
+            await opened.enter_async_context(self._wire)
+            await opened.enter_async_context(self._clients)
+            opened.callback(self._neighbours.close)
+            self._stack = opened.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    def __repr__(self) -> str:
+        return f"AzureStore({self.describe()!r})"
+
+    def describe(self) -> str:
+        return self._account.describe()
+
+    def container_url(self, container: str) -> str:
+        return f"{self._account.endpoints['blob']}/{container}"
+
+    # writes
+
+    async def execute(self, operation: Operation) -> Result:
+        await self.packed((operation,))
+        rules.check_alone(operation)
+        return await self._carry_out(operation)
+
+    async def commit(self, unit: Unit) -> Results:
+        for step in unit.steps:
+            await self.packed(step.operations)
+        rules.check_unit(unit)
+        return await carry_out(unit, self._carry_out, self._crash, together=_parallel)
+
+    async def _carry_out(self, operation: Operation) -> Result:
+        match operation:
+            case PutMessage():
+                receipt = await self._messages.put(operation)
+                self._ring(operation.queue, operation.visibility)
+                return receipt
+            case UpdateMessage():
+                return await self._update(operation)
+            case DeleteMessage():
+                return await self._messages.delete(operation)
+            case Transact():
+                etags = await self._rows.transact(operation)
+                if operation.topic:
+                    self._bell.announce(operation.topic)
+                    self._neighbours.tell(operation.topic)
+                return etags
+            case PutBlob():
+                return await self._blobs.put(operation)
+            case DeleteBlob():
+                await self._blob_service.remove(operation)
+                return None
+
+    async def _update(self, operation: UpdateMessage) -> Receipt:
+        receipt = await self._messages.update(operation)
+        if operation.signal and operation.visibility <= GIVEN_BACK:
+            self._ring(operation.queue, operation.visibility)
+        return receipt
+
+    def _ring(self, queue: str, visibility: timedelta) -> None:
+        now = asyncio.get_running_loop().time()
+        delay = rules.whole_seconds(visibility)
+        self._bell.ring(queue, now=now, delay=float(delay))
+        if not delay:
+            self._neighbours.tell(queue)
+
+    # queues
+
+    async def create_queue(self, name: str) -> bool:
+        rules.check_queue_name(name)
+        return await self._queue_service.create(name)
+
+    async def delete_queue(self, name: str) -> None:
+        rules.check_queue_name(name)
+        await self._queue_service.delete(name)
+
+    async def list_queues(self, prefix: str) -> list[str]:
+        return await self._queue_service.names(prefix)
+
+    async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
+        rules.check_receive(queue, limit, visibility)
+        self._listener.receiving(queue)
+        return await self._messages.receive(queue, limit=limit, visibility=visibility)
+
+    async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
+        rules.check_peek(queue, limit)
+        return await self._queue_service.peek(queue, limit=limit)
+
+    async def count(self, queue: str) -> int:
+        rules.check_queue_name(queue)
+        return await self._queue_service.count(queue)
+
+    async def release_claims(self, holders: Collection[str]) -> int:
+        return 0
+
+    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+        self._neighbours.listen(queues)
+        return await self._listener.arrival(queues, timeout)
+
+    @asynccontextmanager
+    async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+        self._neighbours.listen(())
+        waiter = Waiter()
+        self._bell.enter((name,), waiter)
+        try:
+            yield waiter.wait
+        finally:
+            self._bell.leave((name,), waiter)
+
+    # tables
+
+    async def create_table(self, name: str) -> bool:
+        rules.check_table_name(name)
+        return await self._table_service.create(name)
+
+    async def delete_table(self, name: str) -> None:
+        rules.check_table_name(name)
+        await self._table_service.delete(name)
+
+    async def list_tables(self, prefix: str = "") -> list[str]:
+        return await self._table_service.names(prefix)
+
+    async def get(self, table: str, partition_key: str, row_key: str) -> Entity | None:
+        rules.check_table_name(table)
+        rules.check_key("PartitionKey", partition_key)
+        rules.check_key("RowKey", row_key)
+        return await self._rows.get(table, partition_key, row_key)
+
+    async def query(
+        self,
+        table: str,
+        filter: Filter | None = None,
+        *,
+        select: Sequence[str] | None = None,
+        limit: int = rules.MAX_PAGE,
+        continuation: str | None = None,
+    ) -> Page:
+        rules.check_query(table, filter, select, limit)
+        return await self._rows.query(table, filter, select=select, limit=limit, continuation=continuation)
+
+    # blobs
+
+    async def create_container(self, name: str) -> bool:
+        rules.check_container_name(name)
+        return await self._blob_service.create_container(name)
+
+    async def delete_container(self, name: str) -> None:
+        rules.check_container_name(name)
+        await self._blob_service.delete_container(name)
+
+    async def get_blob(self, container: str, name: str) -> Blob | None:
+        rules.check_blob(container, name)
+        return await self._blobs.get(container, name)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
+
+    async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
+        rules.check_container_name(container)
+        return await self._blob_service.names(container, prefix)
+
+    async def append_blob(self, container: str, name: str, data: bytes) -> None:
+        rules.check_append(container, name, data)
+        await self._blob_service.append(container, name, data)
+
+    # leases
+
+    async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        rules.check_lease_seconds(seconds)
+        await self._blob_service.acquire(container, name, lease_id=lease_id, seconds=seconds)
+
+    async def renew_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        await self._blob_service.renew(container, name, lease_id=lease_id)
+
+    async def change_lease(self, container: str, name: str | None, *, lease_id: str, new_lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        rules.check_lease_id(new_lease_id)
+        await self._blob_service.change(container, name, lease_id=lease_id, new_lease_id=new_lease_id)
+
+    async def release_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
+        rules.check_lease_target(container, name)
+        rules.check_lease_id(lease_id)
+        await self._blob_service.release(container, name, lease_id=lease_id)
+
+
+async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
+    """Carry out the operations of a step. After an error the operations that were not begun are dropped."""
+    if len(operations) == 1:  # most steps: no task is made
+        return (await operations[0],)
+
+    async def result(operation: Coroutine[Any, Any, Result]) -> Result:
+        return await operation
+
+    try:
+        return tuple(await gather_bounded(result, operations, limit=PARALLEL))
+    finally:
+        for operation in operations:
+            operation.close()  # an operation that never began would warn about itself

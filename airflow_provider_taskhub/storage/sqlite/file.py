@@ -1,0 +1,241 @@
+"""Opening the hub's file: made if absent, refused if it is not ours to write.
+
+Every refusal is a ``ConfigurationError`` that names the file and the way out. A file of another program is looked at
+without SQLite first, so that nothing of it (journals, WAL) is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
+from airflow_provider_taskhub.storage.sqlite.store_clock import boot_identity, boot_ticks, shift_for
+from airflow_provider_taskhub.storage.sqlite.transactions import is_busy
+
+T = TypeVar("T")
+
+APPLICATION = 0x54736B48  # "TskH"
+FORMAT = 2
+"""Of the tables below. A newer package opens an older file by migrating it; an older package refuses a newer file."""
+MAGIC = b"SQLite format 3\0"
+RETRY = (0.0003, 0.0015)
+"""Seconds between two tries for a lock, drawn at random: SQLite's own busy handler backs off ever longer and starves
+one process behind another for seconds."""
+WAY_OUT = "choose another file (TASKHUB_HOME, or sqlite:///path as the connection)"
+
+_NETWORK = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "ncpfs",
+    "davfs", "ocfs2", "gfs2", "coda", "pvfs2",
+})  # fmt: skip
+_NETWORK_FUSE = frozenset({
+    "sshfs", "glusterfs", "s3fs", "gcsfuse", "rclone", "davfs", "davfs2", "goofys", "blobfuse", "blobfuse2", "ceph",
+    "ceph-fuse", "juicefs", "seaweedfs", "mount-s3", "smbnetfs", "curlftpfs",
+})  # fmt: skip
+
+SCHEMA = """
+CREATE TABLE anchor (sequence INTEGER NOT NULL, shift INTEGER NOT NULL, high INTEGER NOT NULL,
+                     identity INTEGER NOT NULL, boot TEXT NOT NULL);
+CREATE TABLE peers (address TEXT PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE queues (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
+CREATE TABLE messages (number INTEGER PRIMARY KEY, queue INTEGER NOT NULL, visible INTEGER NOT NULL,
+                       inserted INTEGER NOT NULL, receipt INTEGER NOT NULL, dequeues INTEGER NOT NULL,
+                       text TEXT NOT NULL, holder TEXT);
+CREATE INDEX messages_visible ON messages (queue, visible, number);
+
+CREATE TABLE tables (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE COLLATE NOCASE);
+CREATE TABLE rows (number INTEGER PRIMARY KEY, tbl INTEGER NOT NULL, pk TEXT NOT NULL, rk TEXT NOT NULL,
+                   etag INTEGER NOT NULL, ts INTEGER NOT NULL, data TEXT NOT NULL);
+CREATE UNIQUE INDEX rows_key ON rows (tbl, pk, rk);
+
+CREATE TABLE containers (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,
+                         lease TEXT, seconds INTEGER NOT NULL DEFAULT 0, until INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE blobs (id INTEGER PRIMARY KEY AUTOINCREMENT, container INTEGER NOT NULL, name TEXT NOT NULL,
+                    etag INTEGER NOT NULL, type TEXT NOT NULL, size INTEGER NOT NULL, appends INTEGER,
+                    lease TEXT, seconds INTEGER NOT NULL DEFAULT 0, until INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX blobs_name ON blobs (container, name);
+CREATE TABLE chunks (blob INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE UNIQUE INDEX chunks_part ON chunks (blob, part);
+"""
+MIGRATIONS = {1: "ALTER TABLE messages ADD COLUMN holder TEXT"}
+"""What makes a file of a format one of the next format."""
+
+
+# --- connections --------------------------------------------------------------------------------------------------
+
+
+def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
+    """A connection in autocommit mode, usable by one thread at a time. No busy handler: see :data:`RETRY`.
+
+    :param timeout: seconds that another process's lock (it makes the file, or recovers it) may hold this up.
+    """
+    connection = sqlite3.connect(
+        ":memory:" if path is None else path,
+        timeout=0,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    try:
+        for pragma in ("synchronous = FULL", "journal_size_limit = 67108864", "temp_store = MEMORY"):
+            retried(partial(connection.execute, f"PRAGMA {pragma}"), timeout)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def memory(ticks: int) -> sqlite3.Connection:
+    """A private database; its time begins at ``ticks``."""
+    connection = connect(None, 0.0)
+    connection.executescript(SCHEMA)
+    connection.execute("INSERT INTO anchor VALUES (0, 0, ?, 0, '')", (ticks,))
+    return connection
+
+
+def retried(attempt: Callable[[], T], timeout: float) -> T:
+    """The result of a call that other processes' locks may refuse for a while. Blocks the calling thread.
+
+    Not ``retries.retry``, which needs an event loop: this runs in the store's own threads.
+
+    :raises Unavailable: when it was refused for ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return attempt()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            if time.monotonic() > deadline:
+                raise Unavailable(f"another process has locked the file for {timeout:g} s", maybe_done=False) from error
+        time.sleep(random.uniform(*RETRY))
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
+
+def prepare(path: Path, clock: Clock, timeout: float) -> None:
+    """Make sure that the file is there, ours, of this format, in WAL mode, and anchored to this boot.
+
+    :param clock: its wall clock is read when the file is new or the machine was restarted.
+    :raises ConfigurationError: naming the file and the way out. :raises Unavailable: when others keep it locked.
+    """
+    _make(path)
+    check_local(path)
+    _check_header(path)
+    try:
+        connection = connect(path, timeout)
+        try:
+            retried(lambda: _adopt(connection, path, clock), timeout)
+            retried(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone(), timeout)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"cannot open {path}: {error}; repair its cause or {WAY_OUT}") from error
+
+
+def _make(path: Path) -> None:
+    """The directory, and an empty file that only this user can read."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}; {WAY_OUT}") from error
+    if not os.access(path.parent, os.W_OK):  # SQLite makes its WAL beside the file
+        raise ConfigurationError(f"cannot write to the directory of {path}; {WAY_OUT}")
+
+
+def check_local(path: Path) -> None:
+    """:raises ConfigurationError: when the file lies on a network file system, where SQLite's WAL loses data."""
+    found = path.resolve()
+    above = [mount for mount in psutil.disk_partitions(all=True) if found.is_relative_to(mount.mountpoint)]
+    above.reverse()  # of several mounts at one place the last one is seen
+    kind = max(above, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype if above else ""
+    base, _, fuse = kind.partition(".")
+    if base in _NETWORK or fuse in _NETWORK_FUSE:
+        raise ConfigurationError(
+            f"{path} lies on a network file system ({kind}), where an SQLite file loses data; {WAY_OUT} "
+            "on a local disk, or use Azure Storage for workers on several machines"
+        )
+
+
+def _check_header(path: Path) -> None:
+    """Look at the first 100 bytes: application id at 68 (SQLite's file format)."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header:
+        return
+    if not header.startswith(MAGIC):
+        raise ConfigurationError(f"{path} is not an SQLite file; {WAY_OUT}")
+    application = int.from_bytes(header[68:72], "big")
+    if application not in (0, APPLICATION):
+        raise _foreign(path, application)
+
+
+def _foreign(path: Path, application: int) -> ConfigurationError:
+    return ConfigurationError(f"{path} belongs to another program (application id {application:#x}); {WAY_OUT}")
+
+
+def _adopt(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
+    """Make the tables in an empty file; check the format of another one; anchor the time of both.
+
+    The tables are made before the file goes into WAL mode, so that its header says whose it is from the first commit.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            _create(connection)
+        elif application != APPLICATION:
+            raise _foreign(path, application)
+        elif version > FORMAT:
+            raise ConfigurationError(
+                f"{path} has format {version}, this package reads {FORMAT}: it was written by a newer version; "
+                f"upgrade airflow-provider-taskhub, or {WAY_OUT}"
+            )
+        else:
+            _migrate(connection, version)
+        _anchor(connection, clock)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    for statement in SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute("INSERT INTO anchor VALUES (0, 0, 0, ?, '')", (random.SystemRandom().getrandbits(62),))
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring an older file to this format. Processes of an older version that have it open go on as they were."""
+    for older in range(version, FORMAT):
+        connection.execute(MIGRATIONS[older])
+    if version != FORMAT:
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _anchor(connection: sqlite3.Connection, clock: Clock) -> None:
+    shift, high, stored = connection.execute("SELECT shift, high, boot FROM anchor").fetchone()
+    identity = boot_identity()
+    wanted = shift_for(
+        same_boot=identity == stored, shift=shift, high=high, wall=clock.utc_now().ticks, boot=boot_ticks()
+    )
+    if (wanted, identity) != (shift, stored):
+        connection.execute("UPDATE anchor SET shift = ?, boot = ?", (wanted, identity))

@@ -1,0 +1,79 @@
+"""A private database in memory, used by its caller's thread: tests, the simulation, ``testing.run``.
+
+No thread, no lock, no other clock than the given one, so it works under an event loop whose time jumps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.storage.sqlite import file
+from airflow_provider_taskhub.storage.sqlite.shared_file import Reader
+from airflow_provider_taskhub.storage.sqlite.store_clock import clock_ticks
+from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Journal, Work, translated
+from airflow_provider_taskhub.storage.sqlite.wake import Waiters
+
+T = TypeVar("T")
+
+
+class Inline:
+    """Runs works and reads at once. What it holds lives as long as it does, through any number of open and close."""
+
+    fallback: float | None = None
+    """Nobody else can write: no look without news."""
+    identity = 0
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+        self._source: Callable[[], int] = lambda: 0
+        self.waiters = Waiters()
+        self.journal: Journal | None = None
+
+    async def open(self) -> None:
+        if self._connection is None:
+            self._source = clock_ticks(self._clock)
+            self._connection = file.memory(self._source())
+            self.journal = Journal(self._connection, self._source)
+
+    async def close(self) -> None:
+        """Nothing to release: the content stays for who opens it again."""
+
+    def now(self) -> int:
+        return self._source()
+
+    async def write(self, work: Work) -> Any:
+        """Run a work in a transaction of its own. Other tasks get a turn before it, as with every real store."""
+        await asyncio.sleep(0)
+        if self.journal is None:
+            raise Unavailable("the store is not open", maybe_done=False)
+        self.journal.begin()
+        try:
+            outcome = self.journal.run(work)
+        except HalfDone:
+            self.journal.restart()
+            outcome = self.journal.run(work)
+        self.journal.commit()
+        self.waiters.signal(outcome.touched)
+        return outcome.result()
+
+    async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
+        del reader  # nothing waits for anything here
+        await asyncio.sleep(0)
+        return self.glance(reading)
+
+    def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        if self._connection is None:
+            raise Unavailable("the store is not open", maybe_done=False)
+        try:
+            return reading(self._connection)
+        except sqlite3.Error as error:
+            raise translated(error) from error
+
+    async def listen(self, queues: Sequence[str]) -> None:
+        """Every put is heard already."""

@@ -1,0 +1,301 @@
+"""Tables over SQL: ETags, merges, entity-group transactions, pages of a query."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import TypeAlias
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.primitives import (
+    Entity,
+    EtagOf,
+    Filter,
+    Page,
+    RowOperation,
+    RowVerb,
+    Transact,
+)
+from airflow_provider_taskhub.storage.sqlite import columns
+from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, sifts, sql_of, test_of
+from airflow_provider_taskhub.storage.sqlite.transactions import Change, identifier
+
+MAX_SCANNED = 5_000
+"""Rows looked at for one page; then the page ends early and goes on, so that no read holds a thread for long."""
+MAX_SIFTED = 25_000
+"""Rows that SQLite itself looks through for one page, for a text that the filter asks for; the same bound for it."""
+MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
+
+Position: TypeAlias = tuple[str, str]
+"""Partition key and row key."""
+
+_MUST_EXIST = frozenset({RowVerb.REPLACE, RowVerb.MERGE, RowVerb.DELETE})
+_MERGES = frozenset({RowVerb.MERGE, RowVerb.UPSERT_MERGE})
+
+
+def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], str]) -> tuple[str, ...]:
+    """All rows or, by the error that it raises, none.
+
+    :param resolve: the ETag that an earlier operation of the unit gave a row.
+    """
+    table = change.identifier("tables", operation.table)
+    etags: list[str] = []
+    for whole, group in groupby(operation.rows, lambda row: row.verb is RowVerb.UPSERT_REPLACE):
+        rows = tuple(group)
+        etags.extend(_replace(change, table, rows) if whole else [_write(change, table, row, resolve) for row in rows])
+    if operation.topic:
+        change.touch(operation.topic, 0)
+    return tuple(etags)
+
+
+def _replace(change: Change, table: int, rows: Sequence[RowOperation]) -> list[str]:
+    """Rows whose former state does not matter, in one statement: SQLite gives the GIL away in each."""
+    now, etags, values = change.now(), [], []
+    for row in rows:
+        etags.append(change.next())
+        entity = row.entity
+        packed = columns.dump(columns.pack_all(entity.properties))
+        values += [table, entity.partition_key, entity.row_key, etags[-1], now, packed]
+    change.connection.execute(_upsert(len(rows)), values)
+    return [_etag(etag) for etag in etags]
+
+
+@cache
+def _upsert(count: int) -> str:
+    return (
+        f"INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES {', '.join(['(?, ?, ?, ?, ?, ?)'] * count)} "
+        "ON CONFLICT (tbl, pk, rk) DO UPDATE SET etag = excluded.etag, ts = excluded.ts, data = excluded.data"
+    )
+
+
+def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[EtagOf], str]) -> str:
+    entity = row.entity
+    if row.verb is RowVerb.INSERT:
+        return _insert(change, table, entity)
+    found = change.connection.execute(
+        "SELECT number, etag, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
+        (table, entity.partition_key, entity.row_key),
+    ).fetchone()
+    _check_condition(row, None if found is None else found[1], resolve)
+    if row.verb is RowVerb.DELETE:
+        change.connection.execute("DELETE FROM rows WHERE number = ?", (found[0],))
+        return ""
+    packed = columns.pack_all(entity.properties)
+    if found is not None and row.verb in _MERGES:
+        packed = columns.load(found[2]) | packed
+        _check_merged(entity, packed)
+    return _store(change, table, entity, None if found is None else found[0], columns.dump(packed))
+
+
+def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[EtagOf], str]) -> None:
+    if row.verb not in _MUST_EXIST:
+        return
+    if etag is None:
+        raise NotFound(f"{rules.place(row.entity)} does not exist")
+    wanted = resolve(row.etag) if isinstance(row.etag, EtagOf) else row.etag
+    if wanted not in ("*", _etag(etag)):
+        raise Conflict(f"{rules.place(row.entity)}: ETag {wanted} is not current")
+
+
+def _check_merged(entity: Entity, packed: dict[str, columns.Packed]) -> None:
+    if rules.surely_fits(len(packed), columns.characters(packed)):
+        return
+    rules.check_size(
+        Entity(partition_key=entity.partition_key, row_key=entity.row_key, properties=columns.unpack_all(packed))
+    )
+
+
+def _store(change: Change, table: int, entity: Entity, number: int | None, data: str) -> str:
+    etag, now = change.next(), change.now()
+    if number is None:
+        change.connection.execute(
+            "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (table, entity.partition_key, entity.row_key, etag, now, data),
+        )
+    else:
+        change.connection.execute(
+            "UPDATE rows SET etag = ?, ts = ?, data = ? WHERE number = ?", (etag, now, data, number)
+        )
+    return _etag(etag)
+
+
+def _insert(change: Change, table: int, entity: Entity) -> str:
+    etag, data = change.next(), columns.dump(columns.pack_all(entity.properties))
+    made = change.connection.execute(
+        "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        (table, entity.partition_key, entity.row_key, etag, change.now(), data),
+    )
+    if made.rowcount == 0:
+        raise Conflict(f"{rules.place(entity)} exists")
+    return _etag(etag)
+
+
+def _etag(number: int) -> str:
+    return f'W/"{number}"'
+
+
+def get(connection: sqlite3.Connection, table: str, partition_key: str, row_key: str) -> Entity | None:
+    found = connection.execute(
+        "SELECT pk, rk, etag, ts, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
+        (identifier(connection, "tables", table), partition_key, row_key),
+    ).fetchone()
+    return None if found is None else _Row(*found).entity(None)
+
+
+def drop(change: Change, table: str) -> None:
+    """Remove a table and its rows; none is no error."""
+    row = change.connection.execute("DELETE FROM tables WHERE name = ? RETURNING id", (table,)).fetchone()
+    change.forget()
+    if row is not None:
+        change.connection.execute("DELETE FROM rows WHERE tbl = ?", row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    partition_key: str
+    row_key: str
+    etag: int
+    ticks: int
+    data: str
+
+    def entity(self, select: Collection[str] | None) -> Entity:
+        packed = columns.load(self.data)
+        if select is not None:
+            packed = {name: value for name, value in packed.items() if name in select}
+        return Entity(
+            partition_key=self.partition_key,
+            row_key=self.row_key,
+            properties=columns.unpack_all(packed),
+            etag=_etag(self.etag),
+            timestamp=Timestamp(self.ticks),
+        )
+
+    def admitted(self, test: Test | None) -> bool:
+        if test is None:
+            return True
+        own: dict[str, columns.Packed] = {
+            "PartitionKey": self.partition_key,
+            "RowKey": self.row_key,
+            "Timestamp": {"t": self.ticks},
+        }
+        return test(columns.load(self.data) | own)
+
+
+def query(
+    connection: sqlite3.Connection,
+    table: str,
+    filter: Filter | None,
+    *,
+    select: Sequence[str] | None,
+    limit: int,
+    continuation: str | None,
+) -> Page:
+    """One page. It ends after ``limit`` rows, or where it has looked at enough of them."""
+    number = identifier(connection, "tables", table)
+    after = None if continuation is None else _position(continuation)
+    end = _end(connection, number, filter, after)
+    sql, values = _select(number, filter, after, end)
+    test = None if filter is None else test_of(filter)
+    wanted = None if select is None else frozenset(select)
+    entities: list[Entity] = []
+    characters = 0
+    rows = _rows(connection, sql, values)
+    for scanned, row in enumerate(rows, start=1):
+        if row.admitted(test):
+            characters += len(row.data)
+            entities.append(row.entity(wanted))
+        if len(entities) == limit or scanned == MAX_SCANNED or characters >= MAX_PAGE_CHARACTERS:
+            more = next(rows, None) is not None
+            rows.close()
+            position = (row.partition_key, row.row_key) if more else end
+            return Page(entities=tuple(entities), continuation=_token(position))
+    return Page(entities=tuple(entities), continuation=_token(end))
+
+
+def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> Generator[_Row, None, None]:
+    """Rows one by one; closing the generator ends the read, so that it holds no snapshot of the file."""
+    cursor = connection.execute(sql, values)
+    try:
+        for found in cursor:
+            yield _Row(*found)
+    finally:
+        cursor.close()
+
+
+def _select(
+    table: int, filter: Filter | None, after: Position | None, end: Position | None
+) -> tuple[str, list[str | int]]:
+    """The rows that a filter may admit, behind a position and up to another, in order, by one range of the index."""
+    where, values = _range(table, filter, after, end)
+    if filter is not None:
+        clause, bound = sql_of(filter)
+        where = f"{where} AND {clause}"
+        values.extend(bound)
+    return f"SELECT pk, rk, etag, ts, data FROM rows WHERE {where} ORDER BY pk, rk", values
+
+
+def _end(connection: sqlite3.Connection, table: int, filter: Filter | None, after: Position | None) -> Position | None:
+    """Where a page ends at the latest: SQLite would else look for a text as far as the table goes. None: nowhere."""
+    if filter is None or not sifts(filter):
+        return None
+    where, values = _range(table, filter, after, None)
+    sql = f"SELECT pk, rk FROM rows WHERE {where} ORDER BY pk, rk LIMIT 1 OFFSET ?"
+    found: Position | None = connection.execute(sql, (*values, MAX_SIFTED - 1)).fetchone()
+    return found
+
+
+def _range(
+    table: int, filter: Filter | None, after: Position | None, end: Position | None
+) -> tuple[str, list[str | int]]:
+    clauses: list[str] = ["tbl = ?"]
+    values: list[str | int] = [table]
+    for clause, bound in _bounds(range_of(filter, "PartitionKey"), range_of(filter, "RowKey"), after, end):
+        clauses.append(clause)
+        values.extend(bound)
+    return " AND ".join(clauses), values
+
+
+def _bounds(
+    partitions: Range, keys: Range, after: Position | None, end: Position | None
+) -> Iterator[tuple[str, Sequence[str | int]]]:
+    """Conditions that SQLite answers by the index (tbl, pk, rk).
+
+    Only one lower and one upper bound may stand there: with two of them SQLite takes either, and would walk from the
+    beginning of the partition to the position at every page. ``end`` lies within the range, so it is the upper one.
+    """
+    if partitions.single:
+        yield "pk = ?", (str(partitions.low),)
+        if after is not None:
+            yield "rk > ?", (after[1],)
+        elif keys.low is not None:
+            yield "rk >= ?", (keys.low,)
+        high = keys.high if end is None else end[1]
+        if high is not None:
+            yield "rk <= ?", (high,)
+        return
+    if after is not None:
+        yield "(pk, rk) > (?, ?)", after
+    elif partitions.low is not None:
+        yield "pk >= ?", (partitions.low,)
+    if end is not None:
+        yield "(pk, rk) <= (?, ?)", end
+    elif partitions.high is not None:
+        yield "pk <= ?", (partitions.high,)
+
+
+def _position(continuation: str) -> Position:
+    try:
+        partition_key, row_key = json.loads(continuation)
+    except ValueError:
+        raise InputError(f"continuation {continuation!r} is none that this store gave") from None
+    return str(partition_key), str(row_key)
+
+
+def _token(position: Position | None) -> str | None:
+    return None if position is None else json.dumps(position)

@@ -1,0 +1,222 @@
+"""A file that many processes share: writes by the process's writer thread, reads on connections of the store's own."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.retries import Retries, retry
+from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, retried
+from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
+from airflow_provider_taskhub.storage.sqlite.transactions import Journal, Work, is_busy, translated
+from airflow_provider_taskhub.storage.sqlite.wake import FALLBACK, Waiters, addresses_of, register, unregister
+from airflow_provider_taskhub.storage.sqlite.writer_thread import Job, Writer
+from airflow_provider_taskhub.storage.wakeups import Ear
+
+T = TypeVar("T")
+
+
+class Reader(enum.Enum):
+    """A thread for reads that may take long, with a connection of its own.
+
+    One thread for both would let a listing of many instances delay the workers, which wait for histories.
+    """
+
+    PARTITION = "partition"
+    """Rows of one partition key, such as a history; one blob."""
+    LISTING = "listing"
+    """Rows of many partition keys; names of blobs."""
+
+
+class Shared:
+    """One store's access to a file. Short reads run on the event loop, long ones in a thread of their kind.
+
+    :param timeout: deadline of every write and read, in seconds.
+    """
+
+    fallback: float | None = FALLBACK
+
+    def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
+        self._path = path
+        self._clock = clock
+        self._timeout = timeout
+        self._locked = Retries(after=(_Busy,), within=timeout, first=sum(RETRY) / 2, factor=1.0, jitter=0.6)
+        self._opened: _Opened | None = None
+        self._listening = asyncio.Lock()
+        self._ear: Ear | None = None
+        self._deaf = False
+        self._unanswered: dict[asyncio.Future[Any], float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self.waiters = Waiters()
+        self.identity = 0
+
+    async def open(self) -> None:
+        if self._opened is None:
+            self._opened = await asyncio.to_thread(_Opened, self._path, self._clock, self._timeout)
+            self.identity = self._opened.identity
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            if self._ear is not None:
+                ear, self._ear = self._ear, None
+                ear.close()
+                await self._submit(opened, lambda change: unregister(change, ear.address))
+        finally:
+            await asyncio.to_thread(opened.close)
+
+    @property
+    def journal(self) -> Journal:
+        return self._current().writer.journal
+
+    def _current(self) -> _Opened:
+        if self._opened is None:
+            raise Unavailable(f"{self._path} is not open", maybe_done=False)
+        if self._opened.process != os.getpid():
+            raise Unavailable(
+                f"{self._path} was opened before a fork; close it before the fork, or start the process anew (spawn)",
+                maybe_done=False,
+            )
+        return self._opened
+
+    def now(self) -> int:
+        return boot_ticks() + self._current().shift
+
+    async def write(self, work: Work) -> Any:
+        """Run a work in the next group."""
+        return await self._submit(self._current(), work)
+
+    async def _submit(self, opened: _Opened, work: Work) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        opened.writer.submit(Job(work, loop, future, time.monotonic() + self._timeout))
+        self._unanswered[future] = loop.time() + self._timeout * 1.1  # the writer refuses first what it has not begun
+        if self._alarm is None:
+            self._alarm = loop.call_at(self._unanswered[future], self._expire)
+        try:
+            return await future
+        finally:
+            del self._unanswered[future]
+
+    def _expire(self) -> None:
+        """Answer what has waited for too long. One alarm for all writes: each of its own costs more than most works."""
+        loop, self._alarm = asyncio.get_running_loop(), None
+        for future, deadline in self._unanswered.items():  # the oldest first
+            if deadline > loop.time():
+                self._alarm = loop.call_at(deadline, self._expire)
+                return
+            if not future.done():
+                future.set_exception(Unavailable(f"no answer from {self._path} within {self._timeout:g} s"))
+
+    async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
+        """The result of a reading.
+
+        :param reader: the thread that reads; None: the event loop, for what takes well under a millisecond.
+        """
+        if reader is not None:
+            return await self._current().readers[reader].read(reading)
+        try:
+            return self.glance(reading)
+        except _Busy:  # rarely: every read of this store comes here, so the loop below is only made if it is needed
+            pass
+
+        async def again() -> T:
+            return self.glance(reading)
+
+        try:
+            return await retry(again, self._locked, self._clock)
+        except _Busy:
+            raise Unavailable(f"{self._path} stays locked", maybe_done=False) from None
+
+    def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        """:raises _Busy: while another process recovers the file (after a kill)."""
+        try:
+            return reading(self._current().connection)
+        except sqlite3.Error as error:
+            raise (_Busy() if is_busy(error) else translated(error)) from error
+
+    async def listen(self, queues: Sequence[str]) -> None:
+        """Hear of other processes' puts from now on."""
+        async with self._listening:
+            if self._ear is None and not self._deaf:
+                try:
+                    ear = Ear(addresses_of(self._path), self.waiters.signal)
+                except OSError:  # nowhere to put a socket: the look once a second has to do
+                    self._deaf = True
+                    return
+                try:
+                    await self.write(lambda change: register(change, ear.address))
+                except BaseException:
+                    ear.close()
+                    raise
+                self._ear = ear
+
+
+class _Busy(Unavailable):
+    """A reader met a lock; it tries again."""
+
+    def __init__(self) -> None:
+        super().__init__("the file is being recovered", maybe_done=False)
+
+
+class _Opened:
+    """What an open store holds. Made and closed in a thread, since both may wait for a disk."""
+
+    def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
+        self.process = os.getpid()
+        self.writer = Writer.share(path, clock, timeout)
+        try:
+            self.connection = _connect(path, timeout)
+            anchor = "SELECT shift, identity FROM anchor"
+            row = retried(lambda: self.connection.execute(anchor).fetchone(), timeout)
+            self.shift: int = row[0]
+            self.identity: int = row[1]
+            self.readers = {kind: _ReaderThread(path, timeout, kind) for kind in Reader}
+        except BaseException:
+            self.writer.leave()
+            raise
+
+    def close(self) -> None:
+        for reader in self.readers.values():
+            reader.close()
+        self.connection.close()
+        self.writer.leave()
+
+
+class _ReaderThread:
+    """One thread and its connection."""
+
+    def __init__(self, path: Path, timeout: float, kind: Reader) -> None:
+        self._timeout = timeout
+        self._connection = _connect(path, timeout)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"taskhub-{kind.value}")
+
+    async def read(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, reading)
+
+    def _read(self, reading: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return retried(lambda: reading(self._connection), self._timeout)
+        except sqlite3.Error as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._connection.close()
+
+
+def _connect(path: Path, timeout: float) -> sqlite3.Connection:
+    connection = connect(path, timeout)
+    retried(lambda: connection.execute("PRAGMA query_only = ON"), timeout)
+    return connection

@@ -1,0 +1,233 @@
+"""The lines in a waiting task's log: who serves the hub, and one line per change. Pure: snapshots in, lines out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_provider_taskhub.engine.failures import headline
+from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.hooks.masking import masked
+from airflow_provider_taskhub.hub.model import ORCHESTRATOR, WATCHER, Need, RecordState
+from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
+from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, Reason, described
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member
+    from airflow_provider_taskhub.hub.waiting.reasons import Why
+
+PROGRESS_EVERY = 60.0
+"""Seconds between two lines about progress, at least."""
+_MOST_NAMES = 10
+_LONGEST_STATUS = 500
+_LONGEST_MESSAGE = 100
+
+
+def execution(record: ActivityRecord) -> str:
+    """Id of the execution that an attempt belongs to. A start over and a continue-as-new begin a new execution of the
+    same instance, and the numbers of its activities begin again."""
+    return record.instance.execution_id or ""
+
+
+def of_execution(state: InstanceState, records: Sequence[ActivityRecord]) -> tuple[ActivityRecord, ...]:
+    """Attempts of the instance's current execution, without those of earlier ones."""
+    return tuple(record for record in records if execution(record) == (state.execution_id or ""))
+
+
+def workers(members: Sequence[Member]) -> list[Member]:
+    """Live workers. Triggerers, which only watch instances, are not among them."""
+    return [member for member in members if member.alive and WATCHER not in member.roles]
+
+
+def served_by(members: Sequence[Member], orchestrator: str) -> str:
+    """A sentence about the hub's live workers: their names and apps, and how many of them know the orchestrator."""
+    live = workers(members)
+    if not live:
+        return "no worker of the hub is alive"
+    knows = len(able(live, Need(ORCHESTRATOR, orchestrator)))
+    names = listed(map(described, live), _MOST_NAMES)
+    if len(live) == 1:
+        return f"hub served by 1 live worker: {names}; it {'knows' if knows else 'does not know'} {orchestrator!r}"
+    known = "none of them knows" if not knows else "1 of them knows" if knows == 1 else f"{knows} of them know"
+    return f"hub served by {len(live)} live workers: {names}; {known} {orchestrator!r}"
+
+
+def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
+    """Why a task gives up waiting for a worker, naming who is there and what they know."""
+    live = workers(members)
+    head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
+    if not live:
+        return f"{head}: no worker is alive. {START_WORKER}"
+    names = sorted({name for member in live for name in member.orchestrators})
+    known = listed(names, _MOST_NAMES) or "no orchestrator"
+    return (
+        f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; "
+        f"they know: {known}. Load the app that declares it, or correct the name"
+    )
+
+
+def lacking(whys: Sequence[Why], seconds: float) -> str | None:
+    """Why a task gives up waiting for workers that can run its instance; None: they can."""
+    lacks = [why for why in whys if why.reason in LACKING]
+    return f"it could not run for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
+
+
+class Waits:
+    """Remembers what was logged about why an instance waits, so that each change is logged once.
+
+    Ordinary work is no such reason: timers end by themselves, and work has its own line (:class:`Progress`). Nor is a
+    missing triggerer: the process that waits here is one, whether the hub lists it yet or not.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def lines(self, name: str, whys: Sequence[Why]) -> Iterator[str]:
+        """What is new since the last call. :param name: of the orchestrator, or the instance's id."""
+        told = "; ".join(str(why) for why in whys if why.reason not in _NOT_LOGGED)
+        if told != self._said:
+            yield f"{name} waits: {masked(told)}" if told else f"{name} goes on"
+            self._said = told
+
+
+_WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
+_NOT_LOGGED = _WORK | {Reason.TIMER, Reason.NO_TRIGGERER}
+
+
+class Progress:
+    """Remembers which progress was logged, so that a change is logged once, and at most every :data:`PROGRESS_EVERY`.
+
+    The first line comes that long after the first call: a short instance has enough in its other lines.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._due: float | None = None
+
+    def lines(
+        self, state: InstanceState, records: Sequence[ActivityRecord], whys: Sequence[Why], now: float
+    ) -> Iterator[str]:
+        """What is new since the last line. :param now: a monotonic second."""
+        if self._due is None:
+            self._due = now + PROGRESS_EVERY
+        if now < self._due:
+            return
+        told = _progress(of_execution(state, records), whys)
+        if told not in ("", self._said):
+            yield f"progress of {state.name}: {told}"
+            self._said, self._due = told, now + PROGRESS_EVERY
+
+
+def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
+    """How many recorded activities came how far, and what those that run report; else what the instance awaits.
+
+    An activity without a record cannot be counted without reading the whole history: it is only named.
+    """
+    last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
+    counts = Counter(record.state for record in last.values())
+    parts = [f"{counts[state]} {state}" for state in RecordState if counts[state] and state is not RecordState.RUNNING]
+    running = [_reported(record) for _, record in sorted(last.items()) if record.state is RecordState.RUNNING]
+    if running:
+        parts.append(f"{len(running)} running ({listed(running, _MOST_NAMES)})")
+    awaited = [] if running else [why.text for why in whys if why.reason in _WORK]
+    recorded = f"recorded activities: {', '.join(parts)}" if parts else ""
+    return "; ".join(part for part in (recorded, f"awaits {' and '.join(awaited)}" if awaited else "") if part)
+
+
+def _reported(record: ActivityRecord) -> str:
+    """``clean #3 50 % loads May``"""
+    share = "" if record.progress is None else f"{record.progress * 100:.0f} %"
+    message = masked(" ".join((record.message or "").split()))[:_LONGEST_MESSAGE]
+    return " ".join(part for part in (record.name, f"#{record.task_id}", share, message) if part)
+
+
+class Presence:
+    """Remembers whether an instance was there, for a wait that may begin before its instance is started."""
+
+    def __init__(self) -> None:
+        self._missing: bool | None = None
+
+    def lines(self, instance_id: str, *, there: bool) -> Iterator[str]:
+        """What is new since the last call: that the instance is missing, or that it has appeared."""
+        before, self._missing = self._missing, not there
+        if self._missing and before is None:
+            yield f"no such instance yet: {instance_id} is not in the hub; waiting until it appears"
+        elif self._missing and not before:
+            yield f"instance {instance_id} is not in the hub any more; waiting until it appears again"
+        elif there and before:
+            yield f"instance {instance_id} is there now"
+
+
+class Journal:
+    """Remembers what was logged, so that every change is logged once.
+
+    Activities of executions that were over before its first look are left out: an earlier try of the task has logged
+    them. A line separates executions that begin later, by continue-as-new.
+    """
+
+    def __init__(self) -> None:
+        self._status = ""
+        self._custom: str | None = None
+        self._execution: str | None = None
+        self._earlier: set[str] = set()
+        self._said: dict[tuple[str, int, int], RecordState] = {}
+
+    def lines(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
+        """What is new since the last call: of earlier executions first, then in the order of the activities.
+
+        The status comes first while the instance lives, and last when it has ended.
+        """
+        if not state.status.is_final:
+            yield from self._status_of(state)
+        current = state.execution_id or ""
+        if self._execution is None:
+            self._execution = current
+            self._earlier = {execution(record) for record in records}
+            if before := generation_of(current):
+                yield f"{state.name} continued as new before the first look: this is execution {before + 1}"
+        self._earlier.discard(current)
+        ours = sorted(
+            (record for record in records if execution(record) not in self._earlier),
+            key=lambda r: (r.claimed.ticks, r.task_id, r.attempt),
+        )
+        yield from self._changes(record for record in ours if execution(record) != current)
+        if current != self._execution:
+            begun = generation_of(current) - generation_of(self._execution)
+            known = f" ({begun} since the last look)" if begun > 1 and same_start(current, self._execution) else ""
+            self._execution = current
+            yield f"{state.name} has begun a new execution{known}: numbers of activities and attempts begin again"
+        yield from self._changes(record for record in ours if execution(record) == current)
+        self._said = {_key(record): record.state for record in ours}
+        if state.custom_status not in (None, "", "null", self._custom):
+            self._custom = state.custom_status
+            yield f"{state.name} says: {masked(state.custom_status)[:_LONGEST_STATUS]}"
+        if state.status.is_final:
+            yield from self._status_of(state)
+
+    def _status_of(self, state: InstanceState) -> Iterator[str]:
+        if state.status != self._status:
+            self._status = state.status
+            yield f"{state.name} is {state.status}"
+
+    def _changes(self, records: Iterable[ActivityRecord]) -> Iterator[str]:
+        for record in records:
+            if self._said.get(_key(record)) is not record.state:
+                yield _activity(record)
+
+
+def _key(record: ActivityRecord) -> tuple[str, int, int]:
+    return execution(record), record.task_id, record.attempt
+
+
+def _activity(record: ActivityRecord) -> str:
+    line = f"{record.name} #{record.task_id}, attempt {record.attempt}, {record.state} on {record.worker}"
+    if record.ended is not None:
+        line += f" after {(record.ended - record.claimed).total_seconds():.1f} s"
+    if record.state is RecordState.RUNNING and record.application_id:
+        line += f", Spark application {record.application_id}"
+    if record.failure is not None:
+        line += f": {headline(record.failure)[:_LONGEST_STATUS]}"
+    elif record.state is RecordState.LOST:
+        line += ": its worker fell silent, another attempt runs"
+    return line

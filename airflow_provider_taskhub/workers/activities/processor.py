@@ -1,0 +1,240 @@
+"""The processor of work items: gives each a slot, runs its activity, and settles it whatever happens.
+
+An activity without a record runs here, at least once: run it, respond, delete the work item. Activities with a record
+are processed by :mod:`recorded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import Need
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.telemetry import Outage
+from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
+from airflow_provider_taskhub.workers.activities.recorded import Recorded
+from airflow_provider_taskhub.workers.activities.responses import Responses
+from airflow_provider_taskhub.workers.activities.runner import Runner, request_of, traced, warn_of_crash
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
+from airflow_provider_taskhub.workers.missing_functions import Absences, wait_of
+
+log = structlog.get_logger(__name__)
+
+QUICK = 1.0
+"""Seconds. The result of a longer activity without a record is stored in a message at once, and is never offered to its
+instance in memory: if this worker died, the activity would have to run again."""
+SOON = timedelta(seconds=1)
+LONG_WAIT = timedelta(minutes=1)
+"""A work item that has waited longer is begun only after its instance was read: it may have ended."""
+FORGOTTEN = timedelta(minutes=10)
+"""A work item whose instance is not stored is kept for so long: the first checkpoint may still be being written."""
+
+
+@dataclass(slots=True, eq=False)
+class _Unrecorded:
+    """An activity without a record that runs.
+
+    :ivar known: its instance has been found in the store; if it is not found later, it was purged.
+    :ivar asked_to_end: it was asked to end, which may take longer than the time between two checks.
+    """
+
+    life: asyncio.Timeout
+    known: bool = False
+    purged: bool = False
+    asked_to_end: bool = False
+
+
+class Activities:
+    """The processor of work items.
+
+    :param responses: ends a work item with a response. :param recorded: processes activities with a record.
+    :param absences: functions that this worker does not have.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        registry: Registry,
+        runner: Runner,
+        times: LeaseTimes,
+        work_items: WorkItems,
+        responses: Responses,
+        recorded: Recorded,
+        absences: Absences,
+    ) -> None:
+        self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
+        self._unrecorded_running: dict[Held, _Unrecorded] = {}
+        self._watch = asyncio.Event()
+        self._work_items, self._reader = work_items, work_items.reader
+        self._responses, self._recorded = responses, recorded
+
+    async def next(self) -> Held:
+        return await self._work_items.next()
+
+    async def process(self, item: Held) -> None:
+        try:
+            await self._process(item)
+        except asyncio.CancelledError:
+            await self._reader.give_back([item])
+            raise
+        except StorageError as error:
+            log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
+            await self._failed(item, error, delay=timedelta(seconds=1), failed=False)
+        except Exception as error:
+            log.exception("activity_defect", message_id=item.message_id)
+            await self._failed(item, error, delay=timedelta(seconds=5), failed=True)
+        finally:
+            self._work_items.leave(item)
+
+    async def _failed(self, held: Held, error: Exception, *, delay: timedelta, failed: bool) -> None:
+        """Give it back, or put it into quarantine with the error if it has failed or was delivered too often.
+
+        :param failed: count a failure.
+        """
+        if not quarantine.is_spent(held, failed=failed):
+            await self._reader.give_back([held], delay=delay, failed=failed)
+            return
+        await self._reader.keep_aside(held, quarantine.spent(held, error))
+
+    async def _process(self, held: Held) -> None:
+        event = held.message.event
+        assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
+        definition = self._registry.activities.get(event.name)
+        if definition is None:
+            await self._nobody(held, event)
+        elif (overdue := self._overdue(held, definition)) is not None:
+            await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
+        elif await self._is_settled(held, event, definition):
+            return
+        elif definition.record:
+            await self._recorded.process(held, event, definition)
+        else:
+            await self._unrecorded(held, event, definition)
+
+    def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
+        """The failure of an activity that waited longer than its ``queue_timeout``; None for every other one.
+
+        Both times are the storage service's own.
+        """
+        limit = definition.queue_timeout
+        if limit is None or held.deliveries > 1:
+            return None
+        waited = self._waited(held)
+        if waited <= limit:
+            return None
+        return FailureDetails(
+            error_type="QueueTimeout",
+            error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
+        )
+
+    def _waited(self, held: Held) -> timedelta:
+        return held.received(self._times.visibility) - held.inserted
+
+    async def _is_settled(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> bool:
+        """Settle a work item that needs no run because its instance has ended or was purged; True if it did.
+
+        Only a work item that has waited long or was begun before is checked: the check is a request to the store.
+        """
+        first = held.deliveries <= 1
+        if first and self._waited(held) < LONG_WAIT:
+            return False
+        fate = await fate_of(self._hub, held)
+        if fate is Fate.ENDED and (first or not definition.record):  # else there may be a record to close
+            # a response and not only a deletion: if the last checkpoint was cut off, the response makes it whole
+            ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
+            await self._responses.respond(held, event, ActivityOutcome(failure=ended))
+            return True
+        if fate is Fate.NOTHING:
+            if self._waited(held) < FORGOTTEN:  # whoever repeats its first checkpoint puts another work item
+                await self._reader.give_back(
+                    [held], delay=min(LONG_WAIT, max(SOON, self._waited(held) / 4)), begun=False
+                )
+            else:
+                await self._responses.drop_purged(held)
+            return True
+        return False
+
+    async def _nobody(self, held: Held, event: TaskScheduled) -> None:
+        need = Need("activity", event.name)
+        since, waited = wait_of([held], self._times.visibility)
+        gave_up = self._absences.gave_up(need, waited)
+        if gave_up is None:
+            level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
+            log.log(level, "activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
+            delay = self._absences.delay(need, held.dequeue_count)
+            await self._reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
+            return
+        failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
+        await self._responses.respond(held, event, ActivityOutcome(failure=failure))
+
+    async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        try:
+            async with asyncio.timeout(None) as life:
+                self._unrecorded_running[held] = plain = _Unrecorded(life)
+                self._watch.set()
+                begun = self._hub.clock.monotonic()
+                outcome = await self._run(held, event, definition)
+                cheap = self._hub.clock.monotonic() - begun < QUICK
+        except TimeoutError:
+            if not life.expired():
+                raise
+            if plain.purged:
+                await self._responses.drop_purged(held)
+            else:
+                await self._responses.drop(held, "its instance was ended")
+            return
+        finally:
+            self._unrecorded_running.pop(held, None)
+        await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
+
+    async def watch(self) -> None:
+        """End activities without a record whose instance has ended. Runs for ever. A record ends the others."""
+        outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
+        while True:
+            if not self._unrecorded_running:
+                self._watch.clear()
+                await self._watch.wait()
+            before = tuple(self._unrecorded_running.items())
+            await self._hub.clock.sleep(self._times.renew.total_seconds())
+            for held, plain in before:
+                if held not in self._unrecorded_running or plain.asked_to_end:
+                    continue
+                try:
+                    fate = await fate_of(self._hub, held)
+                    outage.over()
+                except StorageError as error:
+                    outage.failed(error, message_id=held.message_id)
+                    continue
+                except Exception:  # a defect in one instance must not keep the activities of the others running
+                    log.exception("activity_defect", message_id=held.message_id)
+                    continue
+                plain.purged = fate is Fate.NOTHING and plain.known
+                plain.known |= fate is not Fate.NOTHING
+                if held in self._unrecorded_running and (fate is Fate.ENDED or plain.purged):
+                    plain.asked_to_end = True
+                    plain.life.reschedule(asyncio.get_running_loop().time())
+
+    async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
+        """Run it; after the death of an executor run it again, a few times."""
+        crashes, attempt = Crashes(), max(1, held.deliveries)
+        while True:
+            request = request_of(held, event, definition, attempt=attempt, crashes=crashes)
+            outcome = await traced(event, request, self._runner.run)
+            crashes = crashes.after(outcome)
+            if not outcome.crashed or crashes.too_many:
+                return outcome
+            warn_of_crash(request, outcome)
+            attempt += 1

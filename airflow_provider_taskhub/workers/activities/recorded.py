@@ -1,0 +1,318 @@
+"""Activities with a row in the store (a *record*) for each attempt: claim it, run, record the outcome, respond.
+
+If a delivery finds a recorded outcome, it only sends the response again. If it finds the attempt of a worker that no
+longer renews its record, it takes the activity over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.engine.events import TaskScheduled
+from airflow_provider_taskhub.engine.lifecycle import (
+    ActivityHappening,
+    ActivityReaction,
+    ActivityState,
+    react_activity,
+)
+from airflow_provider_taskhub.engine.registry import ActivityDefinition
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge, Unavailable
+from airflow_provider_taskhub.hub.history import activity_records as records
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
+from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
+from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
+from airflow_provider_taskhub.workers.activities.runner import (
+    Runner,
+    action_of,
+    log_name,
+    request_of,
+    traced,
+    warn_of_crash,
+)
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
+from airflow_provider_taskhub.workers.peers import Peers
+
+log = structlog.get_logger(__name__)
+
+
+class Silence:
+    """Whether a record has stayed unchanged for too long.
+
+    Only this worker's own clock is read. The times in the record come from another machine's clock.
+    """
+
+    def __init__(self, clock: Clock, limit: timedelta) -> None:
+        self._clock, self._limit = clock, limit.total_seconds()
+        self._etag, self._since = "", 0.0
+
+    def lasts(self, entity: Entity) -> bool:
+        """:param entity: the record's row, read just now."""
+        now = self._clock.monotonic()
+        if entity.etag != self._etag:
+            self._etag, self._since = entity.etag, now
+        return now - self._since >= self._limit
+
+
+class Recorded:
+    """Processes one work item of an activity with a record.
+
+    :param me: this worker, which the records name.
+    :param peers: tells which workers are proven dead.
+    :param work_items: a work item that waits for a silent worker holds no slot.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        runner: Runner,
+        me: WorkerIdentity,
+        times: LeaseTimes,
+        peers: Peers,
+        work_items: WorkItems,
+        responses: Responses,
+    ) -> None:
+        self._hub, self._runner, self._me, self._times = hub, runner, me, times
+        self._peers, self._work_items, self._responses = peers, work_items, responses
+
+    async def process(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        crashes = Crashes()
+        while True:
+            attempt = await self._claim(held, event)
+            if attempt is None:
+                return
+            record = attempt.record
+            request = request_of(held, event, definition, attempt=record.attempt, crashes=crashes)
+            try:
+                outcome = await traced(event, request, partial(attempt.run, self._runner))
+            except Superseded as reason:
+                log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
+                await self._cancelled(held, attempt)
+                return
+            except asyncio.CancelledError:
+                await attempt.lose("its worker stopped")
+                raise
+            crashes = crashes.after(outcome)
+            if outcome.crashed and not crashes.too_many:
+                warn_of_crash(request, outcome)
+                await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
+                continue
+            try:
+                await self._record_outcome(held, event, attempt, outcome)
+            except (PayloadTooLarge, InputError) as error:
+                await self._record_outcome(held, event, attempt, refused(event, error))
+            return
+
+    async def _claim(self, held: Held, event: TaskScheduled) -> RecordedAttempt | None:
+        """Claim the record of the next attempt.
+
+        :returns: None if there is no next attempt: an earlier one has an outcome, whose response was sent again, or the
+            instance was ended.
+        """
+        hub, instance = self._hub, held.message.instance
+        silence = Silence(hub.clock, self._times.take)
+        read = held.deliveries > 1  # the first delivery need not read: if there is a record, its claim fails
+        paused = False
+        while True:
+            found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
+            read, last = True, found[-1] if found else None
+            reaction, silent = self._reaction(event, last, silence)
+            match reaction:
+                case ActivityReaction.REPEAT if last is not None:
+                    await self._again(held, event, *last)
+                    return None
+                case ActivityReaction.DROP:
+                    await self._responses.drop(held, "its instance was ended")
+                    return None
+                case ActivityReaction.CLOSE if last is not None:
+                    with suppress(Conflict):  # its worker is alive after all: read the record again
+                        await self._close(held, *last)
+                        return None
+                    continue
+                case ActivityReaction.WAIT:
+                    if not paused:
+                        paused = True
+                        self._work_items.pause(held)
+                    await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
+                    if held.gone:
+                        return None
+                    continue
+            if paused:
+                await self._work_items.slots.resume(held)
+                paused = False
+                continue  # to wait for a slot took time: read the record again
+            claim = self._new_record(held, event, last[0].attempt + 1 if last else 1)
+            etag = await self._write_claim(claim, silent)
+            if etag is None:
+                continue  # another worker has claimed it: read its record
+            if silent is not None:
+                log.warning(
+                    "activity_taken_over",
+                    activity=event.name,
+                    instance_id=instance.instance_id,
+                    task_id=event.event_id,
+                    attempt=claim.attempt,
+                    before=records.decode(silent).worker,
+                )
+            return RecordedAttempt(hub, self._times, held, claim, etag)
+
+    def _reaction(
+        self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
+    ) -> tuple[ActivityReaction, Entity | None]:
+        """What to do after reading the last attempt's record.
+
+        :returns: the reaction, and the record's row if its worker is dead or silent, so that it is to be taken over.
+        """
+        if last is None:
+            return ActivityReaction.RUN, None
+        record, entity = last
+        state, silent = _known(record), None
+        reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
+        late = silence.lasts(entity)
+        if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
+            reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
+        if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
+            reaction = ActivityReaction.RUN_NEXT  # the record is of an action that was rewound
+        return reaction, silent
+
+    async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
+        """The claim's ETag; None when somebody else was first.
+
+        :raises Unavailable: when nobody knows whether it was written, and it is not there now.
+        """
+        hub = self._hub
+        try:
+            etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
+        except Conflict:
+            return None
+        except Unavailable:  # read back, never blindly repeated: else we would wait for ourselves to fall silent
+            found = await records.newest(hub.store, hub.names, claim)
+            if found is None or found[0] != claim:
+                raise
+            return found[1].etag
+        assert isinstance(etags, tuple)
+        return etags[0]
+
+    def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
+        instance = held.message.instance
+        return ActivityRecord(
+            instance=instance,
+            task_id=event.event_id,
+            action_id=action_of(held, event),
+            attempt=number,
+            name=event.name,
+            state=RecordState.RUNNING,
+            worker=str(self._me),
+            executor="",
+            claimed=self._hub.clock.utc_now(),
+            log=log_name(instance, event.event_id, number),
+        )
+
+    async def _cancelled(self, held: Held, attempt: RecordedAttempt) -> None:
+        """Nothing of the attempt runs any more: its record goes from ``cancelling`` to ``cancelled``."""
+        found = await records.newest(self._hub.store, self._hub.names, attempt.record)
+        if found is None:
+            await self._responses.drop_purged(held)
+            return
+        reaction = react_activity(_known(found[0]), ActivityHappening.CONFIRMED).reaction
+        if reaction is ActivityReaction.CLOSE:
+            await self._close(held, *found)
+        elif held.gone:
+            self._work_items.reader.release([held])
+        else:
+            await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
+        """Record that an attempt is cancelled, and delete its work item.
+
+        :raises Conflict: when another worker or client has changed the record.
+        """
+        ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
+        await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
+        await self._responses.drop(held, "cancelled")
+
+    async def _record_outcome(
+        self, held: Held, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
+    ) -> None:
+        ok = outcome.failure is None
+        ended = replace(
+            attempt.record,
+            state=RecordState.COMPLETED if ok else RecordState.FAILED,
+            ended=self._hub.clock.utc_now(),
+            progress=1.0 if ok and attempt.record.progress is not None else attempt.record.progress,
+            result=outcome.result,
+            failure=outcome.failure,
+        )
+        large = records.result_blob(self._hub.names, ended)  # made once for all tries: to compress it is slow
+        try:
+            await self._settle(held, event, attempt, ended, outcome, large)
+        except (Conflict, NotFound):
+            found = await records.newest(self._hub.store, self._hub.names, ended)
+            if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
+                await self._again(held, event, *found)  # written by a try whose answer was lost
+                return
+            try:
+                await attempt.reclaim()
+                await self._settle(held, event, attempt, ended, outcome, large)
+            except Conflict:
+                log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
+                await self._cancelled(held, attempt)
+
+    async def _settle(
+        self,
+        held: Held,
+        event: TaskScheduled,
+        attempt: RecordedAttempt,
+        ended: ActivityRecord,
+        outcome: ActivityOutcome,
+        large: PutBlob | None,
+    ) -> None:
+        """Write the outcome and the response; repeat it while the store does not answer, since the activity has run.
+
+        :raises Conflict: when the record was changed, perhaps by an own write whose answer was lost.
+        :raises NotFound: when the record was purged.
+        """
+        before = (
+            Step(name="result", operations=() if large is None else (large,)),
+            Step(name="outcome", operations=(attempt.becomes(ended),)),
+        )
+        await write_outcome(
+            lambda: self._responses.respond(held, event, outcome, before=before),
+            hub=self._hub,
+            activity=event.name,
+        )
+
+    async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+        """Send the response of a recorded outcome again."""
+        result = await records.result_of(self._hub.store, self._hub.names, entity)
+        await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
+
+
+def _known(record: ActivityRecord) -> ActivityState:
+    """The state of a record.
+
+    :raises RecordUnreadable: for a state that this version does not know. To run the activity again may be wrong.
+    """
+    if record.state is RecordState.UNKNOWN:
+        raise records.RecordUnreadable(
+            f"attempt {record.attempt} of activity {record.name!r} #{record.task_id} of instance "
+            f"{record.instance.instance_id!r} is in a state that this version does not know: upgrade this worker"
+        )
+    return ActivityState(record.state)
+
+
+def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
+    """Whether an attempt belongs to this action. After a rewind another action may have the same number."""
+    return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

@@ -1,0 +1,91 @@
+"""How an attempt is run: by whom, its request, its trace span. Other modules settle its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from airflow_provider_taskhub import tracing
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TaskScheduled
+from airflow_provider_taskhub.engine.registry import ActivityDefinition
+from airflow_provider_taskhub.hub.formats.keys import history_folder
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.workers.executors.attempt_values import (
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+    Crashes,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Runner(Protocol):
+    """What runs user activities: the executor pool, or a test's function."""
+
+    async def run(
+        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+    ) -> ActivityOutcome: ...
+
+
+def request_of(
+    held: Held, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
+) -> ActivityRequest:
+    instance = held.message.instance
+    return ActivityRequest(
+        name=event.name,
+        version=event.version or "",
+        input=event.input,
+        instance=instance,
+        task_id=event.event_id,
+        action_id=action_of(held, event),
+        attempt=attempt,
+        tags=held.message.context_tags or {},
+        timeout=definition.timeout,
+        spark=definition.spark,
+        alone=crashes.suspect,
+        log=log_name(instance, event.event_id, attempt),
+    )
+
+
+async def traced(
+    event: TaskScheduled,
+    request: ActivityRequest,
+    run: Callable[[ActivityRequest], Coroutine[Any, Any, ActivityOutcome]],
+) -> ActivityOutcome:
+    """Run an attempt within its trace span. The trace context is passed on even if no span is recorded."""
+    if event.parent_trace_context is None:
+        return await run(request)
+    span = tracing.ActivitySpan(event, request.instance)
+    failure: FailureDetails | str | None = "it was cut off"
+    try:
+        outcome = await run(replace(request, trace=span.context))
+        failure = outcome.failure
+        return outcome
+    finally:
+        span.end(failure)
+
+
+def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
+    """Log that an attempt is lost and another one follows."""
+    log.warning(
+        "executor_crashed",
+        activity=request.name,
+        instance_id=request.instance.instance_id,
+        task_id=request.task_id,
+        attempt=request.attempt,
+        error=outcome.failure.error_message if outcome.failure else "",
+    )
+
+
+def action_of(held: Held, event: TaskScheduled) -> str:
+    """Identity of the action. A message of a .NET client has none; then it is the identity of the message."""
+    return event.taskhub_action_id or str(held.envelope.activity_id)
+
+
+def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
+    """Name of an attempt's log in the log container."""
+    return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

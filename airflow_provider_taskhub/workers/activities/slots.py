@@ -1,0 +1,131 @@
+"""Slots for activities, and the work items that wait in memory for one.
+
+If a worker took only as many work items as it has free slots, it would wait for the store between two short activities.
+So it takes more: as many as have ended within the last moment. For long activities that is almost none, so that other
+workers can take them. A work item that still waits too long is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
+
+MOMENT = 0.25
+"""Seconds. As many work items are taken ahead as have ended within this time."""
+MAX_AHEAD = 256
+PATIENCE = 1.0
+"""Seconds after which a work item that waits for a slot is given back to the other workers."""
+
+
+class Slots:
+    """:param limit: activities at once."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._limit, self._clock = limit, clock
+        self._running: set[Held] = set()
+        self._waiting: deque[tuple[float, Held]] = deque()
+        self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
+        self._reserved = 0
+        self._paused = 0
+        """Work items that wait to go on, see :meth:`resume`."""
+        self._changed = asyncio.Event()
+        self._arrived = asyncio.Event()
+
+    @property
+    def busy(self) -> int:
+        return len(self._running)
+
+    @property
+    def free(self) -> int:
+        """How many more work items this worker may take."""
+        since = self._clock.monotonic() - MOMENT
+        while self._ended and self._ended[0] < since:
+            self._ended.popleft()
+        taken = len(self._running) + len(self._waiting) + self._reserved
+        return max(0, self._limit + len(self._ended) - taken)
+
+    @contextmanager
+    def reserved(self, count: int) -> Iterator[None]:
+        """Keep so many slots free until the end of the block: otherwise two episodes would count on the same slots."""
+        self._reserved += count
+        try:
+            yield
+        finally:
+            self._reserved -= count
+
+    @property
+    def room(self) -> int:
+        """How many work items to ask the store for now.
+
+        While one waits for a slot, no slot is idle; then the worker waits until it can ask for many, since a receive of
+        few costs about as much as a receive of many.
+        """
+        free = self.free
+        enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
+        return 0 if self._waiting and free < enough else free
+
+    def put(self, held: Held) -> None:
+        """Add a work item; it waits for a slot from now on."""
+        self._waiting.append((self._clock.monotonic(), held))
+        self._changed.set()
+        self._arrived.set()
+
+    async def take(self) -> Held:
+        """Wait for a work item and a slot for it. It has the slot until :meth:`leave`."""
+        while not self._waiting or len(self._running) + self._paused >= self._limit:
+            self._changed.clear()
+            await self._changed.wait()
+        _, held = self._waiting.popleft()
+        self._running.add(held)
+        return held
+
+    def leave(self, held: Held) -> None:
+        """Free the slot of a work item. A second call has no effect."""
+        if held in self._running:
+            self._running.remove(held)
+            self._ended.append(self._clock.monotonic())
+            self._changed.set()
+
+    def pause(self, held: Held) -> None:
+        """Free the slot of a work item that only waits, until :meth:`resume`. A second call has no effect."""
+        if held in self._running:
+            self._running.remove(held)
+            self._changed.set()
+
+    async def resume(self, held: Held) -> None:
+        """Wait for a slot for a paused work item; it comes before those that have not begun."""
+        self._paused += 1
+        try:
+            while len(self._running) >= self._limit:
+                self._changed.clear()
+                await self._changed.wait()
+            self._running.add(held)
+        finally:
+            self._paused -= 1
+            self._changed.set()
+
+    def clear(self) -> list[Held]:
+        """Remove and return all waiting work items; the caller gives them back."""
+        left = [held for _, held in self._waiting]
+        self._waiting.clear()
+        return left
+
+    async def overdue(self) -> list[Held]:
+        """Wait until work items have waited for too long; remove and return them. The caller gives them back."""
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            await self._clock.sleep(PATIENCE)
+            since = self._clock.monotonic() - PATIENCE
+            late = []
+            while self._waiting and self._waiting[0][0] <= since:
+                late.append(self._waiting.popleft()[1])
+            if late:
+                return late

@@ -1,0 +1,376 @@
+"""The executor: the process that runs users' activities, each in a thread. ``python -m …workers.child SOCKET_FD``.
+
+The main thread loads the apps, starts Spark if this executor is for it, and then runs the event loop of ``async``
+activities. Another thread reads the socket. When the socket closes, the host is gone: this process ends, with
+everything that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import inspect
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from functools import partial
+from typing import Any, NoReturn
+
+from airflow_provider_taskhub import activity, tracing
+from airflow_provider_taskhub.app import load_app
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.engine.failures import failure_of
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.errors import InputError, TaskHubError
+from airflow_provider_taskhub.workers.executors import process_session
+from airflow_provider_taskhub.workers.executors.child import capture, invocation
+from airflow_provider_taskhub.workers.executors.child.spark import LaunchError, WarmSpark
+from airflow_provider_taskhub.workers.executors.protocol import (
+    Cancel,
+    Configure,
+    Decoder,
+    Done,
+    Dying,
+    Failed,
+    Log,
+    Message,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Run,
+    StartFailed,
+    encode,
+    joined,
+)
+
+_PROGRESS_EVERY = 0.25
+"""Seconds between two progress messages of one attempt; a newer one waits for the next, or for the host's ping."""
+
+
+class Link:
+    """The socket to the host. Any thread may send; one reads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.set_inheritable(False)
+        self._decoder = Decoder()
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[bytes, ...]] = deque()
+        self._owner = os.getpid()
+
+    def send(self, message: Message) -> None:
+        """Blocks while the host does not read: output cannot pile up. If the host is gone, this process ends."""
+        if os.getpid() != self._owner:
+            return  # a process that user code forked: two writers would garble the stream
+        self._waiting.append(encode(message))
+        try:
+            with self._lock:  # one thread sends what the others have added meanwhile
+                pieces: list[bytes] = []
+                while self._waiting:
+                    pieces.extend(self._waiting.popleft())
+                for piece in joined(pieces):
+                    self._connection.sendall(piece)
+        except OSError:
+            end()
+
+    def receive(self) -> Iterator[Message]:
+        """Messages until the host closes the socket."""
+        while data := self._read():
+            yield from self._decoder.feed(data)
+
+    def _read(self) -> bytes:
+        try:
+            return self._connection.recv(256 * 1024)
+        except OSError:
+            return b""
+
+
+def end() -> NoReturn:
+    """Kill this process and everything in its session, now."""
+    if os.getsid(0) == os.getpid():  # else somebody runs this module by hand: the session is not ours to kill
+        process_session.kill(os.getpid())
+    os._exit(1)
+
+
+class Threads:
+    """Threads for user code. They are kept for later jobs: to start a thread costs as much as a small activity.
+
+    Each job has its own context variables, as in a new thread. Its thread-locals stay, as in a pool.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that wait or soon will, minus the jobs that are already queued for them."""
+
+    def run(self, name: str, job: Callable[[], None]) -> None:
+        """Run a job at once; a thread is started when none is idle. :param name: of the thread, while it runs it."""
+        with self._lock:
+            idle = self._idle > 0
+            self._idle -= idle
+        if idle:
+            self._jobs.put((name, job))
+        else:
+            threading.Thread(target=self._serve, args=(name, job), daemon=True).start()
+
+    def _serve(self, name: str, job: Callable[[], None]) -> NoReturn:
+        while True:
+            threading.current_thread().name = name
+            Context().run(job)
+            del job  # with what it holds
+            with self._lock:
+                self._idle += 1
+            name, job = self._jobs.get()
+
+
+class RunningActivity:
+    """One activity under way.
+
+    :param spark: the warm context, for a Spark activity.
+    """
+
+    def __init__(
+        self, run: Run, definition: ActivityDefinition, link: Link, configure: Configure, spark: WarmSpark | None
+    ) -> None:
+        self.run = run
+        self.definition = definition
+        self.spark = spark
+        self.task: asyncio.Task[Any] | None = None
+        self.output = capture.AttemptLog(lambda data: link.send(Log(number=run.number, body=data)), configure.max_log)
+        self._max_result = configure.max_result
+        self._link = link
+        self._lock = threading.Lock()
+        self._pending: tuple[float | None, str | None] | None = None
+        self._reported = -_PROGRESS_EVERY
+        self.public = activity.Attempt(
+            info=activity.ActivityInfo(
+                name=run.name,
+                instance_id=run.instance_id,
+                execution_id=run.execution_id,
+                task_id=run.task_id,
+                attempt=run.attempt,
+                idempotency_key=run.action_id,
+                tags=dict(run.tags),
+                trace_parent=run.trace_parent,
+                trace_state=run.trace_state,
+            ),
+            report=self._report,
+        )
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        trace = tracing.joined(self.run.trace_parent, self.run.trace_state)
+        with capture.captured(self.output), activity.entered(self.public), trace:
+            yield
+
+    def arguments(self) -> tuple[Any, ...]:
+        if self.public.cancelled.is_set():
+            raise activity.ActivityCancelled("the activity was asked to stop before it began")
+        return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
+
+    def result(self, value: Any) -> Message:
+        text = invocation.result_text(self.definition, value, self._max_result)
+        return Done(number=self.run.number, body=text)
+
+    def failure(self, error: BaseException) -> Message:
+        return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
+
+    def flush(self) -> None:
+        """Send the newest progress, if it has not been."""
+        with self._lock:
+            pending, self._pending = self._pending, None
+            self._reported = SYSTEM_CLOCK.monotonic()
+        if pending is not None:
+            self._link.send(Progress(number=self.run.number, fraction=pending[0], message=pending[1]))
+
+    def _report(self, fraction: float | None, message: str | None) -> None:
+        with self._lock:
+            before = self._pending or (None, None)
+            self._pending = (
+                before[0] if fraction is None else fraction,
+                before[1] if message is None else message,
+            )
+            due = SYSTEM_CLOCK.monotonic() - self._reported >= _PROGRESS_EVERY
+        if due:
+            self.flush()
+
+
+class Child:
+    """The inside of an executor: the activities that it can run, and those that run."""
+
+    def __init__(self, link: Link, configure: Configure) -> None:
+        self._link = link
+        self._configure = configure
+        self._loop = asyncio.new_event_loop()
+        self._attempts: dict[int, RunningActivity] = {}
+        self._threads = Threads()
+        self._registry = Registry.of(())
+        self._spark: WarmSpark | None = None
+
+    def serve(self, messages: Iterator[Message]) -> NoReturn:
+        """Get ready, then run activities until the host is gone. Must be called in the main thread."""
+        threading.Thread(target=self._read, args=(messages,), name="taskhub-link", daemon=True).start()
+        try:
+            ready = self._prepare()
+        except BaseException as error:  # user modules may raise anything, SystemExit too
+            told = str(error) if isinstance(error, TaskHubError) else f"{type(error).__name__}: {error}"
+            self._link.send(
+                StartFailed(
+                    reason=told[:32_768],
+                    stack_trace=traceback.format_exc()[-32_768:],
+                    see_output=isinstance(error, LaunchError),
+                )
+            )
+            end()
+        self._link.send(ready)
+        asyncio.set_event_loop(self._loop)
+        while True:
+            try:
+                self._loop.run_forever()
+                end()
+            except (SystemExit, KeyboardInterrupt):  # of a task that an activity made: who awaits it gets it too
+                continue
+
+    def _prepare(self) -> Ready:
+        self._registry = Registry.of([load_app(name) for name in self._configure.apps])
+        if self._configure.spark:
+            self._spark = WarmSpark.start(
+                name=f"taskhub {self._configure.name}",
+                master=self._configure.master,
+                conf=self._configure.conf,
+                lock_fd=self._configure.lock_fd,
+                gone=self._die,
+            )
+        place = self._spark.place if self._spark else None
+        return Ready(
+            activities={name: definition.spark for name, definition in self._registry.activities.items()},
+            application_id=place.application_id if place else None,
+            spark_ui=place.ui if place else None,
+        )
+
+    def _die(self, reason: str) -> None:
+        self._link.send(Dying(reason=reason))
+        end()
+
+    def _read(self, messages: Iterator[Message]) -> None:
+        try:
+            for message in messages:
+                self._handle(message)
+        except BaseException:  # without its reader an executor is deaf: say why and end
+            os.write(2, traceback.format_exc().encode())
+        end()
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Run():
+                self._begin(message)
+            case Cancel(number=number):
+                self._cancel(number)
+            case Ping():
+                for attempt in tuple(self._attempts.values()):
+                    attempt.flush()
+                self._link.send(Pong())
+            case _:
+                raise InputError(f"an executor takes no {type(message).__name__} message")
+
+    def _begin(self, run: Run) -> None:
+        definition = self._registry.activities.get(run.name)
+        if definition is None:
+            known = ", ".join(sorted(self._registry.activities)) or "none"
+            text = f"no loaded app declares an activity {run.name!r}; declared are: {known}"
+            self._link.send(
+                Failed(number=run.number, failure=FailureDetails(error_type="UnknownActivity", error_message=text))
+            )
+            return
+        attempt = RunningActivity(
+            run, definition, self._link, self._configure, self._spark if definition.spark else None
+        )
+        self._attempts[run.number] = attempt
+        if inspect.iscoroutinefunction(definition.function) and not definition.spark:
+            asyncio.run_coroutine_threadsafe(self._run_async(attempt), self._loop)
+        elif definition.spark:  # py4j pins a thread of the JVM to one of ours, with what Spark keeps for it
+            threading.Thread(target=self._run, args=(attempt,), name=f"activity-{run.name}", daemon=True).start()
+        else:
+            self._threads.run(f"activity-{run.name}", partial(self._run, attempt))
+
+    def _cancel(self, number: int) -> None:
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            return
+        attempt.public.cancelled.set()
+        self._loop.call_soon_threadsafe(lambda: attempt.task.cancel() if attempt.task else None)
+        if attempt.spark is not None:
+            # In a thread of its own: a JVM that takes long must not keep the reader from answering pings.
+            threading.Thread(target=attempt.spark.cancel, args=(attempt.run.job_group,), daemon=True).start()
+
+    def _run(self, attempt: RunningActivity) -> None:
+        try:
+            with attempt.entered():
+                answer = self._call(attempt)
+        except BaseException as error:  # whatever user code raises, SystemExit too, is the attempt's outcome
+            answer = attempt.failure(error)
+        self._finish(attempt, answer)
+
+    def _call(self, attempt: RunningActivity) -> Message:
+        """Run the function in this thread and return the answer.
+
+        Errors become answers here, while the output still goes to the attempt's log.
+        """
+        try:
+            arguments = attempt.arguments()
+            function: Any = attempt.definition.function
+            if attempt.spark is None:
+                return attempt.result(function(*arguments))
+            with attempt.spark.session(
+                attempt.run.job_group, f"{attempt.run.name} of {attempt.run.instance_id}"
+            ) as spark:
+                value = function(spark, *arguments)
+                return attempt.result(asyncio.run(value) if inspect.iscoroutine(value) else value)
+        except BaseException as error:
+            return attempt.failure(error)
+
+    async def _run_async(self, attempt: RunningActivity) -> None:
+        attempt.task = asyncio.current_task()
+        with attempt.entered():
+            try:
+                function: Any = attempt.definition.function
+                answer = attempt.result(await function(*attempt.arguments()))
+            except BaseException as error:  # SystemExit would end the loop of everybody else
+                answer = attempt.failure(error)
+        self._finish(attempt, answer)
+
+    def _finish(self, attempt: RunningActivity, answer: Message) -> None:
+        self._attempts.pop(attempt.run.number, None)
+        attempt.flush()
+        try:
+            self._link.send(answer)
+        except InputError as error:
+            self._link.send(attempt.failure(error))
+
+
+def main() -> NoReturn:
+    """Entry point; ``sys.argv[1]`` is the descriptor of a connected socket."""
+    if len(sys.argv) != 2:
+        sys.exit("this module is started by a TaskHub worker, with a socket; run `taskhub worker` instead")
+    faulthandler.enable()
+    link = Link(socket.socket(fileno=int(sys.argv[1])))
+    messages = link.receive()
+    configure = next(messages, None)
+    if not isinstance(configure, Configure):
+        end()
+    capture.install()
+    Child(link, configure).serve(messages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""An attempt of an activity in the hands of an executor: what is sent, what is reported, and how it ends. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.workers.executors.attempt_log import OutputLog
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.protocol import Done, Failed, Run
+
+_log = structlog.get_logger()
+
+ProgressListener = Callable[[ActivityProgress], None]
+
+
+class RemoteAttempt:
+    """One attempt.
+
+    :param number: names it in the messages to and from the executor. :param output: takes its output.
+    :param state: what is known of it so far. :param listener: called with each change of the state.
+    :ivar ended: the executor's answer; None: the executor died.
+    :ivar shared: whether other attempts were in the executor when it died: any of them may be the cause.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        request: ActivityRequest,
+        output: OutputLog,
+        state: ActivityProgress,
+        listener: ProgressListener | None,
+    ) -> None:
+        self.number, self.request, self.output, self.state = number, request, output, state
+        self.ended: asyncio.Future[Done | Failed | None] = asyncio.get_running_loop().create_future()
+        self.shared = True
+        self._listener = listener
+
+    def order(self) -> Run:
+        """The message that starts it."""
+        request = self.request
+        return Run(
+            number=self.number,
+            name=request.name,
+            instance_id=request.instance.instance_id,
+            execution_id=request.instance.execution_id,
+            task_id=request.task_id,
+            action_id=request.action_id,
+            attempt=request.attempt,
+            tags=dict(request.tags or {}),
+            job_group=self.state.job_group or "",
+            has_input=request.input is not None,
+            trace_parent=request.trace.trace_parent if request.trace else None,
+            trace_state=request.trace.trace_state if request.trace else None,
+            body=(request.input or "").encode(),
+        )
+
+    def report(self, fraction: float | None, message: str | None) -> None:
+        """The activity has reported; None leaves a value as it was."""
+        self.state = replace(
+            self.state,
+            fraction=self.state.fraction if fraction is None else fraction,
+            message=self.state.message if message is None else message,
+        )
+        self.announce()
+
+    def announce(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(self.state)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            _log.warning("progress_listener_failed", activity=self.request.name, error=text)
+
+    def end(self, answer: Done | Failed | None) -> None:
+        """The first answer counts."""
+        if not self.ended.done():
+            self.ended.set_result(answer)
+
+    def outcome(self, reason: str | None) -> ActivityOutcome:
+        """How it ended. :param reason: why the executor ended, if it has."""
+        match self.ended.result():
+            case Done(body=body):
+                return self._outcome(result=body.decode())
+            case Failed(failure=failure):
+                return self._outcome(failure=failure)
+            case None:
+                text = f"executor {self.state.executor}, running activity {self.request.name!r}, {reason}"
+                failure = FailureDetails(error_type="ExecutorCrashed", error_message=text)
+                return replace(self._outcome(failure=failure), crashed=True, shared=self.shared)
+
+    def timed_out(self) -> ActivityOutcome:
+        """The outcome of an attempt that was stopped because its time was over."""
+        timeout = self.request.timeout or timedelta()
+        stopped = "killed with its executor" if self.ended.result() is None else "stopped"
+        text = (
+            f"activity {self.request.name!r} ran longer than its timeout of {timeout.total_seconds():g} s and was "
+            f"{stopped}"
+        )
+        return self._outcome(failure=FailureDetails(error_type="TimeoutError", error_message=text))
+
+    def _outcome(self, *, result: str | None = None, failure: FailureDetails | None = None) -> ActivityOutcome:
+        return ActivityOutcome(
+            result=result,
+            failure=failure,
+            log_tail=self.output.tail,
+            executor=self.state.executor,
+            application_id=self.state.application_id,
+            job_group=self.state.job_group,
+            spark_ui=self.state.spark_ui,
+        )

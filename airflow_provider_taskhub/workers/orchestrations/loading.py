@@ -1,0 +1,327 @@
+"""An instance in memory: its live orchestrator, what is stored of it, and how both are loaded. Writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import field, replace
+from uuid import uuid4
+
+import structlog
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import identity
+from airflow_provider_taskhub.engine.context import LogLine
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    ExecutionCompleted,
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    ExecutionTerminated,
+    HistoryEvent,
+    OrchestrationInstance,
+    ParentInstance,
+    Status,
+    SubOrchestrationInstanceCreated,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+    TimerCreated,
+)
+from airflow_provider_taskhub.engine.identity import run_name, same_start
+from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.admission.facts import Facts
+from airflow_provider_taskhub.hub.formats.history_rows import MAX_ENDED
+from airflow_provider_taskhub.hub.formats.instance_rows import is_newer, lags
+from airflow_provider_taskhub.hub.history.checkpoint import Stored
+from airflow_provider_taskhub.hub.history.load import Loaded, load
+from airflow_provider_taskhub.hub.history.salvage import salvage
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.hub.queues.delivery import Held
+
+log = structlog.get_logger(__name__)
+
+_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
+"""Messages for the current generation; responses name theirs, and are nothing to another."""
+
+
+def _outlives(event: HistoryEvent) -> bool:
+    """Whether a repetition of the message would be taken once more, by a later generation or as another start."""
+    if isinstance(event, ExecutionStarted):
+        return event.parent is not None  # of any other the row tells
+    return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An instance in memory: the live orchestrator and what is stored of it.
+
+    :ivar past: the history as loaded, until the first episode over it.
+    :ivar started: the generation's start. :ivar scheduled: what was asked for, by the action's number.
+    :ivar open_tasks: names of the activities that are not answered, by their action's number.
+    :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
+    :ivar forgetful: more was taken across generations than is remembered.
+    :ivar stuck: it is in quarantine: none of its code may run.
+    """
+
+    execution: Execution
+    stored: Stored
+    execution_id: str | None
+    name: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    parent: ParentInstance | None = None
+    started: ExecutionStarted | None = None
+    scheduled: dict[int, HistoryEvent] = field(default_factory=dict)
+    open_tasks: dict[int, str] = field(default_factory=dict)
+    seen: dict[str, bool] = field(default_factory=dict)
+    past: tuple[HistoryEvent, ...] = ()
+    ended: Status | None = None
+    forgetful: bool = False
+    stuck: bool = False
+
+    def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
+        """Keep the facts that later messages are judged by.
+
+        :param switched: the events are a new generation: what was known of the one before says nothing any more, but
+            for the messages that its switch consumed (:meth:`remember`).
+        """
+        if switched:
+            self.scheduled.clear()
+            self.open_tasks.clear()
+            self.seen.clear()
+        for event in events:
+            if event.taskhub_message_id is not None:
+                self.seen[event.taskhub_message_id] = _outlives(event)
+            match event:
+                case TaskScheduled():
+                    self.scheduled[event.event_id] = event
+                    self.open_tasks[event.event_id] = event.name
+                case TimerCreated() | SubOrchestrationInstanceCreated():
+                    self.scheduled[event.event_id] = event
+                case TaskCompleted() | TaskFailed():
+                    self.open_tasks.pop(event.task_scheduled_id, None)
+                case ExecutionStarted():
+                    self.started = event
+                    self.name, self.tags, self.parent = event.name, dict(event.tags or {}), event.parent
+                case ExecutionCompleted():
+                    self.ended = event.status
+
+    def remember(self, stored: Stored) -> None:
+        """What is stored now."""
+        self.stored = stored
+        self.seen.update(dict.fromkeys(stored.consumed, True))
+
+    def consumed(self) -> tuple[str, ...]:
+        """Identities of messages that would be taken again when the rows that name them are gone, the oldest first."""
+        return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
+
+    def forget(self, deleted: Iterable[Held]) -> None:
+        """Of messages that are deleted later generations need not know, but for actions: those may be sent twice."""
+        gone = {
+            held.identity for held in deleted if held.identity == held.message_id or not _outlives(held.message.event)
+        }
+        self.seen.update((known, False) for known in gone if known in self.seen)
+        if self.stored.consumed:
+            kept = tuple(known for known in self.stored.consumed if known not in gone)
+            self.stored = replace(self.stored, consumed=kept)
+
+    def facts(self) -> Facts:
+        return Facts(
+            execution_id=self.execution_id,
+            ended=frozenset(self.stored.ended),
+            scheduled=self.scheduled.keys(),
+            final=self.ended is not None,
+            parent=self.parent,
+            seen=self.seen.keys(),
+            steered=self.stored.steered,
+        )
+
+
+class Loader:
+    """Brings instances into memory."""
+
+    def __init__(self, hub: Hub, registry: Registry) -> None:
+        self._hub, self._registry = hub, registry
+
+    async def open(self, instance_id: str, first: Held) -> tuple[Live, Loaded | None]:
+        """:returns: with what is stored of it; None: nothing was read, since nothing can be."""
+        event = first.message.event
+        if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
+            # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
+            stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
+            return Live(self._execution(instance_id, (), None, None), stored, None), None
+        return await self.load(instance_id)
+
+    async def load(self, instance_id: str) -> tuple[Live, Loaded]:
+        """History and row; the row tells the custom status, which an earlier generation may have set."""
+        hub = self._hub
+        loaded, row = await asyncio.gather(
+            load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=("custom_status", "output"))
+        )
+        sentinel = loaded.sentinel
+        if sentinel is None or not loaded.begun:
+            stored = Stored(
+                sentinel_etag=sentinel.etag if sentinel else None,
+                uncommitted_rows=loaded.uncommitted_rows,
+                consumed=sentinel.consumed if sentinel else (),
+                steered=sentinel.steered if sentinel else None,
+                ended=sentinel.ended if sentinel else (),
+                suspension=sentinel.suspension if sentinel else None,
+                row_etag=row.etag if row else None,
+                status=row.status if row else None,
+            )
+            live = Live(self._execution(instance_id, (), None, None), stored, None)
+            live.remember(stored)
+            return live, loaded
+        stored = Stored(
+            sentinel_etag=sentinel.etag,
+            rows=len(loaded.past),
+            uncommitted_rows=loaded.uncommitted_rows,
+            has_old_rows=loaded.has_old_rows,
+            completed=sentinel.checkpoint_completed,
+            consumed=sentinel.consumed,
+            steered=sentinel.steered,
+            ended=sentinel.ended,
+            suspension=sentinel.suspension,
+            blobs=loaded.blobs,
+            unprojected_events=loaded.past if lags(row, loaded.past) else (),
+            row_etag=row.etag if row else None,
+            status=row.status if row else None,
+            custom_status=row.custom_status if row else None,
+        )
+        inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
+        status = row.custom_status if row is not None and inherits else None
+        if identity.generation_of(sentinel.execution_id) and (row is None or row.execution_id != sentinel.execution_id):
+            # the row lags behind the generation switch, which may have set what the generation began with
+            status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
+        execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
+        live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
+        live.absorb(loaded.past, switched=False)
+        if row is not None and live.ended is None and _is_newer(row, loaded.past):
+            stored = replace(stored, row_etag=None)  # so that no checkpoint of this run overwrites it
+        live.remember(stored)
+        return live, loaded
+
+    async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
+        """Load an instance with a damaged history, to terminate it or to start it again.
+
+        The execution begins a new generation under the existing sentinel: its own rows can be read.
+
+        :returns: with what its messages are judged by, the start of that generation, and the events that can be read.
+        """
+        hub = self._hub
+        found, row = await asyncio.gather(
+            salvage(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=True)
+        )
+        named = row.execution_id if row is not None else None
+        current = found.execution_id or named or uuid4().hex
+        again = OrchestrationInstance(instance_id=instance_id, execution_id=identity.next_execution_id(current))
+        stored = Stored(
+            sentinel_etag=found.lock.etag if found.lock else None,
+            has_old_rows=True,
+            consumed=found.sentinel.consumed if found.sentinel else (),
+            steered=found.sentinel.steered if found.sentinel else None,
+            ended=found.sentinel.ended if found.sentinel else (),
+            suspension=found.sentinel.suspension if found.sentinel else None,
+            row_etag=row.etag if row else None,
+            status=row.status if row else None,
+            custom_status=row.custom_status if row else None,
+        )
+        live = Live(self._execution(instance_id, (), again.execution_id, stored.custom_status), stored, current)
+        live.absorb(found.events, switched=False)
+        live.remember(stored)
+        live.stored = replace(stored, consumed=live.consumed())
+        live.open_tasks[-1] = ""  # the event that scheduled an activity with a record may be unreadable
+        ended = row is not None and row.status.is_final and same_start(named, current)
+        live.ended = row.status if row is not None and ended else None  # its end may be in an unreadable row
+        replaced = row is not None and row.status is Status.PENDING and not same_start(named, current)
+        facts = replace(
+            live.facts(),
+            checkpointed=found.lock.timestamp if found.lock else None,
+            final=ended or replaced,  # a client replaces the row of an ended run only
+        )
+        return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
+
+    def restarted(self, instance_id: str, old: Live) -> Live:
+        """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
+
+        What that history has taken is known further on, for the rows that name it go, and any of it may come again.
+        Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
+        """
+        consumed = old.consumed()
+        before = () if old.execution_id is None else (run_name(old.execution_id),)
+        ended = (*old.stored.ended, *before)[-MAX_ENDED:]
+        stored = replace(
+            old.stored,
+            rows=0,
+            uncommitted_rows=0,
+            has_old_rows=True,
+            consumed=consumed,
+            ended=ended,
+            blobs=(),
+            unprojected_events=(),
+            status=None,
+        )
+        return Live(self._execution(instance_id, (), None, None), stored, None)
+
+    def _execution(
+        self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
+    ) -> Execution:
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+        return Execution(self._registry, past, instance=instance, custom_status=custom_status, log=_say)
+
+
+def _say(line: LogLine) -> None:
+    """Write what an orchestrator logs into the worker's log."""
+    level = max(logging.DEBUG, min(logging.CRITICAL, line.level // 10 * 10))  # structlog knows no levels in between
+    log.log(level, line.message, instance_id=line.instance_id, orchestrator=line.orchestrator)
+
+
+def _start_of(
+    instance: OrchestrationInstance, started: ExecutionStarted | None, row: InstanceState | None, now: Timestamp
+) -> ExecutionStarted:
+    """The start of a generation that replaces a damaged one: from the history if readable, else from the row."""
+    if started is not None:
+        return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
+    if row is None:
+        return ExecutionStarted(timestamp=now, instance=instance, name="")
+    return start_from_row(instance, replace(row, input=None), now)
+
+
+def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Timestamp) -> ExecutionStarted:
+    """The start that a client has asked for, as its row says it.
+
+    :param row: with its input. :param now: for a row that does not say when it was made.
+    """
+    return ExecutionStarted(
+        timestamp=row.created or now,
+        instance=instance,
+        name=row.name,
+        input=row.input,
+        version=row.version,
+        tags=row.tags,
+        scheduled_start_time=row.scheduled_start,
+        generation=row.generation,
+    )
+
+
+def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
+    """Whether the row is of a later start than the history: no checkpoint of this run may overwrite it."""
+    started = next((event for event in past if isinstance(event, ExecutionStarted)), None)
+    return started is not None and is_newer(row, started)
+
+
+def current_execution_id(execution_id: str | None, batch: Sequence[Held]) -> str | None:
+    """The execution id that a batch is for. :param execution_id: of what is stored."""
+    event = batch[0].message.event if batch else None
+    return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
+
+
+def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
+    """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
+    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1

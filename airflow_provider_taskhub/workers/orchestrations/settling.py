@@ -1,0 +1,245 @@
+"""Settling what no episode takes: messages are deleted, given back, or kept aside in quarantine.
+
+Before that, what they tell of is done: the rest of a checkpoint that was cut off behind its history, or a suspension or
+resume that comes before the first checkpoint of its run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from secrets import token_hex
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
+from airflow_provider_taskhub.errors import Conflict, NotFound, UnknownOrchestrator
+from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
+from airflow_provider_taskhub.hub.formats.instance_rows import changed, order_row, repair_row
+from airflow_provider_taskhub.hub.history import checkpoint
+from airflow_provider_taskhub.hub.history.checkpoint import completion
+from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import Suspension
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.storage.primitives import (
+    MAX_VISIBILITY,
+    DeleteBlob,
+    Entity,
+    PutBlob,
+    Step,
+    Unit,
+)
+from airflow_provider_taskhub.workers.activities.cancellation import Cancelling
+from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
+from airflow_provider_taskhub.workers.orchestrations.loading import Live, current_execution_id
+from airflow_provider_taskhub.workers.orchestrations.sessions import Session
+from airflow_provider_taskhub.workers.orchestrations.triage import Sorted, unchanged
+from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes
+
+log = structlog.get_logger(__name__)
+
+
+class Aside:
+    """Settles messages.
+
+    :param episodes: is told while a repair runs user code.
+    """
+
+    def __init__(self, hub: Hub, episodes: Episodes, cancelling: Cancelling) -> None:
+        self._hub, self._episodes, self._cancelling = hub, episodes, cancelling
+
+    async def settle(self, session: Session[Live], live: Live, found: Sorted) -> None:
+        """Settle all of a batch that is not to be processed."""
+        for held, judged in found.discard:
+            self._log_discarded(session, held, judged.reason)
+        discarded = [held for held, _ in found.discard]
+        if discarded and live.past:
+            await self.repair(session, live, discarded)
+        for held, run in found.record:
+            await self._record(session, live, held, run)
+        for held in discarded:
+            if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
+                await self._show(session, held)  # who recorded it may have died before the row
+        await self.delete(session, [*discarded, *(held for held, _ in found.record)])
+        for held, judged in found.discard:
+            if judged.forgotten and held.envelope.blob_name:
+                blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
+                await self._hub.store.execute(blob)
+        await self._return(session, found)
+
+    async def delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
+        if messages:
+            step = Step(name="discard", operations=tuple([held.deletion() for held in messages]))
+            await self._hub.store.commit(Unit(steps=(step,)))
+        session.reader.release(messages)
+
+    async def give_back(
+        self, session: Session[Live], batch: Sequence[Held], error: Exception, *, failed: bool = True
+    ) -> None:
+        """Give the messages back; what is at its limit is kept aside with the error.
+
+        :param failed: count one more failure in each; False: the store did not answer.
+        """
+        poison = [held for held in batch if quarantine.is_spent(held, failed=failed)]
+        rest = [held for held in batch if held not in poison]
+        failures = max((held.envelope.failures for held in rest), default=0)
+        pause = delay(Verdict.RETRY_LATER, failures) if failed else timedelta(seconds=1)
+        await session.reader.give_back(rest, delay=pause, failed=failed)
+        for held in poison:
+            await session.reader.keep_aside(held, quarantine.spent(held, error))
+
+    async def ends(self, session: Session[Live], batch: list[Held], execution_id: str | None) -> list[Held] | None:
+        """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it.
+
+        :returns: None: it is not in quarantine.
+        """
+        generation = current_execution_id(execution_id, batch)
+        if generation is None or not await session.reader.shuns(session.instance_id, generation):
+            return None
+        ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
+        for held in batch:
+            if held not in ends:
+                item = quarantine.of_held(held, "its instance is in quarantine", stuck=generation)
+                await session.reader.keep_aside(held, item)
+        return ends
+
+    async def repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
+        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest.
+
+        :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
+        """
+        hub = self._hub
+        row = await hub.instance(session.instance_id, payloads=("custom_status",))
+        await unchanged(hub, session.instance_id, live.stored.sentinel_etag)
+        with self._episodes.computing(session.instance_id, live.execution_id, batch):
+            replayed, custom_status = (False, None) if live.stuck else _recalled(live)
+        repaired = repair_row(
+            live.past,
+            row,
+            names=hub.names,
+            now=hub.clock.utc_now(),
+            container_url=hub.container_url,
+            custom_status=custom_status,
+            replayed=replayed,
+        )
+        if repaired is not None:
+            etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
+            live.stored = replace(live.stored, row_etag=etag, unprojected_events=())
+            log.info("instance_row_repaired", instance_id=session.instance_id)
+        live.past = ()
+        if live.ended is not None:
+            for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
+                await hub.store.execute(hint)
+            if self._cancelling.concerns(live):
+                await self._cancelling.cancel(session.instance_id, live.execution_id)
+
+    async def _record(self, session: Session[Live], live: Live, held: Held, run: str) -> None:
+        """Store a suspension or resume that came before the first checkpoint of its run. The run begins with it.
+
+        :param run: execution id of the run. :raises Aborted: when another worker has written the sentinel since.
+        """
+        hub, event, before = self._hub, held.message.event, None
+        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
+        if live.stored.sentinel_etag is not None:
+            before = await sentinel_of(hub.store, hub.names, session.instance_id)
+            if before is None or before.etag != live.stored.sentinel_etag:
+                raise Aborted("another owner has committed since the history was loaded")
+        suspension = None
+        if isinstance(event, ExecutionSuspended):
+            suspension = Suspension(run=run, reason=event.reason or "", by=event.taskhub_by or "", at=event.timestamp)
+        write, stored = checkpoint.recorded(
+            hub.names,
+            session.instance_id,
+            before,
+            live.stored,
+            run=run,
+            stamp=held.stamp,
+            suspension=suspension,
+            identity=held.identity,
+            commit_id=token_hex(16),
+        )
+        unit = Unit(steps=(Step(name="sentinel", operations=(write,)),), check=session.reader.tenure.check)
+        try:
+            ((etags,),) = await hub.store.commit(unit)
+        except Conflict as error:
+            raise Aborted("another worker has written the sentinel") from error
+        assert isinstance(etags, tuple)
+        live.remember(replace(stored, sentinel_etag=etags[-1]))
+        await self._show(session, held)
+
+    async def _show(self, session: Session[Live], held: Held) -> None:
+        """Let the row say what the sentinel has recorded. Its first checkpoint does it otherwise."""
+        hub, event = self._hub, held.message.event
+        assert isinstance(event, ExecutionSuspended | ExecutionResumed)
+        row = await hub.instance(session.instance_id)
+        if row is None or row.status is not Status.PENDING:
+            return
+        entity, blobs = order_row(
+            event,
+            instance_id=session.instance_id,
+            names=hub.names,
+            now=hub.clock.utc_now(),
+            container_url=hub.container_url,
+        )
+        with suppress(Conflict, NotFound):
+            await self._merge(session, entity, blobs, etag=row.etag)
+
+    async def _merge(
+        self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
+    ) -> str:
+        row = changed(self._hub.names, entity, etag)
+        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        etags = (await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check)))[1][0]
+        assert isinstance(etags, tuple)
+        return etags[0]
+
+    async def _return(self, session: Session[Live], found: Sorted) -> None:
+        """Give back what has to wait; keep aside what has been given back too often."""
+        groups: dict[tuple[timedelta, bool], list[Held]] = {}
+        for held, judged in found.later:
+            if judged.verdict is Verdict.DEFER:
+                groups.setdefault((min(judged.pause, MAX_VISIBILITY), False), []).append(held)
+            elif held.envelope.failures >= quarantine.MAX_FAILURES:
+                await session.reader.keep_aside(held, quarantine.of_held(held, judged.reason))
+            else:
+                pause = delay(judged.verdict, held.envelope.failures)
+                groups.setdefault((pause, True), []).append(held)
+                self._log_abandoned(session, found.facts, held, judged, pause)
+        for (pause, failed), messages in groups.items():
+            await session.reader.give_back(messages, delay=pause, failed=failed, begun=failed)
+
+    def _log_abandoned(
+        self, session: Session[Live], facts: Facts, held: Held, judged: Judged, pause: timedelta
+    ) -> None:
+        log.log(
+            logging.WARNING if judged.verdict is Verdict.RETRY_SOON else logging.INFO,
+            "AbandoningMessage",
+            instance_id=session.instance_id,
+            event_type=held.message.event.event_type.name,
+            enqueued=str(held.inserted) if held.in_queue else None,
+            checkpoint=str(facts.checkpointed) if facts.checkpointed else None,
+            reason=judged.reason,
+            retry_in=pause.total_seconds(),
+        )
+
+    def _log_discarded(self, session: Session[Live], held: Held, reason: str) -> None:
+        log.info(
+            "message_set_aside",
+            instance_id=session.instance_id,
+            event_type=held.message.event.event_type.name,
+            message_id=held.message_id,
+            reason=reason,
+        )
+
+
+def _recalled(live: Live) -> tuple[bool, str | None]:
+    """Whether the custom status can be known, and what it is."""
+    try:
+        return True, live.execution.recall()
+    except UnknownOrchestrator:
+        return False, None
