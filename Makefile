@@ -90,9 +90,9 @@ simulate-deaths: .venv/.test ## the long form of the simulation: workers die at 
 
 .PHONY: simulate-programs
 simulate-programs: .venv/.test ## random programs while workers die at random storage calls: WORLDS=100 hubs of 20 programs, seeds from SEED on
-	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED)
-	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED) --whole
-	@$(BIN)/python -m tests.simulation.explored --worlds $(WORLDS) --seed $(SEED) --faulty
+	@$(BIN)/python -m tests.simulation.random_programs --worlds $(WORLDS) --seed $(SEED)
+	@$(BIN)/python -m tests.simulation.random_programs --worlds $(WORLDS) --seed $(SEED) --whole
+	@$(BIN)/python -m tests.simulation.random_programs --worlds $(WORLDS) --seed $(SEED) --faulty
 
 .PHONY: crash
 crash: .venv/.test .venv/.azurite ## everything that can go wrong at every storage call, on SQLite and Azurite; counts (CRASH="--store sqlite")

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.plugins.json_views import history
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import JumpingClock, run
-from tests.hub.house import house
+from tests.hub.in_process_worker import house
 
 app = App("approvals", version="1")
 

@@ -263,7 +263,7 @@ async def test_the_ceilings_writes_are_those_of_an_orchestration() -> None:
 @pytest.mark.parametrize(("direct", "one", "activity"), [(False, 11, 4), (True, 9, 2)])
 @pytest.mark.process
 async def test_azurites_ceiling_sends_the_budget_and_no_more(direct: bool, one: int, activity: int) -> None:
-    """With responses that are no messages it sends what TaskHub itself does (tests/hub/test_counts.py)."""
+    """With responses that are no messages it sends what TaskHub itself does (tests/hub/test_request_counts.py)."""
     with Azurite(AZURITE) as azurite:
         async with Requests(azurite, direct=direct) as hub:
             before = hub.sent

@@ -17,8 +17,8 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.hub.formats.history_rows import decode_event
 from airflow_provider_taskhub.hub.formats.keys import unescape
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, decode
-from tests.formats.rows import from_write
 from tests.golden import Recording, RowWrite
+from tests.hub.formats.rows import from_write
 
 ANSWERS = (EventType.TaskCompleted, EventType.TaskFailed)
 

@@ -165,7 +165,7 @@ def test_a_recorded_history_is_continued(folder: str) -> None:
 def test_a_rewound_history_schedules_the_failed_activity_again() -> None:
     """The rows as .NET's rewind left them: the failed action is decided again under its number."""
     from airflow_provider_taskhub.hub.formats.history_rows import decode_event
-    from tests.formats.rows import from_state
+    from tests.hub.formats.rows import from_state
 
     recording = load("rewind")
     rows = [r for r in recording.rows("3_done", "History") if r["RowKey"]["value"] != "sentinel"]

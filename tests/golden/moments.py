@@ -10,8 +10,8 @@ from typing import Any
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, PutMessage, RowOperation, RowVerb, Transact
-from tests.formats.rows import from_state
 from tests.golden import Recording
+from tests.hub.formats.rows import from_state
 
 ACCOUNT = "http://127.0.0.1:11000/devstoreaccount1"
 """Where the recordings' blobs were: addresses in rows are moved to the store's own."""

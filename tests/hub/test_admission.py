@@ -38,7 +38,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
 )
 from airflow_provider_taskhub.hub.admission.table import ORPHAN_TURNS, TABLE, Relation, State, judge, relation
 from airflow_provider_taskhub.hub.model import Stamp
-from tests.hub.make import GEN0, NOW, later, raised, start
+from tests.hub.by_hand import GEN0, NOW, later, raised, start
 
 GEN1 = next_execution_id(GEN0)
 GEN2 = next_execution_id(GEN1)

@@ -31,7 +31,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
-from tests.hub.house import house
+from tests.hub.in_process_worker import house
 
 LATER = START + timedelta(hours=3)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.simulation.azurite_clock import still_azurite
 from tests.simulation.crash import azurite_at
-from tests.simulation.still import still_azurite
 from tests.simulation.world import MEMORY, Place
 
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.virtual_time import JumpingClock
+from tests.simulation.azurite_clock import Still, still_azurite
 from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
 from tests.simulation.scenarios import SCENARIOS, Scenario
-from tests.simulation.still import Still, still_azurite
 from tests.simulation.world import MEMORY, WHOLE, Place
 
 STORES = ("sqlite", "sqlite-units", "azurite")

@@ -27,9 +27,9 @@ from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.storage.primitives import Entity
 from tests.engine.golden_app import app
 from tests.engine.recorded import parsed, shape
-from tests.formats.rows import edm, from_state, from_write, same_json, theirs
 from tests.golden import Recording, load
 from tests.golden.moments import load_moment, message_json
+from tests.hub.formats.rows import edm, from_state, from_write, same_json, theirs
 from tests.simulation.world import World, running, simulate
 
 TIMES = {"_Timestamp", "LastUpdatedTime", "CreatedTime", "CompletedTime", "CheckpointCompletedTimestamp", "FireAt"}

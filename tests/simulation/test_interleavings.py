@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import Status, TaskCompleted
 from tests.simulation.scenarios import app_of
-from tests.simulation.test_hard import at_point
+from tests.simulation.test_repeated_and_late_messages import at_point
 from tests.simulation.world import Effects, Machine, World, simulate
 
 HOUR = timedelta(hours=1)

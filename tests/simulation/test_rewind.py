@@ -33,7 +33,7 @@ from airflow_provider_taskhub.hub.rewind import CHECKPOINT
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.virtual_time import JumpingClock
-from tests.hub.make import NOW, start
+from tests.hub.by_hand import NOW, start
 from tests.simulation.world import World, simulate
 
 

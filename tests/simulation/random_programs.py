@@ -1,0 +1,145 @@
+"""Random programs (``tests.e2e.explore``) on workers that die at random storage calls, in virtual time.
+
+``python -m tests.simulation.random_programs --worlds 100 --seed 1``: each world is a hub with two workers and some programs.
+A worker dies at one of its next storage calls again and again, another takes its place; answers get lost, and requests
+come late. What becomes of the programs is compared with the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from airflow_provider_taskhub.activity import activity_info
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.errors import InstanceNotFound
+from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, straggling, unsent
+from tests.e2e.explore.app import outcome, program
+from tests.e2e.explore.driver import Wrong, by_program, carry_out, check
+from tests.e2e.explore.generator import Program, make
+from tests.simulation.world import AFTER, BEFORE, MEMORY, POLLS, WHOLE, Death, Place, World, simulate
+
+PROGRAMS = 20
+"""Of one world."""
+TOGETHER = 4
+"""Programs that run at the same time: a world lasts long enough for some deaths."""
+CALLS = 40
+"""Storage calls within which a worker dies."""
+FAULTY = 0.01
+"""Part of the storage calls of a world with faults that go wrong."""
+
+
+def app_of(effects: list[str]) -> App:
+    """The app of the real workers, but for activities that sleep in virtual time and write down what they do here."""
+    app = App("explored")
+    app.orchestrator(program)
+
+    async def carried_out(step: dict[str, Any]) -> Any:
+        info, key = activity_info(), step["key"]
+        place = f"{key} {info.execution_id}"
+        effects.append(f"{place} {info.task_id} {info.attempt} begin")
+        calls = {int(line.split()[2]) for line in effects if line.startswith(f"{place} ")}
+        await asyncio.sleep(step["seconds"])
+        effects.append(f"{place} {info.task_id} {info.attempt} end")
+        return outcome(step, sum(task_id <= info.task_id for task_id in calls))
+
+    app.activity(name="plain")(carried_out)
+
+    async def kept(step: dict[str, Any]) -> Any:
+        return await carried_out(step)
+
+    app.activity(name="recorded", record=True)(kept)
+    return app
+
+
+def faults(dice: random.Random) -> Plan:
+    """Some calls are lost, or their answers, or they come late."""
+
+    def plan(call: Call) -> Fault | None:
+        if call.kind in POLLS or dice.random() >= FAULTY:
+            return None
+        return dice.choice([lost, unsent, lambda: straggling(0.5)])()
+
+    return plan
+
+
+def explored(seed: int, *, place: Place = MEMORY, faulty: bool = False) -> tuple[Wrong, Sequence[Program], int]:
+    """One world. :returns: what is wrong, the programs, and how many workers died."""
+    dice = random.Random(seed)
+    programs = [make(seed, number) for number in range(PROGRAMS)]
+    effects: list[str] = []
+    wrong: Wrong = defaultdict(list)
+
+    async def play() -> int:
+        async with World(app_of(effects), partitions=2, place=place) as world:
+            deaths = world.spawn(_die_again_and_again(world, dice, faulty=faulty))
+            await carry_out(world.client, programs, wrong, together=TOGETHER)
+            deaths.cancel()
+            await check(world.client, programs, wrong, by_program(effects))
+            for name in wrong:
+                with suppress(InstanceNotFound):
+                    events, _ = await world.client.instance(name).readable_history()
+                    wrong[name] += [f"    {event!r:.400}" for event in events]
+            for entry in world.defects():
+                wrong["defects"].append(f"{entry!r:.2000}")
+            return sum(machine.dead for machine in world.machines)
+
+    return wrong, programs, simulate(play)
+
+
+async def _die_again_and_again(world: World, dice: random.Random, *, faulty: bool) -> None:
+    numbers = iter(range(1_000_000))
+
+    async def join() -> Any:
+        plan = faults(dice) if faulty else lambda call: None
+        return await world.join(f"w{next(numbers)}", proves=dice.random() < 0.5, plan=plan)
+
+    machines = [await join(), await join()]
+    while True:
+        await asyncio.sleep(dice.uniform(0.0, 0.5))
+        at = dice.randrange(2)
+        victim = machines[at]
+        victim.death = Death(point=victim.calls + dice.randint(1, CALLS), side=dice.choice([BEFORE, AFTER]))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(victim.died.wait(), 2.0)
+        await victim.bury()
+        await asyncio.sleep(dice.choice([0.0, 0.2]))
+        machines[at] = await join()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; the status to exit with."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.random_programs", description=__doc__)
+    parser.add_argument("--worlds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1, help="of the first world")
+    parser.add_argument("--whole", action="store_true", help="checkpoints are there or not, as in the embedded store")
+    parser.add_argument("--faulty", action="store_true", help="some storage calls go wrong, too")
+    options = parser.parse_args(arguments)
+    counts: Counter[str] = Counter()
+    for seed in range(options.seed, options.seed + options.worlds):
+        try:
+            wrong, programs, deaths = explored(seed, place=WHOLE if options.whole else MEMORY, faulty=options.faulty)
+        except Exception as error:  # of the world: it is told, and the next one is looked at
+            print(f"world {seed}: {type(error).__name__}: {error!s:.2000}", file=sys.stderr, flush=True)
+            counts["worlds broken"] += 1
+            continue
+        counts["programs"] += len(programs)
+        counts["deaths"] += deaths
+        counts["mismatches"] += len(wrong)
+        for name, texts in wrong.items():
+            root = "-".join(name.split("-")[:2])
+            print(f"world {seed}, {name}:", *texts, sep="\n  ", file=sys.stderr)
+            print(json.dumps(next((one for one in programs if one["id"] == root), None))[:4000], file=sys.stderr)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    return 1 if counts["mismatches"] or counts["worlds broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

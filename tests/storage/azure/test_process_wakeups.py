@@ -1,0 +1,137 @@
+"""Wake-ups between processes: two stores with a bell each stand for two processes, and one process is real."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.storage import neighbours
+from airflow_provider_taskhub.storage.bell import Bell, Listener, Waiter
+from airflow_provider_taskhub.storage.neighbours import Neighbours
+
+ACCOUNT = "https://account"
+
+
+class House:
+    """A store's bell, ear and voice."""
+
+    def __init__(self, folder: Path, account: str = ACCOUNT) -> None:
+        self.bell = Bell()
+        self.listener = Listener(self.bell)
+        self.neighbours = Neighbours(account, self.bell, folder=folder)
+
+    def hears(self, *queues: str) -> None:
+        for queue in queues:
+            self.listener.receiving(queue)
+        self.neighbours.listen(queues)
+
+    async def rings(self, queue: str, *, within: float) -> bool:
+        return await self.listener.arrival([queue], within)
+
+
+def children(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("n") / "own"
+
+
+@pytest.fixture(autouse=True)
+def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "LOOK_EVERY", 0.0)
+
+
+@pytest.mark.process
+async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
+    house = House(folder)
+    house.hears("a")
+    code = "import sys; from tests.storage.azure.test_process_wakeups import *; Neighbours(ACCOUNT, Bell(), folder=Path(sys.argv[1]))"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.tell('a')", str(folder)], check=True)
+    assert await house.rings("a", within=10)
+    house.neighbours.close()
+
+
+async def test_who_waits_for_a_name_is_woken_by_another_process(folder: Path) -> None:
+    house, other = House(folder), House(folder)
+    house.neighbours.listen(())
+    one, two = Waiter(), Waiter()
+    house.bell.enter(("=one",), one)
+    house.bell.enter(("=two",), two)
+    waiting = asyncio.ensure_future(one.wait(3600.0))
+    other.neighbours.tell("=two")
+    await asyncio.wait_for(two.wait(3600.0), 10)
+    assert not waiting.done()
+    other.neighbours.tell("=one")
+    await asyncio.wait_for(waiting, 10)
+    for end in (house, other):
+        end.neighbours.close()
+
+
+async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) -> None:
+    house, other = House(folder), House(folder, "https://another")
+    house.hears("a")
+    other.hears("a")
+    House(folder).neighbours.tell("b")
+    House(folder).neighbours.tell("a")
+    assert await house.rings("a", within=10)
+    assert house.bell.count("b", now=0.0) == 0
+    assert other.bell.count("a", now=0.0) == 0
+    house.neighbours.close()
+    other.neighbours.close()
+
+
+async def test_nobody_tells_itself(folder: Path) -> None:
+    house = House(folder)
+    house.hears("a")
+    house.neighbours.tell("a")
+    House(folder).neighbours.tell("a")
+    assert await house.rings("a", within=10)
+    assert house.bell.count("a", now=0.0) == 1
+    house.neighbours.close()
+
+
+async def test_what_the_killed_and_the_closed_leave_is_cleared(folder: Path) -> None:
+    house, gone = House(folder), House(folder)
+    house.hears("a")
+    gone.hears("a")
+    gone.neighbours.close()
+    (place,) = children(folder)
+    assert len(children(place)) == 1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as killed:
+        killed.bind(str(place / "0-killed"))
+    assert len(children(place)) == 2
+    House(folder).neighbours.tell("a")
+    assert await house.rings("a", within=10)
+    assert len(children(place)) == 1
+    house.neighbours.close()
+    assert not children(place)
+
+
+async def test_a_folder_that_others_can_reach_is_not_used(folder: Path) -> None:
+    open_to_all(folder)
+    house = House(folder)
+    house.hears("a")
+    House(folder).neighbours.tell("a")
+    assert not await house.rings("a", within=0)
+    assert not children(folder)
+
+
+async def test_a_deaf_neighbour_holds_nobody_up(folder: Path) -> None:
+    house, teller = House(folder), House(folder)
+    house.hears("a")
+    for _ in range(5_000):  # far more than a socket takes
+        teller.neighbours.tell("a")
+    assert await house.rings("a", within=10)
+    house.neighbours.close()

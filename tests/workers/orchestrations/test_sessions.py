@@ -1,0 +1,296 @@
+"""Batches and sessions: one per instance, never two episodes at once, nothing forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, TaskCompleted
+from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.reader import ControlReader
+from airflow_provider_taskhub.workers.orchestrations.sessions import (
+    MAX_BATCH,
+    PASSED_OVER,
+    Session,
+    Sessions,
+    next_batch,
+)
+from tests.hub.by_hand import GEN0, NOW, held, raised, start
+
+
+class Buffer:
+    """The part of a reader that sessions use."""
+
+    def __init__(self) -> None:
+        self.out: list[Held] = []
+        self.released: list[Held] = []
+
+    def taken(self, messages: Any) -> None:
+        self.out.extend(messages)
+
+    def release(self, messages: Any) -> None:
+        self.released.extend(messages)
+
+
+def reader() -> ControlReader:
+    return Buffer()  # type: ignore[return-value]
+
+
+def answer(number: int = 0) -> TaskCompleted:
+    return TaskCompleted(timestamp=NOW, task_scheduled_id=number)
+
+
+@pytest.mark.rows("K16")
+def test_a_batch_is_in_the_order_of_the_queue() -> None:
+    late, early, middle = held(raised(), at=3), held(raised(), at=1), held(answer(), at=2)
+    assert next_batch([late, early, middle]) == ([early, middle, late], [])
+
+
+@pytest.mark.rows("K16", "K46")
+def test_suspensions_and_resumes_of_one_moment_stay_as_they_arrived() -> None:
+    """Two processes count their messages apart. Which is older of one process's own is told by their stamps."""
+    event, suspend = held(raised()), held(ExecutionSuspended(timestamp=NOW))
+    early, resume = held(ExecutionResumed(timestamp=NOW), at=-1), held(ExecutionResumed(timestamp=NOW))
+    for number, message in enumerate((event, resume, suspend, early)):  # resume's process has just begun to count
+        message.envelope = replace(message.envelope, sequence_number=number)
+    assert next_batch([suspend, resume, event, early]) == ([early, event, suspend, resume], [])
+
+
+@pytest.mark.rows("K16")
+def test_a_second_start_opens_a_batch_of_its_own() -> None:
+    one, first = held(start(), execution_id=GEN0, at=1), held(raised(), at=2)
+    two, second = held(start("b" * 32), at=3), held(raised(), at=4)
+    assert next_batch([second, two, first, one]) == ([one, first], [two, second])
+
+
+@pytest.mark.rows("K57")
+@pytest.mark.parametrize("execution_id", [None, GEN0])
+def test_what_overtook_its_start_joins_it(execution_id: str | None) -> None:
+    event, begun = held(raised(), execution_id=execution_id, at=1), held(start(), execution_id=GEN0, at=2)
+    assert next_batch([event, begun]) == ([begun, event], [])
+
+
+@pytest.mark.rows("K16")
+def test_what_is_of_the_generation_before_a_start_goes_before_it() -> None:
+    old, begun = held(answer(), execution_id="c" * 32, at=1), held(start(), execution_id=GEN0, at=2)
+    assert next_batch([begun, old]) == ([old], [begun])
+
+
+@pytest.mark.rows("K37")
+def test_what_is_gone_is_in_no_batch() -> None:
+    gone, there = held(raised()), held(raised())
+    gone.gone = True
+    assert next_batch([gone, there]) == ([there], [])
+
+
+@pytest.mark.rows("K14")
+@pytest.mark.parametrize("begin", [[], [held(start(), execution_id=GEN0, at=-1)]], ids=["events", "start first"])
+def test_a_batch_is_bounded_and_loses_nothing(begin: list[Held]) -> None:
+    mail = begin + [held(raised(), at=number) for number in range(MAX_BATCH + 7)]
+    batch, rest = next_batch(mail)
+    assert batch + rest == mail
+    assert len(batch) == MAX_BATCH
+
+
+@pytest.mark.rows("K19", "K24")
+async def test_messages_for_an_instance_in_memory_wait_for_its_episode() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    first, second = held(raised()), held(raised())
+    sessions.deliver(mine, first)
+    session, batch = await sessions.next()
+    assert batch == [first]
+    sessions.deliver(mine, second)
+    other = asyncio.ensure_future(sessions.next())
+    await asyncio.sleep(0)
+    assert not other.done(), "one episode at a time"
+    sessions.keep(session, "live", 10)
+    sessions.done(session, now=1.0)
+    again, batch = await other
+    assert (again, batch, again.state) == (session, [second], "live")
+
+
+@pytest.mark.rows("K24")
+async def test_an_episode_of_a_former_tenure_is_waited_for() -> None:
+    sessions: Sessions[str] = Sessions()
+    before, after = reader(), reader()
+    sessions.deliver(before, held(raised()))
+    old, _ = await sessions.next()
+    assert sessions.close(before) == []
+    message = held(raised())
+    sessions.deliver(after, message)
+    new = asyncio.ensure_future(sessions.next())
+    await asyncio.sleep(0)
+    assert not new.done(), "the instance's episode of the former tenure is still under way"
+    settled = asyncio.ensure_future(sessions.settled(before))
+    await asyncio.sleep(0)
+    assert not settled.done()
+    sessions.done(old, now=1.0)
+    session, batch = await new
+    await settled
+    assert (session.reader, batch) == (after, [message])
+
+
+async def test_who_has_begun_goes_on_before_others_begin_but_not_for_ever() -> None:
+    """Live sessions that are always ready let a new one pass after three of them, and each kind keeps its order."""
+    sessions: Sessions[str] = Sessions()
+    partition = reader()
+    for name in ("live-1", "live-2"):
+        sessions.deliver(partition, held(answer(), instance_id=name))
+        session, _ = await sessions.next()
+        sessions.keep(session, "alive")
+        sessions.done(session, now=0.0)
+    for number in range(3):
+        sessions.deliver(partition, held(start(), instance_id=f"new-{number}"))
+    for name in ("live-1", "live-2"):
+        sessions.deliver(partition, held(answer(), instance_id=name))
+    order = []
+    for _ in range(10):
+        session, _ = await sessions.next()
+        order.append(session.instance_id)
+        sessions.done(session, now=1.0)
+        if session.state is not None:
+            sessions.deliver(partition, held(answer(), instance_id=session.instance_id))
+    alive = ["live-1", "live-2"] * 4
+    assert order == [*alive[:3], "new-0", *alive[3:6], "new-1", *alive[6:8]]
+    assert PASSED_OVER == 3
+
+
+@pytest.mark.rows("K15")
+async def test_closing_returns_what_no_episode_has_taken_and_empties_the_buffer() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    taken, waiting, elsewhere = held(raised()), held(raised()), held(raised(), instance_id="j")
+    sessions.deliver(mine, taken)
+    session, _ = await sessions.next()
+    sessions.deliver(mine, waiting)
+    sessions.deliver(mine, elsewhere)
+    left = sessions.close(mine)
+    assert {message.message_id for message in left} == {waiting.message_id, elsewhere.message_id}
+    assert len(mine.out) == 3  # type: ignore[attr-defined]
+    sessions.done(session, now=0.0)
+    assert len(sessions) == 0
+
+
+async def _idle(sessions: Sessions[str], mine: ControlReader, name: str, size: int, now: float) -> Session[str]:
+    sessions.deliver(mine, held(raised(), instance_id=name))
+    session, _ = await sessions.next()
+    sessions.keep(session, f"{name}{now:g}", size)
+    sessions.done(session, now=now)
+    return session
+
+
+@pytest.mark.rows("K22")
+async def test_idle_sessions_are_evicted_by_size_oldest_first() -> None:
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=100, dropped=dropped.append)
+    mine = reader()
+    for number, name in enumerate("abc"):
+        await _idle(sessions, mine, name, 40, float(number))
+    assert dropped == ["a0"]
+    await _idle(sessions, mine, "b", 40, 3.0)  # used again: c is the oldest now
+    await _idle(sessions, mine, "d", 40, 4.0)
+    assert dropped == ["a0", "b1", "c2"], "what b had was replaced when it was used again"
+    assert len(sessions) == 2
+
+
+@pytest.mark.rows("K22", "K23")
+async def test_what_idled_is_ended_once_and_is_the_first_to_go_when_memory_is_short() -> None:
+    rested: list[str] = []
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=100, rested=rested.append, dropped=dropped.append)
+    mine = reader()
+    for number, name in enumerate("ab"):
+        await _idle(sessions, mine, name, 40, float(number))
+    assert sessions.evict_idle(before=1.0) == 1
+    assert sessions.evict_idle(before=1.0) == 0
+    assert (rested, dropped, len(sessions)) == (["a0"], [], 2)
+    await _idle(sessions, mine, "a", 40, 2.0)  # live again
+    assert sessions.evict_idle(before=2.0) == 1
+    assert rested == ["a0", "b1"]
+    await _idle(sessions, mine, "c", 40, 3.0)
+    assert dropped == ["a0", "b1"]
+    assert sessions.close(mine) == []
+    assert dropped == ["a0", "b1", "a2", "c3"]
+    assert len(sessions) == 0
+
+
+@pytest.mark.rows("K22")
+async def test_eviction_at_the_limit_looks_at_no_more_sessions_than_it_drops() -> None:
+    """At the limit every episode evicts: a look at all sessions would make each step cost as much as there are."""
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=1000, dropped=dropped.append)
+    mine = reader()
+    waiting = [held(raised(), instance_id=f"waiting-{number}") for number in range(500)]
+    for message in waiting:
+        sessions.deliver(mine, message)
+    looked = 0
+
+    class Counted(Session[str]):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            nonlocal looked
+            looked += 1
+            return super().__getattribute__(name)
+
+    for _ in waiting:
+        session, _ = await sessions.next()
+        sessions.keep(session, session.instance_id, 10)
+        sessions.done(session, now=0.0)
+    assert (len(sessions), len(dropped)) == (100, 400)
+    for session in sessions._sessions.values():
+        session.__class__ = Counted
+    sessions.deliver(mine, held(raised(), instance_id="next"))
+    session, _ = await sessions.next()
+    sessions.keep(session, "next", 10)
+    sessions.done(session, now=1.0)
+    assert (len(sessions), dropped[400:]) == (100, ["waiting-400"])
+    assert looked < 50
+
+
+@pytest.mark.rows("K22")
+async def test_what_was_evicted_for_its_size_was_used_least_recently() -> None:
+    dropped: list[str] = []
+    sessions: Sessions[str] = Sessions(limit_bytes=100, dropped=dropped.append)
+    mine = reader()
+    await _idle(sessions, mine, "a", 40, 0.0)
+    await _idle(sessions, mine, "b", 40, 1.0)
+    sessions.deliver(mine, held(raised(), instance_id="a"))
+    busy, _ = await sessions.next()  # has mail: it does not rest, however long ago it did
+    await _idle(sessions, mine, "c", 40, 2.0)
+    assert dropped == ["b1"]
+    sessions.keep(busy, "a3", 40)
+    sessions.done(busy, now=3.0)
+    await _idle(sessions, mine, "d", 40, 4.0)
+    assert dropped == ["b1", "a0", "c2"]
+
+
+@pytest.mark.rows("K22")
+async def test_an_active_session_is_never_evicted() -> None:
+    sessions: Sessions[str] = Sessions(limit_bytes=10)
+    sessions.deliver(reader(), held(raised()))
+    session, _ = await sessions.next()
+    sessions.keep(session, "live", 1000)
+    assert sessions.evict_idle(before=1e9) == 0
+    assert sessions.get("i") is session
+
+
+@pytest.mark.rows("K37")
+async def test_mail_that_has_all_gone_leaves_a_live_session_alone() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    session = await _idle(sessions, mine, "i", 1, 0.0)
+    gone = held(raised())
+    gone.gone = True
+    sessions.deliver(mine, gone)
+    waiting = asyncio.ensure_future(sessions.next())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sessions.get("i") is session
+    assert session.state == "i0"
+    assert gone in mine.released  # type: ignore[attr-defined]
+    waiting.cancel()
