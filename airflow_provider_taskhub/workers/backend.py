@@ -19,6 +19,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.local_queues import ServedQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import Recorded
 from airflow_provider_taskhub.workers.activities.responses import Responses
@@ -27,7 +28,6 @@ from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
-from airflow_provider_taskhub.workers.local_queues import ServedQueues
 from airflow_provider_taskhub.workers.missing_functions import Absences
 from airflow_provider_taskhub.workers.orchestrations.loading import Live
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations

@@ -16,7 +16,7 @@ from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_F
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LEASE_MARGIN, Settings
 from airflow_provider_taskhub.storage.sqlite.file import RETRY
-from airflow_provider_taskhub.storage.sqlite.wake import FALLBACK
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import FALLBACK
 from airflow_provider_taskhub.storage.sqlite.writer_thread import MAX_GROUP, MAX_HOLD, MAX_WAITING
 from airflow_provider_taskhub.triggers.sweep import EVERY as SWEEP_EVERY
 from airflow_provider_taskhub.triggers.sweep import SETTLE as SWEEP_SETTLE

@@ -1,8 +1,8 @@
 """Random programs (``tests.e2e.explore``) on workers that die at random storage calls, in virtual time.
 
-``python -m tests.simulation.random_programs --worlds 100 --seed 1``: each world is a hub with two workers and some programs.
-A worker dies at one of its next storage calls again and again, another takes its place; answers get lost, and requests
-come late. What becomes of the programs is compared with the model.
+``python -m tests.simulation.random_programs --worlds 100 --seed 1``: each world is a hub with two workers and some
+programs. A worker dies at one of its next storage calls again and again, and another takes its place. Answers get lost,
+and requests come late. The outcome of the programs is compared with the model.
 """
 
 from __future__ import annotations

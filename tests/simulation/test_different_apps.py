@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.placement import LEAST_DWELL, Placing
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.settings import AZURE_LEASE
-from airflow_provider_taskhub.storage.bell import Bell, Listener
+from airflow_provider_taskhub.storage.azure.local_wakeups import Bell, Listener
 from airflow_provider_taskhub.storage.primitives import Message, Operation, PutMessage, Result, UpdateMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import JumpingClock

@@ -1,7 +1,7 @@
 """The production store: Azure Storage, or its emulator.
 
 Owns the order of a unit's steps and what may go in parallel. What each step of an orchestration sends goes by our own
-requests (``storage/rest``), all else through Microsoft's clients (``storage/sdk``); both share one session, one
+requests (``rest``), all else through Microsoft's clients (``sdk``); both share one session, one
 credential, one rule for deadlines and repetitions, and one translation of errors. A unit is not atomic
 here: an error or a crash leaves the steps before it done, and the order of a checkpoint's steps makes that harmless
 (docs/concepts/checkpoint.md).
@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, Waiter, bell_of
+from airflow_provider_taskhub.storage.azure.process_wakeups import Neighbours
 from airflow_provider_taskhub.storage.azure.rest.account import parse_account
 from airflow_provider_taskhub.storage.azure.rest.blobs import Blobs
 from airflow_provider_taskhub.storage.azure.rest.messages import Messages
@@ -27,8 +29,6 @@ from airflow_provider_taskhub.storage.azure.sdk.blobs import BlobService
 from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
 from airflow_provider_taskhub.storage.azure.sdk.queues import QueueService
 from airflow_provider_taskhub.storage.azure.sdk.tables import TableService
-from airflow_provider_taskhub.storage.bell import Listener, Waiter, bell_of
-from airflow_provider_taskhub.storage.neighbours import Neighbours
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
     Blob,

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.storage.sqlite import file
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import Waiters
 from airflow_provider_taskhub.storage.sqlite.shared_file import Reader
 from airflow_provider_taskhub.storage.sqlite.store_clock import clock_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Journal, Work, translated
-from airflow_provider_taskhub.storage.sqlite.wake import Waiters
 
 T = TypeVar("T")
 

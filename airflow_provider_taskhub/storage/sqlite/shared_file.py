@@ -16,9 +16,15 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, retried
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import (
+    FALLBACK,
+    Waiters,
+    addresses_of,
+    register,
+    unregister,
+)
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import Journal, Work, is_busy, translated
-from airflow_provider_taskhub.storage.sqlite.wake import FALLBACK, Waiters, addresses_of, register, unregister
 from airflow_provider_taskhub.storage.sqlite.writer_thread import Job, Writer
 from airflow_provider_taskhub.storage.wakeups import Ear
 

@@ -42,10 +42,10 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, filters, leases, queues, rows
 from airflow_provider_taskhub.storage.sqlite.in_memory import Inline
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import heard
 from airflow_provider_taskhub.storage.sqlite.shared_file import Reader, Shared
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, Work
-from airflow_provider_taskhub.storage.sqlite.wake import heard
 from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from typing import Any
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, prepare, retried
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import Caller
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Journal, Outcome, Work, is_busy, translated
-from airflow_provider_taskhub.storage.sqlite.wake import Caller
 
 MAX_GROUP = 512
 """Works in one transaction."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -16,7 +17,6 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.storage.primitives import Entity
-from airflow_provider_taskhub.workers.orchestrations.loading import Live
 
 CANCEL_TRIES = 6
 """Tries to ask the holder of an attempt to end it, against its heartbeats."""
@@ -32,9 +32,12 @@ class Cancelling:
     def __init__(self, hub: Hub, registry: Registry) -> None:
         self._hub, self._activities = hub, registry.activities
 
-    def concerns(self, live: Live) -> bool:
-        """Whether an activity is open that has a record, or of which nobody here knows."""
-        found = (self._activities.get(name) for name in live.open_tasks.values())
+    def concerns(self, open_tasks: Mapping[int, str]) -> bool:
+        """Whether an open activity has a record, or this worker does not have the activity.
+
+        :param open_tasks: names of the scheduled activities without an answer, by the number of their action.
+        """
+        found = (self._activities.get(name) for name in open_tasks.values())
         return any(definition is None or definition.record for definition in found)
 
     async def cancel(self, instance_id: str, execution_id: str | None) -> None:

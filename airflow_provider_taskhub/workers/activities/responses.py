@@ -26,9 +26,9 @@ from airflow_provider_taskhub.hub.queues.outgoing import claimed
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 from airflow_provider_taskhub.telemetry import Outage
+from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
-from airflow_provider_taskhub.workers.local_queues import LocalQueues
 
 log = structlog.get_logger(__name__)
 

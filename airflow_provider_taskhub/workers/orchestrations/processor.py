@@ -39,8 +39,8 @@ from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Held
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.activities.cancellation import Cancelling
+from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.demand import Demand
-from airflow_provider_taskhub.workers.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.missing_functions import Absences, wait_of
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.orchestrations.loading import Live, Loader, current_execution_id
@@ -171,7 +171,9 @@ class Orchestrations:
     async def _begun(self, session: Session[Live], live: Live, found: Sorted) -> Live:
         """The state that the batch continues, set in the session; a new one if the batch starts the instance again."""
         if found.start is not None and live.execution_id is not None:
-            if self._cancelling.concerns(live):  # its activities may still run, and only the old history names them
+            if self._cancelling.concerns(
+                live.open_tasks
+            ):  # its activities may still run, and only the old history names them
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
         live.stored = replace(live.stored, steered=found.facts.steered)
@@ -399,7 +401,7 @@ class Orchestrations:
                 log.info("oldest_events_forgotten", instance_id=session.instance_id, remembered=MAX_CONSUMED)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
-        cancels = episode.completed is not None and self._cancelling.concerns(live)
+        cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks)
         mail = self._hub.outbound(episode, self._queues.claimable)
         with self._queues.reserved(mail):
             done = await self._committer.commit(

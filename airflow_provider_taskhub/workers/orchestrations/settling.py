@@ -135,7 +135,7 @@ class Aside:
         if live.ended is not None:
             for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
                 await hub.store.execute(hint)
-            if self._cancelling.concerns(live):
+            if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
     async def _record(self, session: Session[Live], live: Live, held: Held, run: str) -> None:

@@ -22,9 +22,9 @@ from airflow_provider_taskhub.storage.primitives import Message, PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.workers.activities.local_queues import POLLS_WHILE_BUSY
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.backend import Backend
-from airflow_provider_taskhub.workers.local_queues import POLLS_WHILE_BUSY
 from airflow_provider_taskhub.workers.peers import Peers
 from tests.hub.by_hand import held, raised
 

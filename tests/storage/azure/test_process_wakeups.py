@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.storage import neighbours
-from airflow_provider_taskhub.storage.bell import Bell, Listener, Waiter
-from airflow_provider_taskhub.storage.neighbours import Neighbours
+from airflow_provider_taskhub.storage.azure import process_wakeups
+from airflow_provider_taskhub.storage.azure.local_wakeups import Bell, Listener, Waiter
+from airflow_provider_taskhub.storage.azure.process_wakeups import Neighbours
 
 ACCOUNT = "https://account"
 
@@ -50,14 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(process_wakeups, "LOOK_EVERY", 0.0)
 
 
 @pytest.mark.process
 async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
     house = House(folder)
     house.hears("a")
-    code = "import sys; from tests.storage.azure.test_process_wakeups import *; Neighbours(ACCOUNT, Bell(), folder=Path(sys.argv[1]))"
+    made = "import sys; from tests.storage.azure.test_process_wakeups import *"
+    code = f"{made}; Neighbours(ACCOUNT, Bell(), folder=Path(sys.argv[1]))"
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.tell('a')", str(folder)], check=True)
     assert await house.rings("a", within=10)
     house.neighbours.close()

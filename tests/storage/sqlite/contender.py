@@ -1,7 +1,7 @@
 """A process that writes to a hub's file as fast as it can: started by ``test_processes``.
 
-``python -m tests.storage.sqlite.contender FILE QUEUE SECONDS TASKS`` prints how many messages it put and the longest wait of
-one; each line before is the number of a message whose put was acknowledged (with TASKS = 1).
+``python -m tests.storage.sqlite.contender FILE QUEUE SECONDS TASKS`` prints how many messages it put and the longest
+wait for one. Each line before is the number of a message whose put was acknowledged (with TASKS = 1).
 """
 
 from __future__ import annotations

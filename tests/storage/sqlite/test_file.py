@@ -19,7 +19,7 @@ from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import file, store_clock, wake
+from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store_clock
 from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
@@ -262,14 +262,14 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
-    assert wake.addresses_of(Path("/somewhere/hub.db")) == []
+    monkeypatch.setattr(process_wakeups, "MAX_ADDRESS", 3)
+    assert process_wakeups.addresses_of(Path("/somewhere/hub.db")) == []
     with pytest.raises(OSError, match="no folder has room"):
         Ear([], print)
 
 
 async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "MAX_ADDRESS", 3)
+    monkeypatch.setattr(process_wakeups, "MAX_ADDRESS", 3)
     monkeypatch.setattr(Shared, "fallback", 0.02)
     async with SqliteStore(tmp_path / "hub.db") as store:
         await store.create_queue("abc")

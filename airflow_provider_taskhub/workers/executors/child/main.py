@@ -1,4 +1,4 @@
-"""The executor: the process that runs users' activities, each in a thread. ``python -m …workers.child SOCKET_FD``.
+"""The executor: the process that runs users' activities, each in a thread. ``python -m …child.main SOCKET_FD``.
 
 The main thread loads the apps, starts Spark if this executor is for it, and then runs the event loop of ``async``
 activities. Another thread reads the socket. When the socket closes, the host is gone: this process ends, with

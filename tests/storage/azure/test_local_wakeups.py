@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.storage.azure.local_wakeups import MAX_PENDING, Bell, Listener, bell_of
 from airflow_provider_taskhub.storage.azure.store import AzureStore
-from airflow_provider_taskhub.storage.bell import MAX_PENDING, Bell, Listener, bell_of
 from airflow_provider_taskhub.storage.primitives import Receipt, UpdateMessage
 
 

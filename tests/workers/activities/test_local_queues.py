@@ -13,9 +13,9 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.local_queues import ServedQueues
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
-from airflow_provider_taskhub.workers.local_queues import ServedQueues
 
 NAMES = HubNames("Local")
 CONTROL = NAMES.control(0)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from airflow_provider_taskhub.storage.bell import Bell
+from airflow_provider_taskhub.storage.azure.local_wakeups import Bell
 from airflow_provider_taskhub.storage.wakeups import Ear, Voice
 
 LOOK_EVERY = 1.0
