@@ -90,23 +90,7 @@ class InstanceHandle:
         :raises TimeoutError: if the instance has not ended within ``timeout``. The instance goes on.
         :raises InstanceNotFound: if there is no such instance.
         """
-        return await self._ended(None, timeout, longest)
-
-    async def _ended(self, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE) -> InstanceState:
-        """Wait until the instance has ended. Parameters and errors as for :meth:`wait`.
-
-        :param run: wait for the end of this run only: another one under the same id is not waited for.
-        """
-        deadline = Deadline(self.hub.clock, timeout)
-        pause = FIRST_PAUSE
-        async with self.hub.store.subscribe(ended(self.hub.names, escape(self.id))) as changed:
-            while True:
-                row = await self._existing()
-                if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
-                    return await self.get() or row
-                deadline.check(f"instance {self.id!r} is {row.status} after {timeout}")
-                await changed(deadline.shorten(pause))
-                pause = min(longest, pause * 1.5)
+        return await _end_of(self, None, timeout, longest)
 
     async def waiting(self, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:
         """Why the instance does not go on, the strongest reason first. Empty if it works or has ended.
@@ -235,7 +219,7 @@ class InstanceHandle:
         if not wait:
             return row
         deadline = Deadline(self.hub.clock, timeout)
-        ended = await self._ended(row.execution_id, deadline.left())
+        ended = await _end_of(self, row.execution_id, deadline.left())
         await activities_end(self, deadline)
         if recurse and ended.status is Status.TERMINATED:
             await families_end(self, deadline, progress or (lambda child: None))
@@ -350,3 +334,23 @@ def _user_and_host() -> str:
     except (KeyError, OSError):  # a process of a user without a name
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
+
+
+async def _end_of(
+    instance: InstanceHandle, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE
+) -> InstanceState:
+    """Wait until an instance has ended. Other parameters and errors as for :meth:`InstanceHandle.wait`.
+
+    :param run: wait for the end of this run only: another one under the same id is not waited for.
+    """
+    hub = instance.hub
+    deadline = Deadline(hub.clock, timeout)
+    pause = FIRST_PAUSE
+    async with hub.store.subscribe(ended(hub.names, escape(instance.id))) as changed:
+        while True:
+            row = await instance._existing()
+            if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
+                return await instance.get() or row
+            deadline.check(f"instance {instance.id!r} is {row.status} after {timeout}")
+            await changed(deadline.shorten(pause))
+            pause = min(longest, pause * 1.5)

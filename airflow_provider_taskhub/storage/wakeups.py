@@ -4,7 +4,7 @@ A store that has put a message sends the queue's name to the sockets of the othe
 one costs a wait until the next poll, a false one costs a look. Nothing here is durable, and nobody waits for it.
 
 Each kind of store keeps its own list of addresses, because no list fits both. The embedded store lists them in its
-file, so that containers which share only the file's folder find each other (``sqlite/process_wakeups``). Azure Storage has no
+file, so that containers which share only its folder find each other (``sqlite/process_wakeups``). Azure Storage has no
 such file: its stores list them in a folder among the temporary ones (``azure/process_wakeups``).
 """
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+import airflow_provider_taskhub
 from airflow_provider_taskhub.engine.actions import Where
 from airflow_provider_taskhub.hub.queues.delivery import Held
 
@@ -39,7 +40,7 @@ QUARANTINE_PATIENCE = 15.0
 """Seconds that it may take to put the messages into quarantine."""
 STATUS = os.EX_SOFTWARE
 """The exit status of the process."""
-_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_OURS = str(Path(airflow_provider_taskhub.__file__).resolve().parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.workers.incarnation import KEEP, Incarnation
 
 HOLDER = Path(__file__).parent / "holder.py"
-ROOT = HOLDER.parents[2]
+ROOT = HOLDER.parents[3]
 
 
 class Processes:

@@ -319,7 +319,7 @@ def reboot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def restart() -> None:
         origin = store_clock.boot_ticks()
         monkeypatch.setattr(file, "boot_identity", lambda: "another boot")
-        for module in ("file", "writer", "shared", "wake"):
+        for module in ("file", "writer_thread", "shared_file", "process_wakeups"):
             name = f"airflow_provider_taskhub.storage.sqlite.{module}.boot_ticks"
             monkeypatch.setattr(name, lambda: store_clock.boot_ticks() - origin)
 

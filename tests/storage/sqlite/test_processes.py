@@ -18,7 +18,7 @@ from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Process = subprocess.Popen[str]
 
 
