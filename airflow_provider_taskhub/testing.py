@@ -233,7 +233,7 @@ class _Only:
 
 
 async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
-    registry, clock = runner.registry, virtual_time.JumpingClock()
+    registry, clock = runner.registry, virtual_time.VirtualClock()
     settings = Settings(
         hub="Testing", partitions=1, lease=_ALONE, max_polling=timedelta(days=1), session_idle=timedelta(days=1)
     )
@@ -279,7 +279,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
     return None if ended.output is None else loads(ended.output)
 
 
-async def _raise(client: Client, clock: virtual_time.JumpingClock, instance_id: str, events: tuple[Event, ...]) -> None:
+async def _raise(client: Client, clock: virtual_time.VirtualClock, instance_id: str, events: tuple[Event, ...]) -> None:
     began = clock.monotonic()
     for event in sorted(events, key=lambda one: one.after):
         await clock.sleep(began + event.after.total_seconds() - clock.monotonic())

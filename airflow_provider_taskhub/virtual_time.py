@@ -85,7 +85,7 @@ class _JumpingSelector(selectors.BaseSelector):
         return []
 
 
-class JumpingLoop(asyncio.SelectorEventLoop):
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop with virtual time: ``time()`` starts at 0 and moves only when nothing is ready.
 
     :param limit: virtual time after which :class:`TimeLimit` is raised: a program that only ticks never ends else.
@@ -129,14 +129,16 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         self._jumping.threads -= 1
 
 
-class JumpingClock:
-    """The clocks of one simulated machine on a :class:`JumpingLoop`; a ``Clock``.
+class VirtualClock:
+    """The clocks of one simulated machine on a :class:`VirtualTimeLoop`; a ``Clock``.
 
     :param loop: None: the loop that runs when the clock is read.
     :param skew: how far this machine's wall clock is off. :param rate: its monotonic seconds per loop second (drift).
     """
 
-    def __init__(self, loop: JumpingLoop | None = None, *, skew: timedelta = timedelta(0), rate: float = 1.0) -> None:
+    def __init__(
+        self, loop: VirtualTimeLoop | None = None, *, skew: timedelta = timedelta(0), rate: float = 1.0
+    ) -> None:
         self._loop = loop
         self._start = START + skew
         self._rate = rate
@@ -155,9 +157,9 @@ class JumpingClock:
 
 
 def run(coro: Coroutine[Any, Any, T], *, limit: timedelta = YEAR) -> T:
-    """Run a coroutine to its end in a new :class:`JumpingLoop`; what it leaves running is cancelled.
+    """Run a coroutine to its end in a new :class:`VirtualTimeLoop`; what it leaves running is cancelled.
 
     :raises Deadlock: when it can never end. :raises TimeLimit: when it takes more than ``limit`` of virtual time.
     """
-    with asyncio.Runner(loop_factory=lambda: JumpingLoop(limit=limit)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(limit=limit)) as runner:
         return runner.run(coro)

@@ -9,14 +9,14 @@ import pytest
 
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Throttled, Unavailable
 from airflow_provider_taskhub.retries import LONGEST_ASKED, Retries, retry
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 
 POLICY = Retries(after=(Unavailable, Throttled), first=1.0, longest=5.0)
 
 
 def failing(*errors: Exception) -> tuple[Callable[[], Awaitable[str]], list[float]]:
     """A call that raises these errors in turn and then returns "done", and the times of its calls."""
-    clock, times, left = JumpingClock(), list[float](), list(errors)
+    clock, times, left = VirtualClock(), list[float](), list(errors)
 
     async def call() -> str:
         times.append(clock.monotonic())
@@ -34,7 +34,7 @@ def lost(count: int) -> list[Exception]:
 def test_a_call_is_repeated_after_longer_and_longer_pauses_up_to_the_longest() -> None:
     async def main() -> None:
         call, times = failing(*lost(5))
-        assert await retry(call, POLICY, JumpingClock()) == "done"
+        assert await retry(call, POLICY, VirtualClock()) == "done"
         assert [round(b - a, 3) for a, b in pairwise(times)] == [1, 2, 4, 5, 5]
 
     run(main())
@@ -48,7 +48,7 @@ def test_the_error_of_the_last_try_is_raised_and_every_failure_is_told() -> None
             await retry(
                 call,
                 Retries(after=(Unavailable,), tries=3, first=1.0),
-                JumpingClock(),
+                VirtualClock(),
                 failed=lambda error, failures: told.append((str(error), failures)),
             )
         assert len(times) == 3
@@ -61,7 +61,7 @@ def test_the_last_try_begins_at_the_time_limit() -> None:
     async def main() -> None:
         call, times = failing(*lost(99))
         with pytest.raises(Unavailable):
-            await retry(call, Retries(after=(Unavailable,), within=10.0, first=1.0), JumpingClock())
+            await retry(call, Retries(after=(Unavailable,), within=10.0, first=1.0), VirtualClock())
         assert [round(time - times[0], 3) for time in times] == [0, 1, 3, 7, 10]
 
     run(main())
@@ -78,7 +78,7 @@ def test_other_errors_are_raised_at_once_and_so_is_what_the_policy_excludes() ->
         ):
             call, times = failing(error)
             with pytest.raises(type(error)):
-                await retry(call, policy, JumpingClock())
+                await retry(call, policy, VirtualClock())
             assert len(times) == 1
 
     run(main())

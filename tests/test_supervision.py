@@ -14,7 +14,7 @@ import airflow_provider_taskhub
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.supervision import FAILING, RESTARTS, SETTLED, Supervisor, first, owned
 
-CLOCK = virtual_time.JumpingClock()
+CLOCK = virtual_time.VirtualClock()
 
 
 def test_a_failed_loop_is_started_again_after_a_growing_bounded_pause() -> None:

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Why
-from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, Waiting
+from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
@@ -121,11 +121,11 @@ class HubAdmin:
 
     async def waiting_instances(
         self, *, members: Sequence[Member] | None = None, watching: Sequence[Member] | None = None
-    ) -> Waiting:
+    ) -> WaitingInstances:
         """Instances that do not go on, counted by their strongest reason, with examples.
 
         At most 500 rows of each open status are read, and 100 running or suspended instances are looked at:
-        :attr:`Waiting.complete` says whether these are all.
+        :attr:`WaitingInstances.complete` says whether these are all.
 
         :param members: workers as just read; None: read them now.
         :param watching: members that watch the hub for Airflow, read together with ``members``; None: as this client

@@ -6,7 +6,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.routing import Routes
-from airflow_provider_taskhub.hub.waiting.snapshot import Snapshots
+from airflow_provider_taskhub.hub.waiting.snapshot import WaitingReader
 from airflow_provider_taskhub.settings import LeaseTimes
 
 
@@ -22,7 +22,7 @@ class Connection:
         self.observer = LeaseObserver(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
         self.routes = Routes(self.observer, hub.names, hub.clock)
         self.members = Members(hub.store, hub.names, times=times, clock=hub.clock)
-        self.snapshots = Snapshots(hub, self.observer)
+        self.snapshots = WaitingReader(hub, self.observer)
 
     def describe(self) -> str:
         """The hub's name and place, for people; never a secret."""

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.errors import Conflict, InstanceExists, NotFound
 from airflow_provider_taskhub.hub.formats.instance_rows import created_row
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
-from airflow_provider_taskhub.hub.queues.outgoing import Letter
+from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     EtagOf,
@@ -80,7 +80,7 @@ class Starter:
         assert isinstance(etags, tuple)
         return self.hub.state_of(replace(entity, etag=etags[0]))
 
-    def _start_parts(self, start: ExecutionStarted) -> tuple[Letter, Entity, tuple[PutBlob, ...]]:
+    def _start_parts(self, start: ExecutionStarted) -> tuple[OutboundMessage, Entity, tuple[PutBlob, ...]]:
         hub = self.hub
         made = hub.mail(start, start.instance)
         entity, blobs = created_row(

@@ -40,14 +40,14 @@ _OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class CallSite:
     """A line of the user's code."""
 
     code: CodeType
     line: int
 
     @classmethod
-    def of(cls, frame: FrameType) -> Where:
+    def of(cls, frame: FrameType) -> CallSite:
         return cls(frame.f_code, frame.f_lineno)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Action:
 
     kind: EventType
     role: str
-    where: Where
+    where: CallSite
     name: str = ""
     number: int = -1
     version: str = ""

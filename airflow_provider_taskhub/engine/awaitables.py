@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
-from airflow_provider_taskhub.engine.actions import TIMER, Action, Where
+from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails
 from airflow_provider_taskhub.engine.recorded import retry_role
-from airflow_provider_taskhub.engine.retry import RetryPolicy, Verdict, judge
+from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
 from airflow_provider_taskhub.engine.wait_changes import Notes
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
@@ -43,7 +43,7 @@ class Engine(Protocol):
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
         """Number an action and note it as decided."""
 
-    def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
+    def recorded_verdict(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """What the history says followed the failure of an attempt, and when its timer fires."""
 
     @property
@@ -79,15 +79,15 @@ class Attempts(Group[Any]):
         except BaseException as broken:  # the user's `handle` raised
             self.fail(broken)
             return
-        if verdict is Verdict.STOP:
+        if verdict is RetryDecision.STOP:
             self.fail(error)
             return
-        self._failure = error if verdict is Verdict.LAST else None
+        self._failure = error if verdict is RetryDecision.LAST else None
         Timer(self._engine, at, self._action.where, role=retry_role(verdict, self._action.number)).join(self)
 
-    def _judged(self, failure: FailureDetails) -> tuple[Verdict, Timestamp]:
+    def _judged(self, failure: FailureDetails) -> tuple[RetryDecision, Timestamp]:
         now = self._engine.time
-        verdict, delay = judge(self._policy, attempt=self._attempt, first=self._first, now=now, failure=failure)
+        verdict, delay = decide_retry(self._policy, attempt=self._attempt, first=self._first, now=now, failure=failure)
         return verdict, now + delay
 
     def settled(self, child: Task[Any]) -> None:
@@ -105,7 +105,7 @@ class Timer(CancellableTask[None]):
 
     __slots__ = ("_engine", "_fire_at", "_number", "_role", "_until", "_where")
 
-    def __init__(self, engine: Engine, fire_at: Timestamp, where: Where, *, role: str = TIMER) -> None:
+    def __init__(self, engine: Engine, fire_at: Timestamp, where: CallSite, *, role: str = TIMER) -> None:
         super().__init__()
         self._engine = engine
         self._fire_at = fire_at
@@ -145,7 +145,7 @@ class Timer(CancellableTask[None]):
         self.fail(error)
 
 
-class Wait(CancellableTask[Any]):
+class EventWait(CancellableTask[Any]):
     """An external event by name.
 
     :param since: the orchestration's time when the wait began. :param notes: is told when the wait ends.

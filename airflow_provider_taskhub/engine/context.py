@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET, Action, Where, child_tags
+from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET, Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
@@ -235,7 +235,7 @@ class OrchestrationContext:
         action = Action(
             kind=EventType.TaskScheduled,
             role="activity",
-            where=Where.of(sys._getframe(1)),
+            where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
             input=dumps(given, what=f"input of activity {name!r}"),
@@ -308,7 +308,7 @@ class OrchestrationContext:
         action = Action(
             kind=EventType.SubOrchestrationInstanceCreated,
             role="child",
-            where=Where.of(sys._getframe(1)),
+            where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
             input=None if input is _NONE else dumps(input, what=f"input of orchestrator {name!r}"),
@@ -336,7 +336,7 @@ class OrchestrationContext:
         else:
             raise TypeError(f"create_timer takes a timedelta or a datetime, not {type(fire_at).__name__} {fire_at!r}")
         check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")  # the stretches to a later one never come so far
-        return Timer(generation, at, Where.of(sys._getframe(1)))
+        return Timer(generation, at, CallSite.of(sys._getframe(1)))
 
     @overload
     def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...
@@ -366,7 +366,7 @@ class OrchestrationContext:
             Action(
                 kind=EventType.EventSent,
                 role="event",
-                where=Where.of(sys._getframe(1)),
+                where=CallSite.of(sys._getframe(1)),
                 name=name,
                 input=dumps(data, what=f"data of event {name!r}"),
                 instance_id=check_instance_id(instance_id),

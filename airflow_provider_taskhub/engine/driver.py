@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
-from airflow_provider_taskhub.engine.actions import Where
+from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -87,10 +87,10 @@ class Driver:
             with suppress(BaseException):  # it is over, whatever a `finally` block thinks of it
                 body.close()
 
-    def line(self) -> Where | str:
+    def line(self) -> CallSite | str:
         """Where it waits."""
         frame = _innermost(self._body)
-        return Where.of(frame) if frame is not None else "an unknown line"
+        return CallSite.of(frame) if frame is not None else "an unknown line"
 
     def doing(self) -> str:
         """What it does at the moment, for errors."""

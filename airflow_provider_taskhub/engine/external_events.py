@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from airflow_provider_taskhub.engine.awaitables import Wait
+from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
 from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT, AwaitedEvent
 
@@ -19,7 +19,7 @@ class ExternalEvents:
     __slots__ = ("_by_name", "_raised", "_unclaimed", "_waits")
 
     def __init__(self) -> None:
-        self._waits: dict[str, deque[Wait]] = {}
+        self._waits: dict[str, deque[EventWait]] = {}
         self._unclaimed: dict[int, EventRaised] = {}
         self._by_name: dict[str, deque[int]] = {}
         self._raised = 0
@@ -33,7 +33,7 @@ class ExternalEvents:
         """Events that nobody has waited for, in the order in which they came."""
         return list(self._unclaimed.values())
 
-    def wait(self, task: Wait) -> None:
+    def wait(self, task: EventWait) -> None:
         """Give the wait the oldest event of its name, now or when it comes."""
         key = task.name.casefold()
         numbers = self._by_name.get(key)

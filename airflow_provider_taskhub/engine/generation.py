@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine.actions import Action, Decided, Scope
-from airflow_provider_taskhub.engine.awaitables import Answerable, Wait
+from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
 from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
@@ -37,7 +37,7 @@ from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, Ope
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, LOOKED_AT, NAMED, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
-from airflow_provider_taskhub.engine.retry import Verdict
+from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.wait_changes import Notes
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
@@ -225,13 +225,13 @@ class Generation:
         self.numbers += 1
         self._actions.add(action, waiter)
 
-    def recorded_verdict(self, number: int) -> tuple[Verdict, Timestamp]:
+    def recorded_verdict(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """What followed the failure of attempt ``number``. If a timer of its policy did, that timer is next."""
-        return self._past.verdict(self.numbers, number, self.instance) or (Verdict.STOP, self.time)
+        return self._past.verdict(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
 
-    def wait(self, name: str, annotation: Any) -> Wait:
+    def wait(self, name: str, annotation: Any) -> EventWait:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
-        task = Wait(name, annotation, self.time, self.notes)
+        task = EventWait(name, annotation, self.time, self.notes)
         self.notes.begin(task)
         self._events.wait(task)
         return task

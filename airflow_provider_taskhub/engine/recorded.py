@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import GenericEvent, HistoryEvent, OrchestrationInstance, TimerCreated
 from airflow_provider_taskhub.engine.identity import action_id
-from airflow_provider_taskhub.engine.retry import Verdict
+from airflow_provider_taskhub.engine.retry import RetryDecision
 
 _RETRY = "retry"
 
 
-def retry_role(verdict: Verdict, number: int) -> str:
+def retry_role(verdict: RetryDecision, number: int) -> str:
     """The role of the timer that follows a failed attempt. Its row has it as ``TaskHubRole``.
 
     :param number: of the attempt's action: of two tasks that fail one after the other only one may take the timer.
@@ -20,16 +20,18 @@ def retry_role(verdict: Verdict, number: int) -> str:
     return f"{_RETRY} {verdict} {number}"
 
 
-def retry_of(timer: TimerCreated) -> tuple[Verdict, int] | None:
+def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
     """What a retry policy decided, and the number of the attempt's action; None: its row does not say."""
     word, _, rest = (timer.taskhub_role or "").partition(" ")
     verdict, _, number = rest.partition(" ")
-    if word != _RETRY or verdict not in (Verdict.AGAIN, Verdict.LAST) or not number.isdecimal():
+    if word != _RETRY or verdict not in (RetryDecision.AGAIN, RetryDecision.LAST) or not number.isdecimal():
         return None
-    return Verdict(verdict), int(number)
+    return RetryDecision(verdict), int(number)
 
 
-def verdict_of(timer: TimerCreated, number: int, instance: OrchestrationInstance, *, rewinds: int) -> Verdict | None:
+def verdict_of(
+    timer: TimerCreated, number: int, instance: OrchestrationInstance, *, rewinds: int
+) -> RetryDecision | None:
     """What a retry policy decided about a failed attempt, if this timer followed that attempt.
 
     :param number: of the attempt's action. :param instance: with the generation's execution id.
@@ -40,7 +42,7 @@ def verdict_of(timer: TimerCreated, number: int, instance: OrchestrationInstance
     if told is not None:
         return told[0] if told[1] == number else None
     for count in range(rewinds + 1):
-        for verdict in (Verdict.AGAIN, Verdict.LAST):
+        for verdict in (RetryDecision.AGAIN, RetryDecision.LAST):
             role = retry_role(verdict, number)
             name = action_id(instance, timer.event_id, role, "", input=timer.fire_at.text(), rewinds=count)
             if name == timer.taskhub_action_id:
@@ -65,7 +67,9 @@ class Recorded:
                 self.rewound += event.is_rewind
                 self._rewinds += event.is_rewind or event.is_message
 
-    def verdict(self, timer: int, attempt: int, instance: OrchestrationInstance) -> tuple[Verdict, Timestamp] | None:
+    def verdict(
+        self, timer: int, attempt: int, instance: OrchestrationInstance
+    ) -> tuple[RetryDecision, Timestamp] | None:
         """What followed a failed attempt, and when its timer fires; None: no timer of a retry policy did.
 
         :param timer: number of the next action. :param attempt: number of the attempt's action.

@@ -73,7 +73,7 @@ class RetryPolicy:
         return cap if seconds >= cap.total_seconds() else timedelta(seconds=seconds)
 
 
-class Verdict(StrEnum):
+class RetryDecision(StrEnum):
     """What follows a failed attempt. The values are part of the identities of retry timers: never change them."""
 
     AGAIN = "again"  # a timer, then another attempt
@@ -81,20 +81,20 @@ class Verdict(StrEnum):
     STOP = "stop"  # the failure at once
 
 
-def judge(
+def decide_retry(
     policy: RetryPolicy | None, *, attempt: int, first: Timestamp, now: Timestamp, failure: FailureDetails
-) -> tuple[Verdict, timedelta]:
+) -> tuple[RetryDecision, timedelta]:
     """What follows a failed attempt, and after which delay.
 
     :param attempt: number of the attempt that failed, from 0. :param first: when the first attempt was scheduled.
     :param now: the orchestrator's time.
     """
     if policy is None or failure.is_non_retriable:
-        return Verdict.STOP, _ZERO
+        return RetryDecision.STOP, _ZERO
     if policy.handle is not None and not policy.handle(failure):
-        return Verdict.STOP, _ZERO
+        return RetryDecision.STOP, _ZERO
     if policy.retry_timeout is not None and now - first >= policy.retry_timeout:
-        return Verdict.STOP, _ZERO
+        return RetryDecision.STOP, _ZERO
     if attempt + 1 >= policy.max_attempts:
-        return Verdict.LAST, _ZERO
-    return Verdict.AGAIN, policy.delay(attempt)
+        return RetryDecision.LAST, _ZERO
+    return RetryDecision.AGAIN, policy.delay(attempt)

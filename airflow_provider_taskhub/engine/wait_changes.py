@@ -18,7 +18,7 @@ MOST_TIMERS = 1_000
 """Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.NAMED` are stored."""
 
 
-class Waiting(Protocol):
+class BegunWait(Protocol):
     """A wait for an event."""
 
     @property
@@ -71,14 +71,14 @@ class Notes:
     """Collects what an episode changes. A wait that begins and ends in the same episode is left out."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, Waiting] = {}
-        self._ended: list[Waiting] = []
+        self._begun: dict[int, BegunWait] = {}
+        self._ended: list[BegunWait] = []
         self._timers: list[int] = []
 
-    def begin(self, wait: Waiting) -> None:
+    def begin(self, wait: BegunWait) -> None:
         self._begun[id(wait)] = wait
 
-    def end(self, wait: Waiting) -> None:
+    def end(self, wait: BegunWait) -> None:
         if self._begun.pop(id(wait), None) is None:
             self._ended.append(wait)
 
@@ -102,5 +102,5 @@ class Notes:
         ).text()
 
 
-def _first(waits: Iterable[Waiting]) -> list[Waiting]:
+def _first(waits: Iterable[BegunWait]) -> list[BegunWait]:
     return [*waits][:NAMED]

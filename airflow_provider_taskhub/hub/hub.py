@@ -23,8 +23,14 @@ from airflow_provider_taskhub.hub.formats.large_texts import status_blob, text_o
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.queues.delivery import Held
-from airflow_provider_taskhub.hub.queues.outgoing import NOBODY, Letter, Routing, letter, letters
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.outgoing import (
+    NOBODY,
+    OutboundMessage,
+    Routing,
+    outbound_message,
+    outbound_messages,
+)
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
 
@@ -113,13 +119,13 @@ class Hub:
         claim: timedelta | None = None,
         action_id: str | None = None,
         now: Timestamp | None = None,
-    ) -> Letter:
+    ) -> OutboundMessage:
         """A message to an instance.
 
         :param action_id: identity of the action that it carries out.
         :param now: by the clock that a timer's time is of; None: by this machine's.
         """
-        return letter(
+        return outbound_message(
             event,
             target,
             names=self.names,
@@ -132,7 +138,7 @@ class Hub:
             activity_id=action_id,
         )
 
-    async def send(self, made: Letter) -> None:
+    async def send(self, made: OutboundMessage) -> None:
         """Put a message, its payload before it."""
         blobs = (made.blob,) if made.blob is not None else ()
         steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
@@ -140,23 +146,23 @@ class Hub:
 
     # checkpoints
 
-    def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[Letter, ...]:
+    def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
         """An episode's messages, encoded."""
         routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
-        return letters(episode, routing, self.clock.utc_now())
+        return outbound_messages(episode, routing, self.clock.utc_now())
 
     def checkpoint(
         self,
         episode: Episode,
         history: checkpoint.Written,
         stored: checkpoint.Stored,
-        mail: Sequence[Letter],
+        mail: Sequence[OutboundMessage],
         processed: checkpoint.Processed,
         *,
         tags: dict[str, str],
         check: Callable[[], None],
         commit_id: str,
-    ) -> checkpoint.Plan:
+    ) -> checkpoint.CheckpointPlan:
         """An episode's checkpoint."""
         return checkpoint.build(
             episode,
@@ -175,7 +181,7 @@ class Hub:
         )
 
 
-def processed(batch: Sequence[Held], *, leave: bool = False) -> checkpoint.Processed:
+def processed(batch: Sequence[Delivery], *, leave: bool = False) -> checkpoint.Processed:
     """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts.
 
     :param leave: it deletes none.
@@ -184,6 +190,6 @@ def processed(batch: Sequence[Held], *, leave: bool = False) -> checkpoint.Proce
     return checkpoint.Processed(deletes=deletes, message_ids=tuple([held.identity for held in batch]))
 
 
-def brought(held: Held) -> HistoryEvent:
+def brought(held: Delivery) -> HistoryEvent:
     """A message's event, marked with the message that brought it."""
     return replace(held.message.event, taskhub_message_id=held.identity)

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.engine.parent_response import response
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub.formats.instance_rows import rewound_row
 from airflow_provider_taskhub.hub.history import rewind_plan as rules
-from airflow_provider_taskhub.hub.history.load import Rows, decoded, load, load_rows, sentinel_of
+from airflow_provider_taskhub.hub.history.load import HistoryRows, decoded, load, load_rows, sentinel_of
 from airflow_provider_taskhub.hub.history.rewind_plan import Rewinding
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
@@ -105,7 +105,7 @@ def _asks_again(rewinding: Rewinding) -> bool:
     return len(rewinding.taken) > 1 + len(rewinding.children)
 
 
-async def _rewrite(hub: Hub, rows: Rows, rewinding: Rewinding, again: Collection[int]) -> None:
+async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Collection[int]) -> None:
     sentinel = rows.sentinel
     assert sentinel is not None
     etag = sentinel.etag

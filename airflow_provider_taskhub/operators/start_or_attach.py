@@ -25,7 +25,7 @@ _GENERATIONS = 10_000
 """Bound of the walk over generations that only the hub remembers."""
 
 
-class Found(StrEnum):
+class FoundInstance(StrEnum):
     """What stands under the wanted instance id, seen from this task."""
 
     NOTHING = "nothing"
@@ -38,7 +38,7 @@ class Found(StrEnum):
     FOREIGN_ENDED = "another's, ended"
 
 
-class Reaction(StrEnum):
+class StartDecision(StrEnum):
     START = "start"
     ATTACH = "attach"
     RETURN = "return"
@@ -47,15 +47,15 @@ class Reaction(StrEnum):
     REFUSE = "refuse"
 
 
-REACTIONS: Mapping[Found, Reaction] = {
-    Found.NOTHING: Reaction.START,
-    Found.LIVE: Reaction.ATTACH,
-    Found.COMPLETED: Reaction.RETURN,
-    Found.BROKEN: Reaction.REPLACE,  # a rewind, once there is one
-    Found.OLDER_LIVE: Reaction.TERMINATE_AND_REPLACE,
-    Found.OLDER_ENDED: Reaction.REPLACE,
-    Found.FOREIGN_LIVE: Reaction.REFUSE,
-    Found.FOREIGN_ENDED: Reaction.REPLACE,
+REACTIONS: Mapping[FoundInstance, StartDecision] = {
+    FoundInstance.NOTHING: StartDecision.START,
+    FoundInstance.LIVE: StartDecision.ATTACH,
+    FoundInstance.COMPLETED: StartDecision.RETURN,
+    FoundInstance.BROKEN: StartDecision.REPLACE,  # a rewind, once there is one
+    FoundInstance.OLDER_LIVE: StartDecision.TERMINATE_AND_REPLACE,
+    FoundInstance.OLDER_ENDED: StartDecision.REPLACE,
+    FoundInstance.FOREIGN_LIVE: StartDecision.REFUSE,
+    FoundInstance.FOREIGN_ENDED: StartDecision.REPLACE,
 }
 
 
@@ -104,7 +104,7 @@ class Launched:
 
     instance_id: str
     owner: str
-    reaction: Reaction
+    reaction: StartDecision
     notes: tuple[str, ...]
 
 
@@ -137,19 +137,19 @@ async def launch(
     return await _react(client, request, counter.generation, notes)
 
 
-def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> Found:
+def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> FoundInstance:
     """What an instance row means to this task."""
     from airflow_provider_taskhub.engine.events import Status
 
     if state is None:
-        return Found.NOTHING
+        return FoundInstance.NOTHING
     if not task.started(state.tags):
-        return Found.FOREIGN_ENDED if state.status.is_final else Found.FOREIGN_LIVE
+        return FoundInstance.FOREIGN_ENDED if state.status.is_final else FoundInstance.FOREIGN_LIVE
     if (state.tags or {}).get(GENERATION_TAG) != str(generation):
-        return Found.OLDER_ENDED if state.status.is_final else Found.OLDER_LIVE
+        return FoundInstance.OLDER_ENDED if state.status.is_final else FoundInstance.OLDER_LIVE
     if not state.status.is_final:
-        return Found.LIVE
-    return Found.COMPLETED if state.status is Status.COMPLETED else Found.BROKEN
+        return FoundInstance.LIVE
+    return FoundInstance.COMPLETED if state.status is Status.COMPLETED else FoundInstance.BROKEN
 
 
 async def _recall(client: Client, request: Request) -> Counter:
@@ -181,19 +181,19 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     instance_id = request.instance_id or task.instance_id(generation)
     state = await client.get(instance_id, payloads=False)
     reaction = REACTIONS[found(state, task, generation)]
-    if reaction is Reaction.REFUSE:
+    if reaction is StartDecision.REFUSE:
         raise Taken(
             f"instance id {instance_id!r} belongs to another run or program, whose instance is "
             f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
-    if reaction is Reaction.TERMINATE_AND_REPLACE:
+    if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
-    starts = reaction in (Reaction.START, Reaction.REPLACE, Reaction.TERMINATE_AND_REPLACE)
-    if reaction is not Reaction.RETURN:  # before the start: the sweep finds it even after a crash in between
+    starts = reaction in (StartDecision.START, StartDecision.REPLACE, StartDecision.TERMINATE_AND_REPLACE)
+    if reaction is not StartDecision.RETURN:  # before the start: the sweep finds it even after a crash in between
         tags = {} if starts or state is None else state.tags or {}
         await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
-        policy = StartPolicy.ATTACH if reaction is Reaction.START else StartPolicy.REPLACE_FINISHED
+        policy = StartPolicy.ATTACH if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
     elif state is not None and state.status is Status.PENDING:
         state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)  # puts its message again

@@ -28,10 +28,10 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.arguments import date_tags, evaluated, problems, seconds
 from airflow_provider_taskhub.operators.start_or_attach import (
     Counter,
-    Found,
+    FoundInstance,
     Launched,
-    Reaction,
     Request,
+    StartDecision,
     Taken,
     found,
     launch,
@@ -64,11 +64,11 @@ _CONFIRM = 10.0
 _LOOK = 0.5
 """Seconds between two looks of the short wait."""
 _SAID = {
-    Reaction.START: "started",
-    Reaction.ATTACH: "runs already: attached to it",
-    Reaction.RETURN: "has completed already: returning its result",
-    Reaction.REPLACE: "had ended without a result for this run: started again",
-    Reaction.TERMINATE_AND_REPLACE: "belonged to an older run of this task: terminated and started again",
+    StartDecision.START: "started",
+    StartDecision.ATTACH: "runs already: attached to it",
+    StartDecision.RETURN: "has completed already: returning its result",
+    StartDecision.REPLACE: "had ended without a result for this run: started again",
+    StartDecision.TERMINATE_AND_REPLACE: "belonged to an older run of this task: terminated and started again",
 }
 
 
@@ -261,7 +261,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         async def use(client: Client) -> str:
             state = await client.get(instance_id, payloads=False)
-            mine = state is not None and found(state, request.task, generation) is Found.LIVE
+            mine = state is not None and found(state, request.task, generation) is FoundInstance.LIVE
             owner = (state.tags or {}).get(identity.OWNER_TAG) if state is not None and mine else request.task.owner
             async with asyncio.timeout(_CONFIRM):
                 return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
@@ -291,7 +291,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     async def _tell(self, client: Client, instance_id: str) -> None:
         """Log what the trigger would have logged: no trigger has waited for this instance."""
-        from airflow_provider_taskhub.triggers.task_log import Journal, served_by
+        from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
 
         try:
             state = await client.get(instance_id, payloads=False)
@@ -301,7 +301,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             return
         self.log.info(served_by(members, self.orchestrator))
         if state is not None:
-            for line in Journal().lines(state, records):
+            for line in TaskLog().lines(state, records):
                 self.log.info(line)
 
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:

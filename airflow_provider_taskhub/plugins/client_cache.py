@@ -44,7 +44,7 @@ _VALUE = 100
 """Bytes that a value takes in memory besides its texts, about."""
 
 
-class Desk:
+class ClientCache:
     """One hub's open client and its recent answers."""
 
     def __init__(self, settings: Settings) -> None:
@@ -139,14 +139,14 @@ class Desk:
             opened.cancel()
 
 
-_DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Desk]] = WeakKeyDictionary()
+_DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientCache]] = WeakKeyDictionary()
 
 
-def desk_of(settings: Settings) -> Desk:
+def client_cache_of(settings: Settings) -> ClientCache:
     """The running loop's desk for a hub."""
     desks = _DESKS.setdefault(asyncio.get_running_loop(), {})
     key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
-    return desks.setdefault(key, Desk(settings))
+    return desks.setdefault(key, ClientCache(settings))
 
 
 class _Answer:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
 from airflow_provider_taskhub.plugins import json_views, task_instances
-from airflow_provider_taskhub.plugins.client_cache import Desk, desk_of
+from airflow_provider_taskhub.plugins.client_cache import ClientCache, client_cache_of
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
@@ -216,7 +216,7 @@ def _data() -> Any:
         text = await desk.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
         return {"text": masked(text), "lines": LOG_LINES}
 
-    async def _readable(desk: Desk, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
+    async def _readable(desk: ClientCache, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
         """The instance, and unreadable parts of its row. A user who may not see it does not learn that it exists."""
         damaged: tuple[str, ...] = ()
         try:
@@ -239,7 +239,7 @@ async def _hub(conn: str) -> dict[str, str]:
     return {"conn": conn, "hub": settings.hub, "place": served_at(settings).split(",")[0]}
 
 
-async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
+async def _open(conn: str) -> tuple[ClientCache, dict[str, Any]]:
     """The desk of a connection's hub, and the fields that every answer has about the hub.
 
     :raises HTTPException: for a connection that the page does not offer, whether or not it exists: Airflow is not
@@ -256,10 +256,15 @@ async def _open(conn: str) -> tuple[Desk, dict[str, Any]]:
         )
     settings = await TaskHubHook(conn).asettings()
     place = "embedded" if settings.embedded else "azure"
-    return desk_of(settings), {"conn": conn, "hub": settings.hub, "place": place, "time": _now().timestamp() * 1000}
+    return client_cache_of(settings), {
+        "conn": conn,
+        "hub": settings.hub,
+        "place": place,
+        "time": _now().timestamp() * 1000,
+    }
 
 
-async def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
+async def _tallies(desk: ClientCache, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
     """Counts of the activities of the rows on a page."""
 
     async def one(state: InstanceState) -> Mapping[str, int] | None:
@@ -268,7 +273,9 @@ async def _tallies(desk: Desk, rows: Sequence[InstanceState]) -> Sequence[Mappin
     return await gather_bounded(one, rows, limit=_PARALLEL)
 
 
-async def _waits(desk: Desk, rows: Sequence[InstanceState], members: Sequence[Member]) -> Mapping[str, tuple[Why, ...]]:
+async def _waits(
+    desk: ClientCache, rows: Sequence[InstanceState], members: Sequence[Member]
+) -> Mapping[str, tuple[Why, ...]]:
     """What the instances that have not ended wait for."""
     live = [state for state in rows if not state.status.is_final]
     if not live:

@@ -159,7 +159,7 @@ class Presence:
             yield f"instance {instance_id} is there now"
 
 
-class Journal:
+class TaskLog:
     """Remembers what was logged, so that every change is logged once.
 
     Activities of executions that were over before its first look are left out: an earlier try of the task has logged

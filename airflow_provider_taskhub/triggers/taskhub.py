@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.settings import Settings
     from airflow_provider_taskhub.triggers.sweep import Sweep
-    from airflow_provider_taskhub.triggers.task_log import Journal, Presence, Progress, Waits
-    from airflow_provider_taskhub.triggers.watcher import Wait
+    from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
+    from airflow_provider_taskhub.triggers.watcher import WatchedInstance
 
 __all__ = ["TaskHubTrigger"]
 
@@ -189,7 +189,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.task_log import Journal, Presence, Progress, Waits
+        from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
         from airflow_provider_taskhub.triggers.watcher import news, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -198,7 +198,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        journal, waits, progress = Journal(), Waits(), Progress()
+        journal, waits, progress = TaskLog(), Waits(), Progress()
         presence, absence = Presence(), _Absence(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
@@ -220,7 +220,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
     def _tell(
-        self, seen: Wait, journal: Journal, waits: Waits, progress: Progress, presence: Presence, absence: _Absence
+        self,
+        seen: WatchedInstance,
+        journal: TaskLog,
+        waits: Waits,
+        progress: Progress,
+        presence: Presence,
+        absence: _Absence,
     ) -> None:
         for line in absence.lines(seen):
             self.log.info(line)
@@ -237,7 +243,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             for line in progress.lines(seen.state, seen.records, seen.whys, self.clock.monotonic()):
                 self.log.info(line)
 
-    def _verdict(self, seen: Wait, absence: _Absence) -> TriggerEvent | None:
+    def _verdict(self, seen: WatchedInstance, absence: _Absence) -> TriggerEvent | None:
         state = seen.state
         if state is not None and (state.status.is_final or state.status in self.statuses):
             return self._event("reached", state, "")
@@ -342,7 +348,7 @@ class _Absence:
         self._said: str | None = None
         self._trouble, self._what = "", "the hub"
 
-    def lines(self, seen: Wait) -> Iterator[str]:
+    def lines(self, seen: WatchedInstance) -> Iterator[str]:
         """What is new about workers and the hub's health."""
         from airflow_provider_taskhub.triggers.task_log import served_by
 
@@ -361,7 +367,7 @@ class _Absence:
             self._said = said
             yield said
 
-    def over(self, seen: Wait) -> str | None:
+    def over(self, seen: WatchedInstance) -> str | None:
         """Why to give up, once the time is over."""
         from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
         from airflow_provider_taskhub.hub.partitions.capabilities import able

@@ -49,7 +49,7 @@ _RECONNECT = Retries(after=(Exception,), first=1.0, longest=30.0)
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
+class WatchedInstance:
     """What a waiter knows so far; the newest replaces what was not looked at, so nothing piles up.
 
     :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
@@ -81,7 +81,7 @@ class Watcher:
         self._sweep = sweep
         self._interval = interval.total_seconds()
         self._clock = clock
-        self._waits: dict[str, list[Wait]] = {}
+        self._waits: dict[str, list[WatchedInstance]] = {}
         self._turn: deque[str] = deque()
         self._new: deque[str] = deque()
         self._members: tuple[Member, ...] | None = None
@@ -92,9 +92,9 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def waiting(self, instance_id: str) -> Iterator[Wait]:
+    def waiting(self, instance_id: str) -> Iterator[WatchedInstance]:
         """Wait for an instance for the length of the block."""
-        wait = Wait(instance_id=instance_id, members=self._members)
+        wait = WatchedInstance(instance_id=instance_id, members=self._members)
         if instance_id not in self._waits:
             self._turn.append(instance_id)
         self._waits.setdefault(instance_id, []).append(wait)
@@ -123,7 +123,7 @@ class Watcher:
     def waits(self) -> int:
         return len(self._waits)
 
-    def _leave(self, wait: Wait) -> None:
+    def _leave(self, wait: WatchedInstance) -> None:
         others = self._waits[wait.instance_id]
         others.remove(wait)
         if not others:
@@ -258,12 +258,12 @@ class Watcher:
             wait.looked, wait.state, wait.records, wait.trouble = True, state, records, None
             wait.changed.set()
 
-    def _report(self, error: Exception, waits: Iterable[Wait], *, alone: bool = False) -> None:
+    def _report(self, error: Exception, waits: Iterable[WatchedInstance], *, alone: bool = False) -> None:
         for wait in waits:
             wait.trouble, wait.alone = error, alone
             wait.changed.set()
 
-    def _everyone(self) -> Iterator[Wait]:
+    def _everyone(self) -> Iterator[WatchedInstance]:
         for waits in self._waits.values():
             yield from waits
 
@@ -285,7 +285,7 @@ def watcher_of(
     return watchers[key]
 
 
-async def news(wait: Wait, *, patience: float) -> None:
+async def news(wait: WatchedInstance, *, patience: float) -> None:
     """Return when something about the wait is new, at the latest after ``patience`` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):

@@ -15,7 +15,7 @@ import structlog
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Service, Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
@@ -28,8 +28,8 @@ from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
-from airflow_provider_taskhub.workers.missing_functions import Absences
-from airflow_provider_taskhub.workers.orchestrations.loading import Live
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
 from airflow_provider_taskhub.workers.orchestrations.sessions import Sessions
 from airflow_provider_taskhub.workers.peers import Peers
@@ -86,9 +86,9 @@ class Backend:
             clock=hub.clock,
             supervisor=self.supervisor,
         )
-        self.absences = Absences(hub, peers.live, settings.no_worker_timeout, pause=times.scan)
+        self.absences = MissingFunctions(hub, peers.live, settings.no_worker_timeout, pause=times.scan)
         self.demand = Demand(hub.clock)
-        self.sessions: Sessions[Live] = Sessions(
+        self.sessions: Sessions[LoadedInstance] = Sessions(
             extended=settings.session_idle > timedelta(0), rested=self._close_evicted, dropped=self._close_evicted
         )
         self.processor = Orchestrations(
@@ -244,12 +244,12 @@ class Backend:
 
     # messages
 
-    def _close_evicted(self, live: Live) -> None:
+    def _close_evicted(self, live: LoadedInstance) -> None:
         """Only its history is kept, or nothing."""
         if (close := live.execution.rest()) is not None:
             self._closes(live.execution.instance.instance_id, close)
 
-    def _deliver(self, reader: ControlReader, held: Held) -> None:
+    def _deliver(self, reader: ControlReader, held: Delivery) -> None:
         self.sessions.deliver(reader, held)
         # a count of 0: claimed by our own put, never received
         if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.signalled):

@@ -36,7 +36,7 @@ from airflow_provider_taskhub.workers.executors.environment import child_environ
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.incarnation import Incarnation
-from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import Closer
+from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
 from airflow_provider_taskhub.workers.orchestrations.watchdog import EpisodeWatchdog, Running
 from airflow_provider_taskhub.workers.peers import Peers
 from airflow_provider_taskhub.workers.waiting_metrics import WaitingFigures
@@ -127,7 +127,7 @@ class Host:
         if options.strict:
             await self._refuse_different_apps(member, members, incarnation)
         pool = await self._start_pool(stack, hub, incarnation)
-        closer = Closer()
+        closer = CoroutineCloser()
         stack.callback(closer.stop)
         backend = Backend(
             hub=hub,
@@ -264,7 +264,7 @@ class Host:
         supervisor.keep("watch partitions", watch)
         stack.push_async_callback(supervisor.close)
 
-    def _watch_episodes(self, stack: AsyncExitStack, backend: Backend, closer: Closer) -> None:
+    def _watch_episodes(self, stack: AsyncExitStack, backend: Backend, closer: CoroutineCloser) -> None:
         processor = backend.processor
 
         async def keep(running: Running, cause: str) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.admission.facts import unknown_delay
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.telemetry import Outage
 
 log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class _Absence:
     since: float | None = None
 
 
-def wait_of(messages: Iterable[Held], visibility: timedelta) -> tuple[Timestamp | None, timedelta]:
+def wait_of(messages: Iterable[Delivery], visibility: timedelta) -> tuple[Timestamp | None, timedelta]:
     """When messages of one instance began to wait for a function, and how long ago that is.
 
     Both times are the storage service's own. The time of insertion is not used: a timer or a scheduled start is
@@ -79,7 +79,7 @@ def wait_of(messages: Iterable[Held], visibility: timedelta) -> tuple[Timestamp 
     return since, now - since
 
 
-class Absences:
+class MissingFunctions:
     """The functions that messages need and this worker does not have.
 
     :param live: reads the live members. :param limit: the no-worker timeout.

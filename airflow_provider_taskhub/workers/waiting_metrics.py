@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
-from airflow_provider_taskhub.hub.waiting.snapshot import Waiting
+from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 
 log = structlog.get_logger(__name__)
 
@@ -30,9 +30,9 @@ class WaitingFigures:
     :param read: counts the instances. :param believed: seconds until they are counted again.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[Waiting]], *, believed: float, clock: Clock) -> None:
+    def __init__(self, read: Callable[[], Awaitable[WaitingInstances]], *, believed: float, clock: Clock) -> None:
         self._read, self._believed, self._clock = read, believed, clock
-        self._found: Waiting | None = None
+        self._found: WaitingInstances | None = None
         self._at = float("-inf")
         self._one = asyncio.Lock()
 

@@ -9,11 +9,11 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.plugins import sweep
-from airflow_provider_taskhub.plugins.client_cache import desk_of
+from airflow_provider_taskhub.plugins.client_cache import client_cache_of
 from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import FakeHub
 from tests.breaking import Breaker
 
@@ -34,7 +34,7 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags={"taskhub.owner": "me"})
         trigger = TaskHubTrigger(instance_id="i", owner="me", orchestrator="flights_delays")
-        trigger.clock = JumpingClock(asyncio.get_running_loop())
+        trigger.clock = VirtualClock(asyncio.get_running_loop())
 
         async def fired() -> dict[str, Any]:
             payload: dict[str, Any] = (await anext(trigger.run())).payload
@@ -58,7 +58,7 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
 
 def test_the_page_opens_another_client_when_the_one_it_keeps_breaks(hub: FakeHub) -> None:
     async def scenario() -> None:
-        desk = desk_of(load_settings())
+        desk = client_cache_of(load_settings())
         await desk.once("members", lambda client: client.admin.workers())
         (keeping,) = [task for task in asyncio.all_tasks() if task.get_name() == "desk"]
         keeping.cancel()

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.arguments import evaluated
-from airflow_provider_taskhub.operators.start_or_attach import REACTIONS, Found
+from airflow_provider_taskhub.operators.start_or_attach import REACTIONS, FoundInstance
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
@@ -301,7 +301,7 @@ def test_own_instance_id_of_another_run_that_has_ended_is_replaced(make_task, hu
 
 
 def test_every_find_has_a_reaction() -> None:
-    assert set(REACTIONS) == set(Found)
+    assert set(REACTIONS) == set(FoundInstance)
 
 
 def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub, capsys) -> None:

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.triggers.outcome import LOG_LINES, failed_log
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.activities.runner import log_name
 from tests.airflow.fake import NOW
 
@@ -53,7 +53,7 @@ class Story:
 
 def play(scenario: Callable[[Story], Awaitable[None]]) -> None:
     async def over_a_store() -> None:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with SqliteStore(None, clock=clock) as store:
             client = await Client.over(store, Settings(), create=True, clock=clock)
             state = await client.start("delays", instance_id=ID)

@@ -373,12 +373,12 @@ def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:
 def test_a_page_that_many_look_at_costs_one_scan(hub: FakeHub, filled: FakeHub) -> None:
     import asyncio
 
-    from airflow_provider_taskhub.plugins.client_cache import IDLE, desk_of
+    from airflow_provider_taskhub.plugins.client_cache import IDLE, client_cache_of
     from airflow_provider_taskhub.settings import load_settings
     from airflow_provider_taskhub.virtual_time import run
 
     async def scenario() -> None:
-        desk = desk_of(load_settings())
+        desk = client_cache_of(load_settings())
         answers = [desk.once("members", lambda client: client.admin.workers()) for _ in range(50)]
         assert len(await asyncio.gather(*answers)) == 50
         assert (hub.requests["members"], hub.opened) == (1, 1)

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
 from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import FakeClient, FakeHub
 
 WATCH = Watch(
@@ -63,7 +63,7 @@ def sweep(
     """Let the sweep run for some seconds, or for as long as the scenario takes."""
 
     async def play() -> None:
-        clock = JumpingClock(asyncio.get_running_loop())
+        clock = VirtualClock(asyncio.get_running_loop())
         sweeping = asyncio.ensure_future(
             Sweep(airflow, deployment=lambda: "here", clock=clock).run(FakeClient(hub))  # type: ignore[arg-type]  # has what is used
         )
@@ -262,7 +262,7 @@ def test_no_hint_of_a_terminated_instance_stays_and_a_sensor_of_it_is_told_by_th
 
     async def play() -> None:
         loop = asyncio.get_running_loop()
-        clock = JumpingClock(loop)
+        clock = VirtualClock(loop)
         watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=3), clock=clock)  # type: ignore[arg-type,return-value]  # has what is used
         with ExitStack() as stack:
             *_, wait = [stack.enter_context(watcher.waiting(name)) for name in (*others, "i")]
@@ -382,7 +382,7 @@ def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch
     from airflow_provider_taskhub.plugins import sweep as sweeping
 
     async def play() -> None:
-        clock = JumpingClock(asyncio.get_running_loop())
+        clock = VirtualClock(asyncio.get_running_loop())
         monkeypatch.setattr(sweeping, "SYSTEM_CLOCK", clock)
         monkeypatch.setattr(sweeping, "ServerTasks", lambda _server: Quiet())
         hub.down = Unavailable("no storage")
@@ -419,7 +419,7 @@ def test_a_triggerer_sweeps_a_hub_after_its_last_wait_until_no_row_is_left(hub: 
     airflow = FakeAirflow(t="deferred")
 
     async def play() -> None:
-        clock = JumpingClock(asyncio.get_running_loop())
+        clock = VirtualClock(asyncio.get_running_loop())
         sweep = Sweep(airflow, deployment=lambda: "here", clock=clock)
         watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=1), clock=clock, sweep=sweep)  # type: ignore[arg-type,return-value]  # has what is used
         watched(hub)
@@ -444,7 +444,7 @@ def test_a_triggerer_sweeps_a_hub_after_its_last_wait_until_no_row_is_left(hub: 
 
 def test_a_triggerer_gives_up_a_hub_without_waits_that_is_gone(hub: FakeHub) -> None:
     async def play() -> None:
-        clock = JumpingClock(asyncio.get_running_loop())
+        clock = VirtualClock(asyncio.get_running_loop())
         sweep = Sweep(FakeAirflow(), deployment=lambda: "here", clock=clock)
         watcher = Watcher(lambda: hub.open(None), interval=timedelta(seconds=1), clock=clock, sweep=sweep)  # type: ignore[arg-type,return-value]  # has what is used
         hub.down = Unavailable("gone")

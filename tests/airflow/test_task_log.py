@@ -10,11 +10,11 @@ import pytest
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
-from airflow_provider_taskhub.triggers.task_log import Journal, served_by
+from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
 from tests.airflow.fake import FakeHub, member, record
 
 
-def lines(journal: Journal, execution: str, *records: ActivityRecord, **more: Any) -> list[str]:
+def lines(journal: TaskLog, execution: str, *records: ActivityRecord, **more: Any) -> list[str]:
     state = FakeHub().put("i", Status.RUNNING, execution_id=execution, **more)
     return list(journal.lines(state, records))
 
@@ -25,7 +25,7 @@ def test_a_second_execution_repeats_nothing_of_the_first_and_is_told_apart_from_
     running = record(RecordState.RUNNING, execution="first", worker="b")
     done = record(RecordState.COMPLETED, execution="first", worker="b")
     again = record(RecordState.RUNNING, execution="second", worker="c")
-    journal = Journal()
+    journal = TaskLog()
     assert lines(journal, "first", tried, running) == [
         "flights_delays is Running",
         "monthly_delays #0, attempt 1, running on b",
@@ -41,21 +41,21 @@ def test_a_second_execution_repeats_nothing_of_the_first_and_is_told_apart_from_
 def test_an_execution_that_began_between_the_reads_of_the_first_look_is_told() -> None:
     """The instance's row is read before its records."""
     new = record(RecordState.RUNNING, execution="new", worker="c")
-    journal = Journal()
+    journal = TaskLog()
     assert lines(journal, "old", new) == ["flights_delays is Running"]
     assert lines(journal, "new", new)[1:] == ["monthly_delays #0, attempt 1, running on c"]
 
 
 def test_what_an_instance_says_of_itself_passes_airflows_masker() -> None:
-    said = lines(Journal(), "e", custom_status='{"password":"hunter2","months":8}')
+    said = lines(TaskLog(), "e", custom_status='{"password":"hunter2","months":8}')
     assert said[1] == 'flights_delays says: {"password": "***", "months": 8}'
-    assert lines(Journal(), "e", custom_status='{"months":8}')[1] == 'flights_delays says: {"months":8}'
+    assert lines(TaskLog(), "e", custom_status='{"months":8}')[1] == 'flights_delays says: {"months":8}'
 
 
 @pytest.mark.parametrize("status", Status)
 def test_the_status_comes_first_while_the_instance_lives_and_last_when_it_has_ended(status: Status) -> None:
     state = FakeHub().put("i", status, custom_status='"half"')
-    said = list(Journal().lines(state, [record(RecordState.COMPLETED)]))
+    said = list(TaskLog().lines(state, [record(RecordState.COMPLETED)]))
     others = ["monthly_delays #0, attempt 1, completed on a@host/1", 'flights_delays says: "half"']
     told = f"flights_delays is {status}"
     assert said == ([*others, told] if status.is_final else [told, *others])
@@ -71,7 +71,7 @@ def generations(number: int) -> list[str]:
 
 def test_executions_that_were_over_before_the_first_look_or_between_two_looks_are_counted() -> None:
     ids = generations(8)
-    journal = Journal()
+    journal = TaskLog()
     assert lines(journal, ids[3]) == [
         "flights_delays is Running",
         "flights_delays continued as new before the first look: this is execution 4",
@@ -80,12 +80,12 @@ def test_executions_that_were_over_before_the_first_look_or_between_two_looks_ar
     assert lines(journal, ids[4]) == [f"flights_delays has begun a new execution: {again}"]
     assert lines(journal, ids[7]) == [f"flights_delays has begun a new execution (3 since the last look): {again}"]
     assert lines(journal, ids[7]) == []
-    assert lines(Journal(), ids[0]) == ["flights_delays is Running"]
+    assert lines(TaskLog(), ids[0]) == ["flights_delays is Running"]
 
 
 def test_executions_of_another_start_are_not_counted() -> None:
     """Nobody knows how many there were: the number in an id counts the executions of its own start."""
-    journal = Journal()
+    journal = TaskLog()
     list(lines(journal, generations(2)[1]))
     assert lines(journal, "a" * 16 + generations(10)[9][16:]) == [
         "flights_delays has begun a new execution: numbers of activities and attempts begin again"

@@ -10,7 +10,7 @@ from airflow_provider_taskhub.engine.wait_changes import Waits
 from airflow_provider_taskhub.plugins.json_views import history
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import house
 
 app = App("approvals", version="1")
@@ -36,7 +36,7 @@ def seconds(ms: float | None, start: float) -> float | None:
 
 
 def test_timers_and_waits_for_events_are_drawn_as_they_were() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
     drawn: list[dict[str, Any]] = []
 
     async def play() -> None:

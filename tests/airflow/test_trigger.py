@@ -24,7 +24,7 @@ from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
 
 OWNER = {"taskhub.owner": "me"}
@@ -42,7 +42,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(**arguments: Any) -> TaskHubTrigger:
     trigger = TaskHubTrigger(**({"instance_id": "i", "owner": "me", "orchestrator": "flights_delays"} | arguments))
-    trigger.clock = JumpingClock(asyncio.get_running_loop())
+    trigger.clock = VirtualClock(asyncio.get_running_loop())
     return trigger
 
 
@@ -576,7 +576,7 @@ def test_a_worker_that_comes_back_in_time_keeps_the_wait(hub: FakeHub) -> None:
 def test_the_deadline_terminates_confirms_and_fires(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
-        deadline = JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
+        deadline = VirtualClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
         event = await fired(waiting(deadline=deadline.text()))
         assert (event["reason"], hub.instances["i"].status) == ("timeout", Status.TERMINATED)
         assert "nothing of it runs" in event["message"]
@@ -587,7 +587,7 @@ def test_the_deadline_terminates_confirms_and_fires(hub: FakeHub) -> None:
 
 
 def past() -> str:
-    return (JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=-90)).text()
+    return (VirtualClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=-90)).text()
 
 
 def test_without_a_triggerer_until_after_the_deadline_it_still_terminates(hub: FakeHub) -> None:
@@ -626,7 +626,7 @@ def test_after_the_deadline_the_connection_is_asked_for_a_few_times(
 def test_the_deadline_of_a_sensor_terminates_nothing(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)
-        deadline = JumpingClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
+        deadline = VirtualClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=90)
         event = await fired(waiting(owner=None, orchestrator="", deadline=deadline.text()))
         assert event["reason"] == "timeout"
         assert hub.terminated == []

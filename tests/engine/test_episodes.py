@@ -141,7 +141,7 @@ class Test_activities:
             error_type="ValueError", error_message="disk full", stack_trace="there"
         )
         assert play.last.output == "activity 'square' failed: ValueError: disk full"
-        assert "test_run.py" in (completed.failure.stack_trace or "")
+        assert "test_episodes.py" in (completed.failure.stack_trace or "")
         assert "engine/generation" not in (completed.failure.stack_trace or "")
 
     @pytest.mark.rows("K60")

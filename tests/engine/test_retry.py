@@ -23,7 +23,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import action_id
 from airflow_provider_taskhub.engine.recorded import Recorded, retry_of, retry_role
-from airflow_provider_taskhub.engine.retry import LONGEST_DELAY, Verdict, judge
+from airflow_provider_taskhub.engine.retry import LONGEST_DELAY, RetryDecision, decide_retry
 from airflow_provider_taskhub.errors import ConfigurationError
 from tests.engine.play import INSTANCE, START, Play
 
@@ -31,7 +31,7 @@ BROKEN = FailureDetails(error_type="ValueError", error_message="broken")
 
 
 def verdict(policy: RetryPolicy | None, attempt: int = 0, *, after: float = 0, failure: FailureDetails = BROKEN) -> Any:
-    return judge(policy, attempt=attempt, first=START, now=START + timedelta(seconds=after), failure=failure)
+    return decide_retry(policy, attempt=attempt, first=START, now=START + timedelta(seconds=after), failure=failure)
 
 
 @pytest.mark.rows("K49")
@@ -44,18 +44,18 @@ class Test_policy:
             max_retry_interval=timedelta(seconds=30),
         )
         assert [verdict(policy, k)[1].total_seconds() for k in range(5)] == [2, 6, 18, 30, 30]
-        assert verdict(policy, 7)[0] is Verdict.AGAIN
-        assert verdict(policy, 8) == (Verdict.LAST, timedelta(0))
+        assert verdict(policy, 7)[0] is RetryDecision.AGAIN
+        assert verdict(policy, 8) == (RetryDecision.LAST, timedelta(0))
 
     def test_what_stops_at_once(self) -> None:
         policy = RetryPolicy(max_attempts=5, retry_timeout=timedelta(seconds=10), handle=lambda f: f is not OTHER)
-        assert verdict(None)[0] is Verdict.STOP
-        assert verdict(policy)[0] is Verdict.AGAIN
-        assert verdict(policy, failure=OTHER)[0] is Verdict.STOP
-        assert verdict(policy, after=9)[0] is Verdict.AGAIN
-        assert verdict(policy, after=10)[0] is Verdict.STOP
+        assert verdict(None)[0] is RetryDecision.STOP
+        assert verdict(policy)[0] is RetryDecision.AGAIN
+        assert verdict(policy, failure=OTHER)[0] is RetryDecision.STOP
+        assert verdict(policy, after=9)[0] is RetryDecision.AGAIN
+        assert verdict(policy, after=10)[0] is RetryDecision.STOP
         final = FailureDetails(error_type="ValueError", error_message="bad", is_non_retriable=True)
-        assert verdict(policy, failure=final)[0] is Verdict.STOP
+        assert verdict(policy, failure=final)[0] is RetryDecision.STOP
 
     @given(st.integers(0, 5000), st.floats(1, 1e6), st.timedeltas(timedelta(microseconds=1), LONGEST_DELAY))
     def test_a_delay_always_fits_a_queue_message(self, attempt: int, factor: float, first: timedelta) -> None:
@@ -193,9 +193,9 @@ def test_a_retry_is_known_however_its_rewinds_were_counted() -> None:
 
 def test_the_role_of_a_timer_tells_its_retry_whatever_its_identity() -> None:
     """No identity is made for comparison: the row says the verdict and the attempt."""
-    timer = TimerCreated(timestamp=START, event_id=7, fire_at=START, taskhub_role=retry_role(Verdict.LAST, 3))
+    timer = TimerCreated(timestamp=START, event_id=7, fire_at=START, taskhub_role=retry_role(RetryDecision.LAST, 3))
     past = Recorded([timer])
-    assert past.verdict(7, 3, INSTANCE) == (Verdict.LAST, START)
+    assert past.verdict(7, 3, INSTANCE) == (RetryDecision.LAST, START)
     assert past.verdict(7, 2, INSTANCE) is None, "another attempt's"
     assert past.verdict(8, 3, INSTANCE) is None, "no timer of that number"
 

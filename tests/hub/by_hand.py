@@ -11,7 +11,7 @@ from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted
 from airflow_provider_taskhub.errors import LeaseLost
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Receipt
 
 NAMES = HubNames("Unit")
@@ -43,7 +43,7 @@ def held(
     queue: str = "unit-control-00",
     activity_id: UUID | None = None,
     size: int = 100,
-) -> Held:
+) -> Delivery:
     """A message, enqueued ``at`` seconds after NOW."""
     number = next(_numbers)
     instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
@@ -53,7 +53,7 @@ def held(
         sequence_number=number,
         sender=instance,
     )
-    return Held(
+    return Delivery(
         queue=queue,
         envelope=envelope,
         receipt=Receipt(message_id=f"m{number}", pop_receipt=f"p{number}", next_visible=later(30)),

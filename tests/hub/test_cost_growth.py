@@ -19,7 +19,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutBlob, PutMessage, UpdateMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import House, house
 
 COPIES = 4_000
@@ -117,7 +117,7 @@ def grow(connection: sqlite3.Connection, source: str) -> None:
     )
 
 
-async def step(hub: House, clock: JumpingClock, instance_id: str) -> None:
+async def step(hub: House, clock: VirtualClock, instance_id: str) -> None:
     """Everything that an orchestration and its readers do."""
     client = hub.client
     await client.start("chain", 3, instance_id=instance_id)
@@ -142,9 +142,9 @@ async def step(hub: House, clock: JumpingClock, instance_id: str) -> None:
     await store.execute(UpdateMessage(queue=names.work_items, message=later, visibility=timedelta(hours=2)))  # type: ignore[arg-type]  # a put's result is a receipt
 
 
-def measured(play: Callable[[House, JumpingClock, Meter, sqlite3.Connection], Awaitable[Any]]) -> Any:
+def measured(play: Callable[[House, VirtualClock, Meter, sqlite3.Connection], Awaitable[Any]]) -> Any:
     async def scene() -> Any:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as hub:
             connection = store._access._connection  # type: ignore[union-attr]  # what is measured is inside
             assert connection is not None
@@ -157,7 +157,7 @@ def measured(play: Callable[[House, JumpingClock, Meter, sqlite3.Connection], Aw
 
 
 def test_no_statement_scans_or_sorts() -> None:
-    async def play(hub: House, clock: JumpingClock, meter: Meter, connection: sqlite3.Connection) -> set[str]:
+    async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> set[str]:
         with meter.running():
             await step(hub, clock, "watched")
         wrong = set()
@@ -175,7 +175,7 @@ def test_no_statement_scans_or_sorts() -> None:
 
 
 def test_a_step_does_the_same_work_in_a_hub_of_any_size() -> None:
-    async def play(hub: House, clock: JumpingClock, meter: Meter, connection: sqlite3.Connection) -> Any:
+    async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> Any:
         with meter.running():
             await step(hub, clock, "5-before")
         before = meter.most()
@@ -193,7 +193,7 @@ def test_a_step_does_the_same_work_in_a_hub_of_any_size() -> None:
 def test_a_page_reads_its_rows_and_one_more() -> None:
     """Twice the rows of a page are twice the instructions, and a page of any hub is the same."""
 
-    async def play(hub: House, clock: JumpingClock, meter: Meter, connection: sqlite3.Connection) -> dict[Any, int]:
+    async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> dict[Any, int]:
         grow(connection, "first")
         found = {}
         for prefix in ("", "8", "f"):
@@ -212,7 +212,7 @@ def test_a_page_reads_its_rows_and_one_more() -> None:
 
 @pytest.mark.parametrize("limit", [1, 50])
 def test_the_page_after_a_page_begins_where_that_ended(limit: int) -> None:
-    async def play(hub: House, clock: JumpingClock, meter: Meter, connection: sqlite3.Connection) -> tuple[int, int]:
+    async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> tuple[int, int]:
         grow(connection, "first")
         half = await hub.client.list(prefix="7", limit=1)
         assert half.continuation is not None

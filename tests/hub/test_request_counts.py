@@ -18,7 +18,7 @@ from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Compare
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import House, house
 
 RECEIVES = "queue.receive"
@@ -87,7 +87,7 @@ class Distant(SqliteStore):
 
     local = False
 
-    def __init__(self, clock: JumpingClock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         super().__init__(None, clock=clock, stepwise=True)
         self._time = clock
 
@@ -96,17 +96,17 @@ class Distant(SqliteStore):
         return False
 
 
-STORES: dict[str, Callable[[JumpingClock], SqliteStore]] = {
+STORES: dict[str, Callable[[VirtualClock], SqliteStore]] = {
     "embedded": lambda clock: SqliteStore(None, clock=clock),
     "as Azure": Distant,
 }
 
 
 def in_virtual_time(
-    kind: str, play: Callable[[House, JumpingClock], Awaitable[Any]], book: Book, **settings: Any
+    kind: str, play: Callable[[House, VirtualClock], Awaitable[Any]], book: Book, **settings: Any
 ) -> Any:
     async def scene() -> Any:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with STORES[kind](clock) as store, house(store, book.app(), clock=clock, **settings) as hub:
             await clock.sleep(1.0)  # each reader has asked once what is in quarantine
             return await play(hub, clock)
@@ -115,7 +115,7 @@ def in_virtual_time(
 
 
 async def ended(
-    hub: House, clock: JumpingClock, orchestrator: str, value: int, **options: Any
+    hub: House, clock: VirtualClock, orchestrator: str, value: int, **options: Any
 ) -> tuple[str, Counter[str]]:
     """Its id, and what it asked of the store, client and worker together, beside receives and the test's own looks."""
     store = hub.client.hub.store
@@ -140,7 +140,7 @@ ONE = {"table.insert": 1, "queue.put": 2, "table.batch": 2, "table.update": 2, "
 
 @pytest.mark.parametrize("kind", STORES)
 def test_an_orchestration_of_one_activity_is_nine_operations(kind: str) -> None:
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         await ended(hub, clock, "chain", 1)
         return (await ended(hub, clock, "chain", 1))[1]
 
@@ -152,7 +152,7 @@ def test_an_orchestration_of_one_activity_is_nine_operations(kind: str) -> None:
 def test_a_record_costs_two_operations_more(kind: str) -> None:
     """Its claim and its outcome: whether there is one already is told by the claim."""
 
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         return (await ended(hub, clock, "recorded", 1))[1]
 
     spent = in_virtual_time(kind, play, Book())
@@ -161,7 +161,7 @@ def test_a_record_costs_two_operations_more(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 def test_who_ends_with_an_open_activity_asks_nobody_unless_it_has_a_record(kind: str) -> None:
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         instance_id = (await hub.client.start("patient", 600)).instance_id
         await clock.sleep(5.0)
         before = hub.client.hub.store.requests.copy()
@@ -176,7 +176,7 @@ def test_who_ends_with_an_open_activity_asks_nobody_unless_it_has_a_record(kind:
 
 @pytest.mark.parametrize("kind", STORES)
 def test_being_watched_costs_one_operation_more(kind: str) -> None:
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         return (await ended(hub, clock, "chain", 1, tags={WATCH_TAG: "1"}))[1]
 
     spent = in_virtual_time(kind, play, Book())
@@ -186,7 +186,7 @@ def test_being_watched_costs_one_operation_more(kind: str) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize(("seconds", "messages"), [(0, 2), (2, 3)])
 def test_only_a_result_that_took_long_to_find_is_put_into_a_message(kind: str, seconds: int, messages: int) -> None:
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         return (await ended(hub, clock, "patient", seconds))[1]
 
     spent = in_virtual_time(kind, play, Book())
@@ -197,7 +197,7 @@ def test_only_a_result_that_took_long_to_find_is_put_into_a_message(kind: str, s
 def test_episodes_side_by_side_claim_no_slot_twice() -> None:
     """What is claimed without a slot for it costs an update that gives it back, and a receive."""
 
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         store = hub.client.hub.store
         await asyncio.gather(*(hub.client.start("patient", 1) for _ in range(40)))
         before = store.requests.copy()
@@ -212,7 +212,7 @@ def test_episodes_side_by_side_claim_no_slot_twice() -> None:
 def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(kind: str, width: int) -> None:
     """However many responses come while their session is busy: no buffer is too small for them."""
 
-    async def play(hub: House, clock: JumpingClock) -> tuple[Counter[str], Counter[str], int]:
+    async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], Counter[str], int]:
         instance_id, spent = await ended(hub, clock, "fan", width)
         names, store = hub.client.hub.names, hub.client.hub.store
         rows = store.rows(names.history, Compare("PartitionKey", "eq", instance_id))
@@ -244,7 +244,7 @@ def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(k
 def test_a_step_of_a_live_chain_reads_nothing_and_replays_nothing(kind: str) -> None:
     book, steps = Book(), 40
 
-    async def play(hub: House, clock: JumpingClock) -> Counter[str]:
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         return (await ended(hub, clock, "chain", steps))[1]
 
     assert in_virtual_time(kind, play, book) == {
@@ -262,7 +262,7 @@ def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: 
     """Ended after seven of its ten events: they are replayed once, from memory, and the last ones not at all."""
     book = Book()
 
-    async def play(hub: House, clock: JumpingClock) -> list[tuple[int, int, int, int]]:
+    async def play(hub: House, clock: VirtualClock) -> list[tuple[int, int, int, int]]:
         await hub.client.start("doorbell", 10, instance_id="bell")
         store, found = hub.client.hub.store, []
         for number in range(10):
@@ -284,7 +284,7 @@ def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: 
 def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
     """The floor of the back-off: each of five queues is asked every 30 s."""
 
-    async def play(hub: House, clock: JumpingClock) -> tuple[Counter[str], float]:
+    async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], float]:
         await ended(hub, clock, "chain", 1)
         await clock.sleep(120.0)
         before = hub.client.hub.store.requests.copy()
@@ -299,7 +299,7 @@ def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
 def test_waiting_instances_ask_nothing_of_the_store(kind: str) -> None:
     """Neither in memory nor evicted: an idle hour costs the same with two hundred of them as with none."""
 
-    async def play(hub: House, clock: JumpingClock) -> tuple[Counter[str], Counter[str]]:
+    async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], Counter[str]]:
         store = hub.client.hub.store
 
         async def hour() -> Counter[str]:
@@ -321,7 +321,7 @@ def test_waiting_instances_ask_nothing_of_the_store(kind: str) -> None:
 def test_an_orchestration_is_four_transactions_alone() -> None:
     """The start, its receive, two episodes."""
 
-    async def play(hub: House, clock: JumpingClock) -> int:
+    async def play(hub: House, clock: VirtualClock) -> int:
         store = hub.client.hub.store
         assert isinstance(store, SqliteStore)
         await ended(hub, clock, "chain", 1)

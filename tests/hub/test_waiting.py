@@ -30,7 +30,7 @@ from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 from tests.hub.in_process_worker import house
 
 LATER = START + timedelta(hours=3)
@@ -328,7 +328,7 @@ async def settled(client: Client, instance_id: str, reason: Reason) -> tuple[Why
 
 
 def test_an_event_an_unknown_activity_a_suspension_and_an_offline_partition_are_read_from_the_store() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with (
@@ -366,7 +366,7 @@ def test_an_event_an_unknown_activity_a_suspension_and_an_offline_partition_are_
 
 
 def test_a_terminated_instance_that_was_suspended_says_nothing_and_a_resumed_one_forgets_who_held_it() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -388,7 +388,7 @@ def test_a_terminated_instance_that_was_suspended_says_nothing_and_a_resumed_one
 
 
 def test_a_suspension_before_the_start_says_by_whom() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -412,7 +412,7 @@ def test_a_suspension_before_the_start_says_by_whom() -> None:
 
 
 def test_quarantine_and_a_dead_worker_that_is_still_listed() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store:
@@ -455,7 +455,7 @@ class Counting(SqliteStore):
 
 
 def test_a_scan_reads_a_bounded_part_of_a_large_hub_and_says_at_least() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with Counting(None, clock=clock) as store:
@@ -474,7 +474,7 @@ def test_a_scan_reads_a_bounded_part_of_a_large_hub_and_says_at_least() -> None:
 
 
 def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watches() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -508,7 +508,7 @@ def test_a_missing_triggerer_is_told_beside_the_reason_and_is_gone_when_one_watc
 
 
 def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -526,7 +526,7 @@ def test_a_triggerer_that_died_is_not_believed_to_watch() -> None:
 
 
 def test_workers_whose_apps_differ_are_told_from_the_store_with_both_names() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store:

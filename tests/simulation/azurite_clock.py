@@ -1,8 +1,8 @@
 """Azurite under the simulation's clock: the real emulator and our real requests, in virtual time.
 
 Node is started with a `Date` that stands still until it is told the time; the store tells it before each request. While
-a request is under way the loop's time stands still as well (:meth:`JumpingLoop.still`). So visibility timeouts and the
-storage service's timestamps follow the jumps, and a thousand crashes on Azurite need minutes instead of days.
+a request is under way, the time of the loop stands still as well (:meth:`VirtualTimeLoop.still`). So visibility timeouts
+and storage service's timestamps follow the jumps, and a thousand crashes on Azurite need minutes instead of days.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unittest import mock
 
 from airflow_provider_taskhub.demo.azurite import Azurite, install
 from airflow_provider_taskhub.storage.azure.store import AzureStore
-from airflow_provider_taskhub.virtual_time import START, JumpingLoop
+from airflow_provider_taskhub.virtual_time import START, VirtualTimeLoop
 from tests.azurite import FOLDER
 
 PRELOAD = Path(__file__).with_name("still.cjs")
@@ -49,7 +49,7 @@ class Still:
     async def under_way(self) -> AsyncIterator[None]:
         """Around a request: the service's time is the loop's, and both stand still."""
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, JumpingLoop)
+        assert isinstance(loop, VirtualTimeLoop)
         self.tell(loop.time())
         with loop.still():
             yield

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.azurite_clock import Still, still_azurite
 from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
 from tests.simulation.scenarios import SCENARIOS, Scenario
@@ -155,7 +155,7 @@ def _place(store: str, stack: ExitStack) -> Place:
     lives = itertools.count()
     current: list[Still] = []
 
-    def open(clock: JumpingClock) -> AzureStore:
+    def open(clock: VirtualClock) -> AzureStore:
         if next(lives) % LIVES == 0:
             emulators.close()
             current[:] = [emulators.enter_context(still_azurite())]
@@ -164,7 +164,7 @@ def _place(store: str, stack: ExitStack) -> Place:
     return azurite_at(open)
 
 
-def azurite_at(open: Callable[[JumpingClock], AzureStore]) -> Place:
+def azurite_at(open: Callable[[VirtualClock], AzureStore]) -> Place:
     """An emulator, with the lease times of Azure."""
     return Place(name="azurite", open=open, shared=True, lease=AZURE_LEASE)
 

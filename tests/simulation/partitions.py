@@ -65,7 +65,7 @@ from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE
 from airflow_provider_taskhub.storage.primitives import Paged, Store
 from airflow_provider_taskhub.storage.sqlite.rows import _Row
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import START, JumpingClock
+from airflow_provider_taskhub.virtual_time import START, VirtualClock
 
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
 NAMES = HubNames("Simulated")
@@ -130,7 +130,7 @@ class Weather:
 CALM = Weather()
 
 
-class Clock(JumpingClock):
+class Clock(VirtualClock):
     """A machine's clocks: the wall clock can be set, and nothing that sleeps on a stopped machine wakes."""
 
     def __init__(self, *, skew: timedelta, rate: float) -> None:
@@ -386,7 +386,7 @@ class World:
     skewed: bool = True
     differ: bool = False
     """Hosts have different apps, by name, and each partition's instances need some of them."""
-    store: Store = field(default_factory=lambda: SqliteStore(None, clock=JumpingClock()))
+    store: Store = field(default_factory=lambda: SqliteStore(None, clock=VirtualClock()))
     hosts: list[Host] = field(default_factory=list)
     holders: dict[int, set[Host]] = field(default_factory=lambda: defaultdict(set))
     contested: set[int] = field(default_factory=set)
@@ -416,7 +416,7 @@ class World:
         self._incarnations: Counter[str] = Counter()
         self._sure = [0.0] * self.shape.partitions
         """Until when a partition is served unless something happens to its holder."""
-        self.steering = PartitionOperations(self.store, NAMES, by="ops", clock=JumpingClock())
+        self.steering = PartitionOperations(self.store, NAMES, by="ops", clock=VirtualClock())
         times = self.shape.times
         self._scan = times.scan.total_seconds()
         # what a host does with a full second of requests in its way, and a coarse look of ours
@@ -696,7 +696,7 @@ class World:
     async def live(self) -> None:
         async with self.store:
             lease_store = self.shape.lease_store
-            await create_hub(self.store, NAMES, self.shape.partitions, lease_store=lease_store, clock=JumpingClock())
+            await create_hub(self.store, NAMES, self.shape.partitions, lease_store=lease_store, clock=VirtualClock())
             for _ in range(self.shape.hosts if self.shape.hosts == LARGEST[0] else max(1, self.shape.hosts // 2)):
                 self.join(self._joiner() or "")
             watching = asyncio.ensure_future(self.watch())

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.engine.events import Status, TaskScheduled
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL, decode_event
 from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.history.load import load
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Operation, PutBlob, PutMessage, Transact
 from tests.simulation.scenarios import SCENARIOS, Scenario, app_of
 from tests.simulation.world import AFTER, Death, Effects, World, simulate
@@ -62,7 +62,7 @@ def test_messages_go_before_the_history_that_asked_for_them_and_deletes_after_th
                 put.setdefault(str(envelope.activity_id), index)
                 if envelope.blob_name is not None:
                     assert blobs[envelope.blob_name] < index, "a payload before the message that names it"
-            case DeleteMessage(message=Held() as held):
+            case DeleteMessage(message=Delivery() as held):
                 deleted[held.identity] = deleted[held.message_id] = index
             case Transact(table=table) if table == history:
                 commits.append((index, operation))

@@ -15,13 +15,13 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
-from airflow_provider_taskhub.hub.partitions.placement import LEAST_DWELL, Placing
+from airflow_provider_taskhub.hub.partitions.placement import LEAST_DWELL, Placement
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.settings import AZURE_LEASE
-from airflow_provider_taskhub.storage.azure.local_wakeups import Bell, Listener
+from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, LocalWakeups
 from airflow_provider_taskhub.storage.primitives import Message, Operation, PutMessage, Result, UpdateMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.world import Death, Machine, Place, World, simulate
 
 SOON = timedelta(minutes=2)
@@ -303,7 +303,7 @@ def test_workers_with_the_same_apps_say_and_read_nothing_more(monkeypatch: pytes
         return sum(machine.lease_store._calls - count for machine, count in zip(machines, before, strict=True))
 
     with_it = play(drive)
-    monkeypatch.setattr(Placing, "say", lambda *arguments: {})
+    monkeypatch.setattr(Placement, "say", lambda *arguments: {})
     monkeypatch.setattr(Differences, "_compare_apps", lambda *arguments: None)
     assert play(drive) == with_it > 0
 
@@ -353,15 +353,15 @@ class Distant(SqliteStore):
 
     local = False
 
-    def __init__(self, clock: JumpingClock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         super().__init__(None, clock=clock)
-        self._bell = Bell()
+        self._bell = LocalWakeups()
         self._listener = Listener(self._bell)
 
     def held_by(self, holder: str) -> SqliteStore:
         other = super().held_by(holder)
         assert isinstance(other, Distant)
-        other._bell = Bell()
+        other._bell = LocalWakeups()
         other._listener = Listener(other._bell)
         return other
 

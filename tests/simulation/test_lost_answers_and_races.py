@@ -30,7 +30,7 @@ from airflow_provider_taskhub.errors import InstanceExists, Unavailable
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.hub.queues import outgoing, quarantine
-from airflow_provider_taskhub.hub.queues.outgoing import Letter, letter
+from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage, outbound_message
 from airflow_provider_taskhub.storage.faults import Call, Fault, Rates, at, late, lost, seeded, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Results, Transact, Unit
 from airflow_provider_taskhub.storage.steps import resolved
@@ -812,9 +812,9 @@ def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: py
     assert tries == 7
 
 
-def sent_event(hub: World, name: str, value: str) -> Letter:
+def sent_event(hub: World, name: str, value: str) -> OutboundMessage:
     """An event from another instance, known by its action however often it is put."""
-    return letter(
+    return outbound_message(
         EventRaised(timestamp=hub.clock.utc_now(), name=name, input=value),
         OrchestrationInstance(instance_id="one"),
         names=hub.client.hub.names,

@@ -32,7 +32,7 @@ from airflow_provider_taskhub.hub.model import InstanceState, RecordState, Start
 from airflow_provider_taskhub.hub.rewind import CHECKPOINT
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan, at, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.by_hand import NOW, start
 from tests.simulation.world import World, simulate
 
@@ -452,7 +452,7 @@ def test_a_timer_fires_in_its_time_whatever_the_clocks_of_worker_and_client(skew
         await failed(world, "timed")
         await world.clock.sleep(60.0)
         lab.broken = False
-        hub = replace(world.client.hub, clock=JumpingClock(skew=skew))
+        hub = replace(world.client.hub, clock=VirtualClock(skew=skew))
         await Client(hub, world.settings.lease_times).rewind("one")
         assert (await world.wait("one")).status is Status.COMPLETED
         return world.clock.monotonic()

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.world import Death, Place, World, running, simulate
 
 
@@ -340,7 +340,7 @@ def test_messages_in_a_control_queue_are_not_overlooked_while_claimed_ones_fill_
     def plan(call: Call) -> Fault | None:
         return late(0.05) if call.kind == "table.batch" else None
 
-    def slow(clock: JumpingClock) -> FaultyStore:
+    def slow(clock: VirtualClock) -> FaultyStore:
         return FaultyStore(SqliteStore(None, clock=clock), plan, clock=clock)
 
     async def play() -> float:

@@ -57,7 +57,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.testing import InProcess
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.peers import Peers
@@ -115,7 +115,7 @@ class Place:
     """
 
     name: str
-    open: Callable[[JumpingClock], Store]
+    open: Callable[[VirtualClock], Store]
     stepwise: bool = True
     shared: bool = False
     proves: bool = False
@@ -214,7 +214,7 @@ class Machine:
     ) -> None:
         """:param proves: it finds the dead by their lock files, as workers of one machine do."""
         self.name, self.world, self.death, self.plan = name, world, death, plan
-        self.clock = JumpingClock(skew=skew)
+        self.clock = VirtualClock(skew=skew)
         self.me = WorkerIdentity(name=name, host="host", incarnation=f"{name}-1")
         self.dead = False
         self.paused: asyncio.Event = asyncio.Event()
@@ -399,7 +399,7 @@ class World:
         self.app, self.place, self.functions = app, place, functions or {}
         hub = f"{hub}{next(_hubs)}" if place.shared else hub
         self.settings = Settings(hub=hub, partitions=partitions, **{"lease": place.lease} | settings)
-        self.clock = JumpingClock()
+        self.clock = VirtualClock()
         self.store: Store = place.open(self.clock)
         self.tape: list[Done] = []
         self.machines: list[Machine] = []

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 
 PUT = PutMessage(queue="abc", text="x")
 
@@ -47,7 +47,7 @@ UNIT = Unit(
 
 
 async def made(plan: Plan, *, stepwise: bool = False) -> tuple[FaultyStore, SqliteStore]:
-    clock = JumpingClock()
+    clock = VirtualClock()
     inner = SqliteStore(None, clock=clock)
     async with inner:
         await inner.create_queue("abc")
@@ -129,7 +129,7 @@ def test_a_crash_need_not_be_an_error_of_storage() -> None:
 
 def test_delays_pass_in_virtual_time() -> None:
     async def scenario() -> None:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store, inner = await made(faults.at(1, Fault(delay=30.0, pause=10.0)))
         async with store:
             start = clock.monotonic()
@@ -198,7 +198,7 @@ def test_a_seed_gives_the_same_faults_again() -> None:
 
 def test_a_delayed_message_arrives_on_time_in_virtual_time() -> None:
     async def scenario() -> None:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with SqliteStore(None, clock=clock) as store:
             await store.create_queue("abc")
             await store.execute(PutMessage(queue="abc", text="later", visibility=timedelta(hours=5)))
@@ -217,7 +217,7 @@ def test_a_delayed_message_arrives_on_time_in_virtual_time() -> None:
 
 def test_a_put_wakes_every_waiter_at_once_in_virtual_time() -> None:
     async def scenario() -> None:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with SqliteStore(None, clock=clock) as store:
             await store.create_queue("abc")
             waiting = [asyncio.ensure_future(store.arrival(["abc", "not-there"], 1e6)) for _ in range(3)]
@@ -231,7 +231,7 @@ def test_a_put_wakes_every_waiter_at_once_in_virtual_time() -> None:
 
 def test_store_time_is_the_clocks() -> None:
     async def scenario() -> None:
-        clock = JumpingClock(skew=timedelta(days=1))
+        clock = VirtualClock(skew=timedelta(days=1))
         async with SqliteStore(None, clock=clock) as store:
             await store.create_queue("abc")
             await clock.sleep(3600)

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.workers.host import Host, Options
 
 
 def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None:
-    clock = virtual_time.JumpingClock()
+    clock = virtual_time.VirtualClock()
 
     async def broken() -> None:
         raise RuntimeError("odd")

@@ -18,11 +18,11 @@ from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Member, Need
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Receipt
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 from airflow_provider_taskhub.workers.demand import RECENT, Demand
-from airflow_provider_taskhub.workers.missing_functions import FORGET, Absences, wait_of
+from airflow_provider_taskhub.workers.missing_functions import FORGET, MissingFunctions, wait_of
 
 WORK = Need("orchestrator", "work", "2")
 LIMIT = timedelta(seconds=60)
@@ -60,8 +60,8 @@ class Table:
 
 def play(table: Table, drive: Any) -> Any:
     async def main() -> Any:
-        clock = JumpingClock()
-        absences = Absences(cast(Hub, SimpleNamespace(clock=clock)), table.live, LIMIT, PAUSE)
+        clock = VirtualClock()
+        absences = MissingFunctions(cast(Hub, SimpleNamespace(clock=clock)), table.live, LIMIT, PAUSE)
         task = asyncio.ensure_future(absences.run())
         try:
             return await drive(absences, clock)
@@ -71,7 +71,9 @@ def play(table: Table, drive: Any) -> Any:
     return run(main())
 
 
-async def asking(absences: Absences, clock: JumpingClock, seconds: float, *, waited: timedelta = HOUR) -> str | None:
+async def asking(
+    absences: MissingFunctions, clock: VirtualClock, seconds: float, *, waited: timedelta = HOUR
+) -> str | None:
     """A message that needs it comes again every ten seconds."""
     text = None
     for _ in range(int(seconds / 10)):
@@ -82,7 +84,7 @@ async def asking(absences: Absences, clock: JumpingClock, seconds: float, *, wai
 
 @pytest.mark.rows("K43")
 def test_what_nobody_has_had_for_the_limit_is_given_up_naming_who_was_alive() -> None:
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         return await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
 
     before, after = play(Table(worker("other")), drive)
@@ -94,7 +96,7 @@ def test_what_nobody_has_had_for_the_limit_is_given_up_naming_who_was_alive() ->
 @pytest.mark.rows("K43")
 @pytest.mark.parametrize("wait", [timedelta(0), LIMIT - timedelta(seconds=1), LIMIT])
 def test_one_that_has_not_waited_for_the_limit_itself_goes_on_waiting(wait: timedelta) -> None:
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         return await asking(absences, clock, 300.0, waited=wait)
 
     text = play(Table(), drive)
@@ -104,12 +106,12 @@ def test_one_that_has_not_waited_for_the_limit_itself_goes_on_waiting(wait: time
         assert "and this instance has waited for it for 60 s. Alive" in text
 
 
-def held(*, waiting_since: Timestamp | None, received: timedelta) -> Held:
+def held(*, waiting_since: Timestamp | None, received: timedelta) -> Delivery:
     """A message that was inserted an hour before, as a timer is."""
     visible = START + received + VISIBILITY
     event = TimerFired(timestamp=START, fire_at=START, timer_id=1)
     message = TaskMessage(event=event, instance=OrchestrationInstance(instance_id="i"))
-    return Held(
+    return Delivery(
         queue="q",
         envelope=Envelope(activity_id=UUID(int=1), message=message, waiting_since=waiting_since),
         receipt=Receipt(message_id="m", pop_receipt="r", next_visible=visible),
@@ -131,7 +133,7 @@ def test_messages_wait_since_the_first_of_them_was_received_by_the_clock_of_the_
 
 @pytest.mark.rows("K43", "K50")
 def test_a_worker_with_another_version_does_not_count() -> None:
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         return await asking(absences, clock, 90.0)
 
     assert play(Table(worker("work", accepts={"work": ("3",)})), drive) is not None
@@ -143,7 +145,7 @@ def test_a_worker_with_another_version_does_not_count() -> None:
 def test_the_limit_begins_when_the_last_one_that_has_it_is_gone() -> None:
     table = Table(worker("work"))
 
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         await asking(absences, clock, 300.0)
         table.members = ()
         return await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
@@ -158,7 +160,7 @@ def test_a_time_in_which_nobody_could_look_proves_nothing() -> None:
     table = Table()
     table.answers = False
 
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         blind = await asking(absences, clock, 300.0)
         table.answers = True
         return blind, await asking(absences, clock, 50.0), await asking(absences, clock, 40.0)
@@ -170,7 +172,7 @@ def test_a_time_in_which_nobody_could_look_proves_nothing() -> None:
 
 @pytest.mark.rows("K43")
 def test_what_another_worker_could_run_comes_back_soon() -> None:
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         await asking(absences, clock, 10.0)
         return absences.delay(WORK, 1), absences.delay(WORK, 9)
 
@@ -182,7 +184,7 @@ def activity_pauses(counts: Sequence[int], *, having: int, lacking: int) -> list
     """For how long a worker gives an activity back that it has received so many times, in seconds."""
     need = Need("activity", "clean")
 
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         absences.gave_up(need, HOUR)
         await clock.sleep(1.0)
         return [absences.delay(need, count).total_seconds() for count in counts]
@@ -207,7 +209,7 @@ def test_an_activity_that_chance_brings_to_wrong_workers_does_not_wait_ever_long
 def test_nobody_is_looked_for_once_nothing_asks_any_more() -> None:
     table = Table()
 
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         await clock.sleep(60.0)
         before = table.looks
         await asking(absences, clock, 10.0)
@@ -225,7 +227,7 @@ def test_nobody_is_looked_for_once_nothing_asks_any_more() -> None:
 @pytest.mark.rows("K43")
 def test_needs_are_kept_by_partition_for_a_minute_the_longest_waiting_first() -> None:
     async def main() -> None:
-        clock = JumpingClock()
+        clock = VirtualClock()
         demand = Demand(clock)
         a, b, c = (Need("orchestrator", name) for name in "abc")
         now = clock.utc_now()
@@ -250,7 +252,7 @@ def test_needs_are_kept_by_partition_for_a_minute_the_longest_waiting_first() ->
 
 
 def test_people_are_told_once_a_minute_of_each_need() -> None:
-    async def drive(absences: Absences, clock: JumpingClock) -> Any:
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         told = []
         for _ in range(13):
             told.append((absences.tell(WORK), absences.tell(Need("activity", "other"))))

@@ -9,8 +9,8 @@ from prometheus_client import Metric
 
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
-from airflow_provider_taskhub.hub.waiting.snapshot import Waiting
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.waiting_metrics import DEADLINE, WaitingFigures
 
 
@@ -20,15 +20,15 @@ def value(metrics: Iterable[Metric], name: str, **labels: str) -> float:
 
 
 def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
     reads = 0
-    answers: list[Waiting | Exception] = [
-        Waiting(counts={Reason.NO_ACTIVITY: 3, Reason.EVENTS: 2}, complete=False),
+    answers: list[WaitingInstances | Exception] = [
+        WaitingInstances(counts={Reason.NO_ACTIVITY: 3, Reason.EVENTS: 2}, complete=False),
         Unavailable("down"),
-        Waiting(counts={Reason.EVENTS: 1}),
+        WaitingInstances(counts={Reason.EVENTS: 1}),
     ]
 
-    async def read() -> Waiting:
+    async def read() -> WaitingInstances:
         nonlocal reads
         reads += 1
         answer = answers[reads - 1]
@@ -58,9 +58,9 @@ def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> No
 
 
 def test_a_store_that_does_not_answer_holds_no_probe() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
-    async def read() -> Waiting:
+    async def read() -> WaitingInstances:
         await asyncio.sleep(3600)
         raise AssertionError
 

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.cli.partitions.orders import (
 from airflow_provider_taskhub.cli.partitions.showing import show_controls
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.partitions.operations import Findings
-from airflow_provider_taskhub.hub.waiting.snapshot import Waiting
+from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 
 
 def detect_stale(
@@ -71,7 +71,7 @@ def check(
     """
     settings = settings_of(hub=hub)
 
-    async def work() -> tuple[Findings, Waiting]:
+    async def work() -> tuple[Findings, WaitingInstances]:
         async with Client.open(settings) as client:
             findings = await client.admin.partition_operations.check(floor=min_nodes)
             return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
@@ -93,14 +93,14 @@ def check(
         raise typer.Exit(int(Exit.FAILED))
 
 
-def _waiting(waiting: Waiting) -> list[dict[str, object]]:
+def _waiting(waiting: WaitingInstances) -> list[dict[str, object]]:
     return [
         {"reason": reason, "count": count, "fault": reason.is_fault, "examples": waiting.examples[reason]}
         for reason, count in waiting.counts.items()
     ]
 
 
-def _show_waiting(waiting: Waiting) -> None:
+def _show_waiting(waiting: WaitingInstances) -> None:
     """Faults come first."""
     least = "" if waiting.complete else "at least "
     for reason, count in sorted(waiting.counts.items(), key=lambda item: not item[0].is_fault):

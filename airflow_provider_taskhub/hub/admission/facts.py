@@ -119,7 +119,7 @@ class Incoming:
     """A message, as far as it is judged.
 
     :param execution_id: the generation that it is addressed to; None: whatever is current.
-    :param identity: by what a redelivery is known (``Held.identity``).
+    :param identity: by what a redelivery is known (``Delivery.identity``).
     :param stamp: when it was enqueued, and by whom. :param now: the storage service's time, or one shortly before.
     :param sender: the orchestration that has sent it, with its generation; None: a client has.
     :param deliveries: how often somebody has begun to process it, or may have; this time included.

@@ -15,7 +15,7 @@ HISTORY = "DurableTask.Core.History."
 """Namespace of the events' classes."""
 
 
-class Where(Flag):
+class FieldPlace(Flag):
     """Where a member is written; ours alone are written only when set."""
 
     MESSAGE = auto()
@@ -24,7 +24,7 @@ class Where(Flag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class EventField:
     """A member of an event: its name on the wire, its field, its kind.
 
     :param required: reading refuses an event without it; the others have the field's default.
@@ -36,24 +36,24 @@ class Member:
     kind: Kind
     required: bool = False
     ours: bool = False
-    where: Where = Where.BOTH
+    where: FieldPlace = FieldPlace.BOTH
 
 
-def _in(where: Where, members: tuple[Member, ...]) -> tuple[Member, ...]:
+def _in(where: FieldPlace, members: tuple[EventField, ...]) -> tuple[EventField, ...]:
     return tuple(member for member in members if where in member.where)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class EventLayout:
     """How a class of events is written: members before and after ``EventType``, in DurableTask's order.
 
     :param own: TaskHub's own, last of all.
     """
 
     cls: type[HistoryEvent]
-    before: tuple[Member, ...]
-    after: tuple[Member, ...]
-    own: tuple[Member, ...]
+    before: tuple[EventField, ...]
+    after: tuple[EventField, ...]
+    own: tuple[EventField, ...]
 
     @cached_property
     def name(self) -> str:
@@ -62,47 +62,47 @@ class Layout:
         return name if name == "GenericEvent" else f"{name}Event"
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[EventField, ...]:
         return (*self.before, *self.after, *BASE, *self.own)
 
     @cached_property
-    def row(self) -> tuple[Member, ...]:
+    def row(self) -> tuple[EventField, ...]:
         """What a row holds."""
-        return _in(Where.ROW, self.members)
+        return _in(FieldPlace.ROW, self.members)
 
     @cached_property
-    def message(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+    def message(self) -> tuple[tuple[EventField, ...], tuple[EventField, ...]]:
         """What a message holds before ``EventType``, and after it."""
-        return _in(Where.MESSAGE, self.before), _in(Where.MESSAGE, (*self.after, *BASE, *self.own))
+        return _in(FieldPlace.MESSAGE, self.before), _in(FieldPlace.MESSAGE, (*self.after, *BASE, *self.own))
 
 
-def _text(name: str, field: str, *, required: bool = False) -> Member:
-    return Member(name=name, field=field, kind=Kind.TEXT, required=required)
+def _text(name: str, field: str, *, required: bool = False) -> EventField:
+    return EventField(name=name, field=field, kind=Kind.TEXT, required=required)
 
 
-def _ours(name: str, field: str, where: Where = Where.BOTH) -> Member:
-    return Member(name=name, field=field, kind=Kind.TEXT, ours=True, where=where)
+def _ours(name: str, field: str, where: FieldPlace = FieldPlace.BOTH) -> EventField:
+    return EventField(name=name, field=field, kind=Kind.TEXT, ours=True, where=where)
 
 
-EVENT_ID = Member(name="EventId", field="event_id", kind=Kind.INT)
+EVENT_ID = EventField(name="EventId", field="event_id", kind=Kind.INT)
 BASE = (
     EVENT_ID,
-    Member(name="IsPlayed", field="is_played", kind=Kind.BOOL),
-    Member(name="Timestamp", field="timestamp", kind=Kind.TIME, required=True),
+    EventField(name="IsPlayed", field="is_played", kind=Kind.BOOL),
+    EventField(name="Timestamp", field="timestamp", kind=Kind.TIME, required=True),
 )
 """Members of every event; they come last."""
 
 _ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
-_ROLE = _ours("TaskHubRole", "taskhub_role", Where.ROW)
-_MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", Where.ROW)
-_ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", Where.MESSAGE)
-_PROCESS = _ours("TaskHubProcess", "taskhub_process", Where.MESSAGE)
+_ROLE = _ours("TaskHubRole", "taskhub_role", FieldPlace.ROW)
+_MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", FieldPlace.ROW)
+_ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", FieldPlace.MESSAGE)
+_PROCESS = _ours("TaskHubProcess", "taskhub_process", FieldPlace.MESSAGE)
 _BY = _ours("TaskHubBy", "taskhub_by")
-_WAITS = _ours("TaskHubWaits", "taskhub_waits", Where.ROW)
-_EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", Where.MESSAGE)
-_RECURSE = Member(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
+_WAITS = _ours("TaskHubWaits", "taskhub_waits", FieldPlace.ROW)
+_EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", FieldPlace.MESSAGE)
+_RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
 _CHILD = _ours("TaskHubChild", "taskhub_child")
-_CHILDREN = _ours("TaskHubChildren", "taskhub_children", Where.ROW)
+_CHILDREN = _ours("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
 
 _NAME = _text("Name", "name", required=True)
 _VERSION = _text("Version", "version")
@@ -110,39 +110,43 @@ _INPUT = _text("Input", "input")
 _RESULT = _text("Result", "result")
 _REASON = _text("Reason", "reason")
 _DETAILS = _text("Details", "details")
-_REWIND_MARK = Member(name="Reason", field="reason", kind=Kind.TEXT, where=Where.ROW)
+_REWIND_MARK = EventField(name="Reason", field="reason", kind=Kind.TEXT, where=FieldPlace.ROW)
 _INSTANCE_ID = _text("InstanceId", "instance_id", required=True)
-_TASK = Member(name="TaskScheduledId", field="task_scheduled_id", kind=Kind.INT, required=True)
-_FIRE_AT = Member(name="FireAt", field="fire_at", kind=Kind.TIME, required=True)
-_TAGS = Member(name="Tags", field="tags", kind=Kind.TAGS)
-_TRACE = Member(name="ParentTraceContext", field="parent_trace_context", kind=Kind.TRACE)
-_FAILURE = Member(name="FailureDetails", field="failure", kind=Kind.FAILURE)
-_COMPLETION = (Member(name="OrchestrationStatus", field="status", kind=Kind.STATUS, required=True), _RESULT, _FAILURE)
+_TASK = EventField(name="TaskScheduledId", field="task_scheduled_id", kind=Kind.INT, required=True)
+_FIRE_AT = EventField(name="FireAt", field="fire_at", kind=Kind.TIME, required=True)
+_TAGS = EventField(name="Tags", field="tags", kind=Kind.TAGS)
+_TRACE = EventField(name="ParentTraceContext", field="parent_trace_context", kind=Kind.TRACE)
+_FAILURE = EventField(name="FailureDetails", field="failure", kind=Kind.FAILURE)
+_COMPLETION = (
+    EventField(name="OrchestrationStatus", field="status", kind=Kind.STATUS, required=True),
+    _RESULT,
+    _FAILURE,
+)
 _STARTED = (
-    Member(name="ParentInstance", field="parent", kind=Kind.PARENT),
+    EventField(name="ParentInstance", field="parent", kind=Kind.PARENT),
     _NAME,
     _VERSION,
     _INPUT,
     _TAGS,
     _text("Correlation", "correlation"),
     _TRACE,
-    Member(name="ScheduledStartTime", field="scheduled_start_time", kind=Kind.TIME),
-    Member(name="Generation", field="generation", kind=Kind.INT),
-    Member(name="GenerateNewTrace", field="generate_new_trace", kind=Kind.BOOL),
+    EventField(name="ScheduledStartTime", field="scheduled_start_time", kind=Kind.TIME),
+    EventField(name="Generation", field="generation", kind=Kind.INT),
+    EventField(name="GenerateNewTrace", field="generate_new_trace", kind=Kind.BOOL),
 )
 _REWOUND = (_REASON, _text("ParentExecutionId", "parent_execution_id"), _text("InstanceId", "instance_id"), _TRACE)
 
 
 def _layout(
-    cls: type[HistoryEvent], *after: Member, before: tuple[Member, ...] = (), own: tuple[Member, ...] = ()
-) -> Layout:
-    return Layout(cls=cls, before=before, after=after, own=(*own, _MESSAGE_ID))
+    cls: type[HistoryEvent], *after: EventField, before: tuple[EventField, ...] = (), own: tuple[EventField, ...] = ()
+) -> EventLayout:
+    return EventLayout(cls=cls, before=before, after=after, own=(*own, _MESSAGE_ID))
 
 
-_INSTANCE = Member(name="OrchestrationInstance", field="instance", kind=Kind.INSTANCE, required=True)
+_INSTANCE = EventField(name="OrchestrationInstance", field="instance", kind=Kind.INSTANCE, required=True)
 _IDENTIFIED = (_ACTION_ID,)
 
-LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
+LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
     layout.cls: layout
     for layout in (
         _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN)),
@@ -167,7 +171,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
         _layout(ev.TimerCreated, _FIRE_AT, own=(_ACTION_ID, _ROLE)),
         _layout(
             ev.TimerFired,
-            Member(name="TimerId", field="timer_id", kind=Kind.INT, required=True),
+            EventField(name="TimerId", field="timer_id", kind=Kind.INT, required=True),
             _FIRE_AT,
             own=_IDENTIFIED,
         ),
@@ -183,5 +187,5 @@ LAYOUT_OF: Mapping[type[HistoryEvent], Layout] = {
     )
 }
 """Every class that DurableTask.AzureStorage 2.9 can write, but HistoryState, which only other backends do."""
-LAYOUTS: Mapping[EventType, Layout] = {layout.cls.event_type: layout for layout in LAYOUT_OF.values()}
+LAYOUTS: Mapping[EventType, EventLayout] = {layout.cls.event_type: layout for layout in LAYOUT_OF.values()}
 """The same by what messages and rows call them."""

@@ -21,7 +21,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats import json_values
-from airflow_provider_taskhub.hub.formats.event_fields import LAYOUT_OF, LAYOUTS, Layout, Member
+from airflow_provider_taskhub.hub.formats.event_fields import LAYOUT_OF, LAYOUTS, EventField, EventLayout
 from airflow_provider_taskhub.hub.formats.json_values import Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.formats.payload_spill import utf16_bytes
@@ -79,7 +79,7 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
     return Entity(partition_key=escape(instance_id), row_key=row_key(ordinal), properties=properties)
 
 
-def _column(member: Member) -> Callable[[Any], str] | None:
+def _column(member: EventField) -> Callable[[Any], str] | None:
     if member.kind in json_values.OBJECTS and not member.ours:
         kind = member.kind
         return lambda value: "null" if value is None else json_values.dumps(json_values.write(kind, value, typed=False))
@@ -124,7 +124,7 @@ def _decode(entity: Entity) -> HistoryEvent:
     return layout.cls(**_fields(layout, columns, entity))
 
 
-def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Entity) -> dict[str, Any]:
+def _fields(layout: EventLayout, columns: Mapping[str, Property | None], entity: Entity) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for member in layout.row:
         column = columns.get(_RENAMED.get(member.name, member.name))
@@ -141,7 +141,7 @@ def _fields(layout: Layout, columns: Mapping[str, Property | None], entity: Enti
     return fields
 
 
-def _value(member: Member, column: Property) -> Any:
+def _value(member: EventField, column: Property) -> Any:
     if member.kind in json_values.OBJECTS:
         return _object(member, column)
     if member.kind is Kind.TIME and isinstance(column, Timestamp):
@@ -149,7 +149,7 @@ def _value(member: Member, column: Property) -> Any:
     return json_values.read(member.kind, column, member.name)
 
 
-def _object(member: Member, column: Property) -> Any:
+def _object(member: EventField, column: Property) -> Any:
     if not isinstance(column, str):
         raise InputError(f"{member.name} is {json_values.shown(column)}, not JSON")
     if column in ("null", ""):

@@ -31,7 +31,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.formats import json_values
 from airflow_provider_taskhub.hub.formats.json_values import Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
-from airflow_provider_taskhub.hub.formats.large_texts import Texts, blob_at, status_blob
+from airflow_provider_taskhub.hub.formats.large_texts import LargeTexts, blob_at, status_blob
 from airflow_provider_taskhub.hub.formats.payload_spill import utf16_bytes
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import (
@@ -84,7 +84,7 @@ def created_row(
     :returns: the row, and blobs to write before it.
     """
     instance_id = event.instance.instance_id
-    texts = Texts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
+    texts = LargeTexts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
     properties: dict[str, Property | None] = {
         "Input": texts.place(event.input, "Input", _MESSAGE_SPILL),
         "CreatedTime": event.timestamp,
@@ -163,7 +163,7 @@ def merged(
     :param told: the custom status that the row has: a large one is not written again.
     :returns: the row, and blobs to write before it.
     """
-    texts = Texts(names, container_url, instance_id, history_blobs)
+    texts = LargeTexts(names, container_url, instance_id, history_blobs)
     properties: dict[str, Property | None] = {
         "CustomStatus": texts.status(custom_status, told=told),
         "ExecutionId": execution_id,
@@ -189,14 +189,14 @@ def _told(event: HistoryEvent) -> Status | None:
     return None
 
 
-def _changes(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
+def _changes(event: HistoryEvent, texts: LargeTexts, now: Timestamp) -> dict[str, Property | None]:
     status = _told(event)
     if status is None:
         return {}
     return {"RuntimeStatus": status.value, **_columns(event, texts, now)}
 
 
-def _columns(event: HistoryEvent, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
+def _columns(event: HistoryEvent, texts: LargeTexts, now: Timestamp) -> dict[str, Property | None]:
     match event:
         case ExecutionStarted():
             return {
@@ -224,7 +224,7 @@ def _suspended(event: ExecutionSuspended | ExecutionResumed) -> str | None:
     return None if event.taskhub_by is None else f"{event.timestamp.ticks}:{event.taskhub_by}"
 
 
-def _completion(event: ExecutionCompleted, texts: Texts, now: Timestamp) -> dict[str, Property | None]:
+def _completion(event: ExecutionCompleted, texts: LargeTexts, now: Timestamp) -> dict[str, Property | None]:
     failed = event.failure is not None
     output = event.result if event.failure is None else headline(event.failure)
     changes: dict[str, Property | None] = {
@@ -350,7 +350,7 @@ def order_row(
 
     :returns: the row, and blobs to write before it.
     """
-    texts = Texts(names, container_url, instance_id, ())
+    texts = LargeTexts(names, container_url, instance_id, ())
     held = f"{event.timestamp.ticks}:{event.taskhub_by or ''}" if isinstance(event, ExecutionSuspended) else ""
     output = texts.place(event.reason or "", "Output", _NEVER)
     return _row(instance_id, {"LastUpdatedTime": now, "Output": output, SUSPENDED: held}), tuple(texts.blobs)

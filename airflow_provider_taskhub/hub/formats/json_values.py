@@ -155,7 +155,7 @@ def dumps(value: Any) -> str:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class Members:
+class JsonObject:
     """An object's members by name in any case, as .NET finds them.
 
     :param where: what the object is, for errors: ``TaskMessage.Event``.
@@ -264,14 +264,14 @@ def _read_status(value: Any, where: str) -> Status:
 
 
 def _read_instance(value: Any, where: str) -> OrchestrationInstance:
-    members = Members(value, where)
+    members = JsonObject(value, where)
     return OrchestrationInstance(
         instance_id=members.need("InstanceId", Kind.TEXT), execution_id=members.get("ExecutionId", Kind.TEXT)
     )
 
 
 def _read_parent(value: Any, where: str) -> ParentInstance:
-    members = Members(value, where)
+    members = JsonObject(value, where)
     return ParentInstance(
         name=members.get("Name", Kind.TEXT) or "",
         instance=members.need("OrchestrationInstance", Kind.INSTANCE),
@@ -281,7 +281,7 @@ def _read_parent(value: Any, where: str) -> ParentInstance:
 
 
 def _read_failure(value: Any, where: str) -> FailureDetails:
-    members = Members(value, where)
+    members = JsonObject(value, where)
     properties = members.raw("Properties")
     if properties is not None and not isinstance(properties, dict):
         raise InputError(f"{where}.Properties is {shown(properties)}, not an object")
@@ -296,7 +296,7 @@ def _read_failure(value: Any, where: str) -> FailureDetails:
 
 
 def _read_trace(value: Any, where: str) -> TraceContext:
-    members = Members(value, where)
+    members = JsonObject(value, where)
     return TraceContext(
         trace_parent=members.get("TraceParent", Kind.TEXT),
         trace_state=members.get("TraceState", Kind.TEXT),

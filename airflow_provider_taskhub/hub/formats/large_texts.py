@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from airflow_provider_taskhub.codec import Packed
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.formats import json_values
-from airflow_provider_taskhub.hub.formats.json_values import Kind, Members
+from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import history_folder
 from airflow_provider_taskhub.hub.formats.payload_spill import utf16_bytes
 from airflow_provider_taskhub.hub.model import HubNames
@@ -57,7 +57,7 @@ def _must_spill(text: str) -> bool:
     return _LIKE_A_URI.fullmatch(text) is not None or utf16_bytes(text) > INLINE_BYTES
 
 
-class Texts:
+class LargeTexts:
     """Where a row's texts go: into the row, to a blob that history or message has already, or to one of the row's own.
 
     A blob of the row's own is named by its text, so that a repeated write of the row makes no second one.
@@ -98,7 +98,7 @@ class Texts:
 
 
 def status_blob(text: str, container_url: str) -> str | None:
-    """The blob whose address a custom status is, when it is one that :class:`Texts` has written."""
+    """The blob whose address a custom status is, when it is one that :class:`LargeTexts` has written."""
     if not text.endswith('-CustomStatus.json.gz"'):
         return None
     try:
@@ -116,8 +116,8 @@ def text_of_blob(blob: str, text: str) -> str | None:
     if not blob.endswith(START_BLOB):
         return text
     try:
-        message = Members(Members(json.loads(text), blob).raw("TaskMessage"), "TaskMessage")
-        value: str | None = Members(message.raw("Event"), "TaskMessage.Event").get("Input", Kind.TEXT)
+        message = JsonObject(JsonObject(json.loads(text), blob).raw("TaskMessage"), "TaskMessage")
+        value: str | None = JsonObject(message.raw("Event"), "TaskMessage.Event").get("Input", Kind.TEXT)
     except (InputError, ValueError, RecursionError):
         return text  # no start message: shown as it is, since one row must never break a listing
     return value

@@ -23,8 +23,15 @@ from airflow_provider_taskhub.engine.events import EventType, HistoryEvent, Orch
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats import json_values
-from airflow_provider_taskhub.hub.formats.event_fields import EVENT_ID, HISTORY, LAYOUT_OF, LAYOUTS, Layout, Member
-from airflow_provider_taskhub.hub.formats.json_values import Kind, Members
+from airflow_provider_taskhub.hub.formats.event_fields import (
+    EVENT_ID,
+    HISTORY,
+    LAYOUT_OF,
+    LAYOUTS,
+    EventField,
+    EventLayout,
+)
+from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import message_folder
 from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.rules import check_blob_name
@@ -183,7 +190,7 @@ _Written: TypeAlias = tuple[str, str, Kind | None, bool]
 """A member's name, its field, its kind unless JSON has that itself, and whether it is written as null too."""
 
 
-def _written(members: tuple[Member, ...]) -> tuple[_Written, ...]:
+def _written(members: tuple[EventField, ...]) -> tuple[_Written, ...]:
     return tuple(
         (member.name, member.field, None if member.kind in json_values.PLAIN else member.kind, not member.ours)
         for member in members
@@ -225,7 +232,7 @@ def decode(text: str) -> Envelope:
     :raises MessageError: saying what is wrong.
     """
     try:
-        return _read_data(Members(_parse(text), "MessageData"))
+        return _read_data(JsonObject(_parse(text), "MessageData"))
     except MessageError:
         raise
     except InputError as error:
@@ -297,7 +304,7 @@ def _unbase64(text: str) -> str:
         raise MessageError(f"it is neither JSON nor Base64 of it: {json_values.shown(text)}") from error
 
 
-def _read_data(data: Members) -> Envelope:
+def _read_data(data: JsonObject) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
@@ -333,7 +340,7 @@ def _read_guid(text: str | None) -> UUID:
         raise MessageError(f"MessageData.ActivityId is {json_values.shown(text)}, not a GUID") from error
 
 
-def _read_count(members: Members, name: str) -> int:
+def _read_count(members: JsonObject, name: str) -> int:
     value = members.raw(name)
     if value is None:
         return 0
@@ -345,7 +352,7 @@ def _read_count(members: Members, name: str) -> int:
 def _read_sender(value: Any) -> OrchestrationInstance | None:
     if value is None:
         return None
-    members = Members(value, "MessageData.Sender")
+    members = JsonObject(value, "MessageData.Sender")
     return OrchestrationInstance(
         instance_id=members.get("InstanceId", Kind.TEXT) or "", execution_id=members.get("ExecutionId", Kind.TEXT)
     )
@@ -356,23 +363,23 @@ def _as_text(value: Any) -> str | None:
 
 
 def _read_message(value: Any) -> TaskMessage:
-    message = Members(value, "TaskMessage")
+    message = JsonObject(value, "TaskMessage")
     instance = message.need("OrchestrationInstance", Kind.INSTANCE)
     tags: Mapping[str, str] | None = None
     if message.has("OrchestrationExecutionContext"):
-        context = Members(message.raw("OrchestrationExecutionContext"), "TaskMessage.OrchestrationExecutionContext")
+        context = JsonObject(message.raw("OrchestrationExecutionContext"), "TaskMessage.OrchestrationExecutionContext")
         tags = context.get("OrchestrationTags", Kind.TAGS) or {}
     if not message.has("Event"):
         raise MessageError("TaskMessage has no Event")
     return TaskMessage(
-        event=_read_event(Members(message.raw("Event"), "TaskMessage.Event")),
+        event=_read_event(JsonObject(message.raw("Event"), "TaskMessage.Event")),
         instance=instance,
         context_tags=tags,
         sequence_number=_read_count(message, "SequenceNumber"),
     )
 
 
-def _read_event(event: Members) -> HistoryEvent:
+def _read_event(event: JsonObject) -> HistoryEvent:
     event_type = _event_type(event)
     layout = LAYOUTS.get(event_type)
     if layout is None:
@@ -386,7 +393,7 @@ def _read_event(event: Members) -> HistoryEvent:
     return layout.cls(**_with_nulls(event, layout, values))
 
 
-def _with_nulls(event: Members, layout: Layout, values: dict[str, Any]) -> dict[str, Any]:
+def _with_nulls(event: JsonObject, layout: EventLayout, values: dict[str, Any]) -> dict[str, Any]:
     """``Version`` is "" when missing, but null when it is written as null, so that it is written so again."""
     for member in layout.after:
         if member.field == "version" and event.is_null(member.name):
@@ -394,7 +401,7 @@ def _with_nulls(event: Members, layout: Layout, values: dict[str, Any]) -> dict[
     return values
 
 
-def _event_type(event: Members) -> EventType:
+def _event_type(event: JsonObject) -> EventType:
     """The class by ``$type``, with or without an assembly; else ``EventType`` by number or name."""
     name = event.raw("$type")
     if isinstance(name, str):

@@ -14,7 +14,7 @@ from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
-from airflow_provider_taskhub.hub.formats.json_values import Kind, Members
+from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
@@ -164,7 +164,7 @@ def _state(columns: Mapping[str, Property | None]) -> RecordState:
 
 def _failure_of(entity: Entity) -> FailureDetails:
     try:
-        kept = Members(codec.loads(_text(entity.properties, "Failure") or "", what="Failure"), "Failure")
+        kept = JsonObject(codec.loads(_text(entity.properties, "Failure") or "", what="Failure"), "Failure")
         return FailureDetails(
             error_type=kept.need("type", Kind.TEXT),
             error_message=kept.get("message", Kind.TEXT) or "",

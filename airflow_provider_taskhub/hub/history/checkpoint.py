@@ -84,7 +84,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckpointPlan:
     """A checkpoint ready to be sent.
 
     :param consumed: as the sentinel will remember them (:class:`Stored`).
@@ -144,7 +144,7 @@ def build(
     tags: dict[str, str],
     write_instance: bool,
     check: Callable[[], None],
-) -> Plan:
+) -> CheckpointPlan:
     """All that makes an episode durable.
 
     :param history: of the episode (:func:`written`).
@@ -168,7 +168,7 @@ def build(
         _superseded(names, episode, stored),
     ]
     steps.extend(tail(names, episode, processed, tags))
-    return Plan(
+    return CheckpointPlan(
         unit=Unit(steps=tuple(steps), check=check),
         commit_id=commit_id,
         completed=now,

@@ -56,7 +56,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class HistoryRows:
     """The same as rows of the table.
 
     :param committed: of the current generation, as stored: spilled columns are not fetched.
@@ -119,7 +119,7 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
     return Loaded()
 
 
-async def load_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Rows:
+async def load_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> HistoryRows:
     """The rows of an instance's history that count. Parameter and errors as for :func:`load`.
 
     :raises Conflict: when others change them during every reading.
@@ -175,9 +175,9 @@ def _parted(entities: Sequence[Entity]) -> Reading:
     return Reading(lock=lock, rows=rows)
 
 
-def _counted(lock: Entity | None, rows: Sequence[Entity]) -> Rows:
+def _counted(lock: Entity | None, rows: Sequence[Entity]) -> HistoryRows:
     if lock is None:
-        return Rows()
+        return HistoryRows()
     sentinel = _sentinel(lock)
     current = generation(rows, sentinel.execution_id)
     committed = sentinel.committed(len(current))
@@ -185,7 +185,7 @@ def _counted(lock: Entity | None, rows: Sequence[Entity]) -> Rows:
         found = f"{len(current)} of its {committed} rows are there"
         raise HistoryUnreadable(f"history of {lock.partition_key!r}, generation {sentinel.execution_id}: {found}")
     uncommitted_rows, has_old_rows = len(current) - committed, len(rows) > len(current)
-    return Rows(
+    return HistoryRows(
         committed=tuple(current[:committed]),
         sentinel=sentinel,
         uncommitted_rows=uncommitted_rows,

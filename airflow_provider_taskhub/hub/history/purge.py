@@ -41,7 +41,7 @@ _OF_THE_ROW = "/instance-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StoredParts:
     """All that is stored of an instance, as it was read."""
 
     row: InstanceState
@@ -78,7 +78,7 @@ async def _etag(store: Store, names: HubNames, instance_id: str) -> str | None:
     return None if entity is None else entity.etag
 
 
-async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
+async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredParts:
     """What there is to delete. A new start writes its row first: if that stays, this is all of the old one.
 
     :raises Conflict: when the history is of another start: that of a child, whose row comes after it.
@@ -97,7 +97,9 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> Found:
     if isinstance(current, str) and not same_start(current, row.execution_id):  # else it is damaged, and goes too
         raise Conflict(f"instance {row.instance_id!r} is being started again")
     names_of_logs = tuple(blob.name for blob in logs)
-    return Found(row=row, history=history, records=records, hint=hint, watch=watch, blobs=blobs, logs=names_of_logs)
+    return StoredParts(
+        row=row, history=history, records=records, hint=hint, watch=watch, blobs=blobs, logs=names_of_logs
+    )
 
 
 async def _watch(store: Store, names: HubNames, row: InstanceState) -> Entity | None:
@@ -123,7 +125,7 @@ async def _blobs(store: Store, names: HubNames, instance_id: str) -> tuple[str, 
     return tuple(found)
 
 
-async def _delete(store: Store, names: HubNames, found: Found) -> None:
+async def _delete(store: Store, names: HubNames, found: StoredParts) -> None:
     locks = [row for row in found.history if row.row_key == SENTINEL]
     events = [row for row in found.history if row.row_key != SENTINEL]
     room = MAX_TRANSACTION_OPERATIONS - len(locks)

@@ -33,7 +33,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.recorded import verdict_of
-from airflow_provider_taskhub.engine.retry import Verdict
+from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.payload_spill import batches
 from airflow_provider_taskhub.hub.model import HubNames
@@ -204,7 +204,7 @@ class _Plan:
                     verdict, number = owner
                     neutral.add(at)
                     owners[at] = number
-                    if verdict is Verdict.AGAIN:
+                    if verdict is RetryDecision.AGAIN:
                         retried.add(number)
                         again[event.event_id] = self._name(number)
                 case TimerFired() if event.timer_id in again:
@@ -216,10 +216,10 @@ class _Plan:
 
     def _owner(
         self, timer: TimerCreated, failed: Sequence[int], rewinds: int, time: Timestamp
-    ) -> tuple[Verdict, int] | None:
+    ) -> tuple[RetryDecision, int] | None:
         """Whose retry a timer is. Of .NET's only the dummy ones can be told, which fire at once."""
         if timer.taskhub_action_id is None:
-            return (Verdict.LAST, failed[-1]) if failed and timer.fire_at <= time else None
+            return (RetryDecision.LAST, failed[-1]) if failed and timer.fire_at <= time else None
         assert self._started is not None
         for number in failed:
             verdict = verdict_of(timer, number, self._started.instance, rewinds=rewinds)

@@ -80,7 +80,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BalancePlan:
     """What this worker does now.
 
     :param take: free partitions to claim. :param ask: partitions to ask their owners for.
@@ -95,7 +95,7 @@ class Plan:
 NO_RULES = Rules()
 
 
-def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules = NO_RULES) -> Plan:
+def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules = NO_RULES) -> BalancePlan:
     """Fair shares (max − min ≤ 1), the whole deficit at once, as few moves as possible, none when shares are fair.
 
     :param rows: every partition. :param members: workers that take part, ``me`` included.
@@ -103,7 +103,7 @@ def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules
     """
     mine = [row for row in rows if row.owner == me]
     if me not in members:
-        return Plan(shed=tuple(row.partition for row in mine))
+        return BalancePlan(shed=tuple(row.partition for row in mine))
     seating = _Seating(rows, members, rules)
     # what is free and this worker's already, by a finished handover, comes first
     wanted = [row for row in rows if row.free and row.next_owner == me and seating.of[row.partition] == me]
@@ -116,7 +116,7 @@ def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules
     wanted.sort(key=lambda row: not row.free)
     if rules.turn is not None:
         wanted = wanted[: rules.turn]
-    return Plan(
+    return BalancePlan(
         take=tuple(row.partition for row in wanted if row.free),
         ask=tuple(row.partition for row in wanted if not row.free),
         shed=tuple(row.partition for row in mine if not rules.allow(row.partition, me) or seating.homeless(row)),

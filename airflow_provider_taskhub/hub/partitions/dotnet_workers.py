@@ -27,7 +27,7 @@ def served_by_taskhub(leases: Iterable[Lease], members: Collection[object]) -> b
     return not any(map(is_theirs, owned)) and (bool(owned) or bool(members))
 
 
-class Strangers:
+class DotnetWorkers:
     """Finds renewals by .NET workers, from one look to the next: no times of two machines are compared."""
 
     def __init__(self) -> None:

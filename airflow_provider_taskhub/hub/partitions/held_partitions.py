@@ -39,7 +39,7 @@ _LONGEST = 16
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldPartition:
     """A tenure and what its owner needs to write its row: one writer at a time.
 
     :ivar sent: number of the last renewal that was sent, whatever came of it.
@@ -53,7 +53,7 @@ class Held:
     drain: asyncio.Task[None] | None = None
 
 
-class Holding:
+class HeldPartitions:
     """What one worker holds. Methods belong to the event loop that made it, except :meth:`expire`, :attr:`tenures`.
 
     :param host: the worker that serves what is held.
@@ -85,8 +85,8 @@ class Holding:
         self._began = began
         self._tasks = Tasks(clock)
         self._outages = Outages(log, clock.monotonic)
-        self._held: dict[int, Held] = {}
-        self._snapshot: tuple[Held, ...] = ()
+        self._held: dict[int, HeldPartition] = {}
+        self._snapshot: tuple[HeldPartition, ...] = ()
         self._services: Mapping[int, Service] = {}
         self.changed = asyncio.Event()
         """Set when something was taken or let go: others go by what this worker says that it holds."""
@@ -94,7 +94,7 @@ class Holding:
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldPartition]:
         return iter(self._snapshot)
 
     @property
@@ -137,7 +137,7 @@ class Holding:
         if tenure.left() <= 0:
             return None
         self._tell(self._listener.taken, tenure)
-        self._held[lease.partition] = Held(tenure, over, lease.renewals or 0)
+        self._held[lease.partition] = HeldPartition(tenure, over, lease.renewals or 0)
         self._snapshot = tuple(self._held.values())
         self._began()
         self.changed.set()
@@ -170,11 +170,11 @@ class Holding:
         self._look_for_stuck()
         return [self._attempt("partition_not_renewed", self._renew, held) for held in self]
 
-    async def _attempt(self, event: str, write: Callable[[Held], object], held: Held) -> bool:
+    async def _attempt(self, event: str, write: Callable[[HeldPartition], object], held: HeldPartition) -> bool:
         where = {"partition": held.tenure.partition, "left": round(held.tenure.left(), 1)}
         return await attempt(event, partial(write, held), self._deadline, self._outages, **where)  # type: ignore[arg-type]
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: HeldPartition) -> None:
         async with held.lock:
             for _ in range(_WRITES):
                 if held.tenure.ended:
@@ -192,7 +192,7 @@ class Holding:
                     return
             raise Conflict(f"the lease of partition {held.tenure.partition} keeps being changed by others")
 
-    def _renewed(self, held: Held) -> Lease:
+    def _renewed(self, held: HeldPartition) -> Lease:
         return held.tenure.lease.renewed(
             self._clock.utc_now(),
             self._take,
@@ -201,7 +201,7 @@ class Holding:
             sent=held.sent,
         )
 
-    def _service(self, held: Held) -> Service:
+    def _service(self, held: HeldPartition) -> Service:
         return self._services.get(held.tenure.partition, NO_SERVICE)
 
     def _look_for_stuck(self) -> None:
@@ -225,7 +225,7 @@ class Holding:
 
     # --- what others have done to a row -----------------------------------------------------------------------------
 
-    async def _reread(self, held: Held) -> None:
+    async def _reread(self, held: HeldPartition) -> None:
         """Somebody changed the row: an ask, an own write whose answer was lost, or the end.
 
         The age stays that of the last confirmed renewal; what was read only tells whose the row is.
@@ -254,7 +254,7 @@ class Holding:
             elif lease.same_tenure(held.tenure.lease):
                 self._heed(held, lease)
 
-    def _heed(self, held: Held, lease: Lease) -> None:
+    def _heed(self, held: HeldPartition, lease: Lease) -> None:
         if lease.next_owner == NOBODY:
             self._begin_drain(held, f"kicked {lease.kicked_by or ''}".rstrip(), DRAIN)
         elif lease.next_owner not in (None, self._me):
@@ -272,13 +272,13 @@ class Holding:
             self._begin_drain(held, reason, limit)
         return [held.drain for held in self if held.drain is not None]
 
-    def _begin_drain(self, held: Held, reason: str, limit: timedelta) -> None:
+    def _begin_drain(self, held: HeldPartition, reason: str, limit: timedelta) -> None:
         if held.tenure.ask():
             log.info("partition_asked", partition=held.tenure.partition, reason=reason)
             self._tell(self._listener.asked, held.tenure)
             held.drain = self._tasks.spawn(self._drain(held, reason, limit.total_seconds()))
 
-    async def _drain(self, held: Held, reason: str, limit: float) -> None:
+    async def _drain(self, held: HeldPartition, reason: str, limit: float) -> None:
         """Asked → draining → given up, bounded. The tenure ends before its row is released: never two readers."""
         await self._attempt("partition_not_marked", self._renew, held)
         if not await within(self._clock, held.over, limit):
@@ -287,7 +287,7 @@ class Holding:
         await self._release(held, reason)  # also after a loss by age: if the row is still ours, others need not wait
         self._forget(held)
 
-    async def _release(self, held: Held, reason: str) -> None:
+    async def _release(self, held: HeldPartition, reason: str) -> None:
         """Give the row up. A failure makes others wait for the take time, nothing else."""
         tenure = held.tenure
         for _ in range(_WRITES):
@@ -300,13 +300,13 @@ class Holding:
                     return
                 tenure.lease = current
 
-    async def _write_release(self, held: Held, reason: str) -> None:
+    async def _write_release(self, held: HeldPartition, reason: str) -> None:
         async with held.lock:
             await self._leases.write(held.tenure.lease.given_up(reason))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def lose(self, held: Held, reason: str) -> None:
+    def lose(self, held: HeldPartition, reason: str) -> None:
         """End a tenure and report it, once; from any thread."""
         if not held.tenure.end(reason):
             return
@@ -317,7 +317,7 @@ class Holding:
         if held.drain is None:  # a drain forgets it once the row is released
             self._tasks.post(lambda: self._forget(held))
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldPartition) -> None:
         if self._held.get(held.tenure.partition) is held:
             del self._held[held.tenure.partition]
             self._snapshot = tuple(self._held.values())

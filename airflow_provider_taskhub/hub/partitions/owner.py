@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.partitions.administration import read_hub
 from airflow_provider_taskhub.hub.partitions.app_lease import RENEW, AppLease, HeldApp
 from airflow_provider_taskhub.hub.partitions.bounded import attempt, within
 from airflow_provider_taskhub.hub.partitions.dotnet_workers import served_by_taskhub
-from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN, Holding
+from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN, HeldPartitions
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost, ScanningWorker
 from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
 from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement
@@ -94,7 +94,7 @@ class PartitionOwner:
         self._members = Members(store, names, times=times, clock=clock)
         self._app = HeldApp(AppLease(store, names, app_name, with_older=self._with_older), clock, lost=self._shed_all)
         self._refused: HubError | None = None
-        self._holding: Holding | None = None
+        self._holding: HeldPartitions | None = None
         self._scanner: Scanner | None = None
         self.metrics = LeaseMetrics()
         self.supervisor = Supervisor(clock)
@@ -127,7 +127,7 @@ class PartitionOwner:
         return self._holds.expire()
 
     @property
-    def _holds(self) -> Holding:
+    def _holds(self) -> HeldPartitions:
         assert self._holding is not None
         return self._holding
 
@@ -155,7 +155,7 @@ class PartitionOwner:
         await self._app.acquire()
         self._ask_host()
         await self._members.announce(self._member)
-        self._holding = Holding(
+        self._holding = HeldPartitions(
             leases,
             self._host,
             times=self._times,

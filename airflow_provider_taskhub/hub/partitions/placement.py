@@ -63,7 +63,7 @@ def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
     return frozenset(member.worker for member in members) - fit if fit else frozenset()
 
 
-class Placing:
+class Placement:
     """What one worker publishes about the needs of its partitions.
 
     :param scan: seconds between two scans.

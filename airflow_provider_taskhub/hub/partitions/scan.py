@@ -16,10 +16,10 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.model import Member
-from airflow_provider_taskhub.hub.partitions.balance import Plan, Seat, plan
+from airflow_provider_taskhub.hub.partitions.balance import BalancePlan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.differences import Differences
-from airflow_provider_taskhub.hub.partitions.dotnet_workers import Strangers, is_theirs
-from airflow_provider_taskhub.hub.partitions.held_partitions import Holding
+from airflow_provider_taskhub.hub.partitions.dotnet_workers import DotnetWorkers, is_theirs
+from airflow_provider_taskhub.hub.partitions.held_partitions import HeldPartitions
 from airflow_provider_taskhub.hub.partitions.hosting import ScanningWorker
 from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, standing
 from airflow_provider_taskhub.hub.partitions.lease_stores import Leases
@@ -27,7 +27,7 @@ from airflow_provider_taskhub.hub.partitions.liveness import PUNCTUAL, LeaseMap
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster, participants
 from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.orders import Controls, Orders, orders
-from airflow_provider_taskhub.hub.partitions.placement import Placing, Wanted, unfit
+from airflow_provider_taskhub.hub.partitions.placement import Placement, Wanted, unfit
 from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
@@ -72,7 +72,7 @@ class Scanner:
         self,
         hub: ScannedHub,
         worker: ScanningWorker,
-        holding: Holding,
+        holding: HeldPartitions,
         *,
         times: LeaseTimes,
         clock: Clock,
@@ -91,7 +91,7 @@ class Scanner:
             worker.may_take,
             worker.services,
         )
-        self._placing = Placing(times.scan.total_seconds())
+        self._placing = Placement(times.scan.total_seconds())
         self._live: Sequence[Member] = ()
         self._holding = holding
         self._differences = Differences(worker.me, times)
@@ -103,7 +103,7 @@ class Scanner:
         self._stopping = stopping
         self._metrics = metrics
         self._sightings = Sightings()
-        self._strangers = Strangers()
+        self._strangers = DotnetWorkers()
         # where scans are rarer than signs, each sign is as old as a scan, and proves too little
         self._patience = times.renew.total_seconds() + PUNCTUAL if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
@@ -138,7 +138,7 @@ class Scanner:
         self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
         told = None if self._waiting_for else self._told(roster, ordered, dead)
-        if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == Plan():
+        if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == BalancePlan():
             owners = {lease.owner for lease in told if lease.owner} - {self._me}
             # a little after a word is late, or it would be looked for once more in vain
             late = [roster.advertised[owner].due + PUNCTUAL for owner in owners]
@@ -202,9 +202,9 @@ class Scanner:
             return max(self._take, roster.paces[owner][1])
         return self._takes.get(owner, self._take)
 
-    def _plan(self, seen: _Seen, member: Member) -> Plan:
+    def _plan(self, seen: _Seen, member: Member) -> BalancePlan:
         if "orchestrator" not in member.roles:
-            return Plan()
+            return BalancePlan()
         heirs = {_name(worker): worker for worker in sorted(seen.roster.newcomers - set(seen.dead))}
         if self._me in seen.roster.newcomers:
             heirs[_name(self._me)] = self._me
@@ -286,7 +286,7 @@ class Scanner:
             if any(await asyncio.gather(*writes)):
                 self._unheard = 0
 
-    async def _carry_out(self, decided: Plan, seen: _Seen) -> None:
+    async def _carry_out(self, decided: BalancePlan, seen: _Seen) -> None:
         if self._stopping.is_set():
             return
         by_number = {lease.partition: lease for lease in seen.leases}
@@ -297,7 +297,7 @@ class Scanner:
             return
         if self._holding.stalled and self._others(seen.roster):  # what stood still here: only what they leave free
             left = (number for number in decided.take if seen.silence[number] > 5 * self._every)
-            decided = Plan(take=tuple(left))
+            decided = BalancePlan(take=tuple(left))
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))

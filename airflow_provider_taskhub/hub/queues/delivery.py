@@ -32,7 +32,7 @@ ACTION_UUID = 5
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held:
+class Delivery:
     """A claimed message. Mutable: a renewal replaces its receipt.
 
     :param envelope: with its message; of a spilled one also the blob's name, so that encoded it is the wrapper again.
@@ -134,7 +134,7 @@ class Held:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Offered(Held):
+class LocalResponse(Delivery):
     """An activity's response in the hands of the very worker that serves its instance: no message of its own.
 
     The episode that takes it deletes the activity's work item with its checkpoint, which saves a message's put and
@@ -144,7 +144,7 @@ class Offered(Held):
     :param origin: the work item. :param fate: whether the work item is settled; False: the response is to be put.
     """
 
-    origin: Held
+    origin: Delivery
     fate: asyncio.Future[bool]
 
     @property
@@ -163,7 +163,9 @@ class Offered(Held):
             self.fate.set_result(done)
 
 
-async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, outage: Outage | None = None) -> bool:
+async def renew(
+    store: Store, held: Delivery, visibility: timedelta, clock: Clock, outage: Outage | None = None
+) -> bool:
     """Keep a message invisible for ``visibility`` from now.
 
     Without an answer it is asked for once more, while there is time: a connection may be dead. The first request is not
@@ -214,7 +216,7 @@ async def renew(store: Store, held: Held, visibility: timedelta, clock: Clock, o
 
 async def give_back(
     store: Store,
-    messages: Iterable[Held],
+    messages: Iterable[Delivery],
     *,
     delay: timedelta = timedelta(0),
     failed: bool = False,
@@ -234,7 +236,7 @@ async def give_back(
     """
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
-    async def one(held: Held) -> None:
+    async def one(held: Delivery) -> None:
         held.settle(False)
         async with held.changing, gate:  # the gate comes second: a slow renewal of one must not keep the others waiting
             update = held.returning(delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal)
@@ -249,28 +251,28 @@ async def give_back(
     await asyncio.gather(*(one(held) for held in messages))
 
 
-class Renewer:
+class VisibilityRenewer:
     """Renews what a reader holds. One loop per reader; work in parallel, bounded: none waits for one that is slow."""
 
     def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
         self._store, self._clock, self._visibility = store, clock, visibility
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Delivery] = {}
         self._outage = Outage(log, "renewal_failed", clock.monotonic)
-        self._gate, self._busy = asyncio.Semaphore(GIVE_BACK_PARALLEL), set[Held]()
+        self._gate, self._busy = asyncio.Semaphore(GIVE_BACK_PARALLEL), set[Delivery]()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[Delivery, ...]:
         return tuple(self._held.values())
 
-    def known(self, message_id: str) -> Held | None:
+    def known(self, message_id: str) -> Delivery | None:
         return self._held.get(message_id)
 
-    def add(self, held: Held) -> None:
+    def add(self, held: Delivery) -> None:
         self._held[held.message_id] = held
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: Delivery) -> None:
         self._held.pop(held.message_id, None)
 
     async def run(self) -> None:
@@ -288,7 +290,7 @@ class Renewer:
         finally:
             await renewals.close()
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: Delivery) -> None:
         try:
             async with self._gate:
                 await renew(self._store, held, self._visibility, self._clock, self._outage)

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
@@ -26,7 +26,7 @@ NOBODY = OrchestrationInstance(instance_id="", execution_id="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class OutboundMessage:
     """A message about to be put.
 
     :param delay: until it may be received: a timer's, a scheduled start's.
@@ -44,10 +44,10 @@ class Letter:
         visibility = self.claim or self.delay
         return PutMessage(queue=self.queue, text=self.text, visibility=visibility, claimed=self.claim is not None)
 
-    def held(self, receipt: Receipt, *, claimed: float) -> Held:
+    def held(self, receipt: Receipt, *, claimed: float) -> Delivery:
         """The message as this worker's own, once it is put and the history that it stands for is committed."""
         assert self.claim is not None
-        return Held(
+        return Delivery(
             queue=self.queue,
             envelope=self.envelope,
             receipt=receipt,
@@ -83,7 +83,7 @@ def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
     return min(max(timedelta(0), due - now), MAX_VISIBILITY)
 
 
-def letter(
+def outbound_message(
     event: HistoryEvent,
     target: OrchestrationInstance,
     *,
@@ -96,7 +96,7 @@ def letter(
     activity_id: str | None = None,
     context: Outbound | None = None,
     claim: timedelta | None = None,
-) -> Letter:
+) -> OutboundMessage:
     """One message, spilled if it must be. A spilled or delayed one is never claimed."""
     delay = _delay(event, now)
     if delay:
@@ -110,7 +110,7 @@ def letter(
         deliveries=1 if claim else 0,
     )
     text, blob = spill(envelope, names.large_messages)
-    return Letter(
+    return OutboundMessage(
         queue=queue,
         text=text,
         envelope=envelope,
@@ -120,16 +120,16 @@ def letter(
     )
 
 
-def letters(episode: Episode, routing: Routing, now: Timestamp) -> tuple[Letter, ...]:
+def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tuple[OutboundMessage, ...]:
     """All messages of an episode, in the order decided."""
     room: dict[str, int] = {}
-    found: list[Letter] = []
+    found: list[OutboundMessage] = []
     for outbound in episode.outbound:
         event = outbound.event
         is_activity = isinstance(event, TaskScheduled)
         queue = routing.names.work_items if is_activity else routing.control(outbound.target.instance_id)
         limit, claim = routing.claims(queue)
-        made = letter(
+        made = outbound_message(
             event,
             outbound.target,
             names=routing.names,
@@ -148,7 +148,7 @@ def letters(episode: Episode, routing: Routing, now: Timestamp) -> tuple[Letter,
     return tuple(found)
 
 
-def claimed(found: Sequence[Letter], receipts: Sequence[object], *, sent: float) -> list[Held]:
+def claimed(found: Sequence[OutboundMessage], receipts: Sequence[object], *, sent: float) -> list[Delivery]:
     """The claimed ones among the letters just put, as held messages."""
     return [
         made.held(receipt, claimed=sent)

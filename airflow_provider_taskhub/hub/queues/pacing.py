@@ -26,7 +26,7 @@ def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -
     return room if buffered_bytes < limit_bytes and room >= max(1, min(MAX_RECEIVE, limit) // 2) else 0
 
 
-def breather(took: float) -> float:
+def batching_delay(took: float) -> float:
     """Seconds until the queue is looked at again after it gave all that it had.
 
     :param took: seconds of that receive. A store that is quick to answer has little to do; one that is slow is better
@@ -61,7 +61,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Backoff:
+class PollingBackoff:
     """Polling back-off: 0, 50 ms, then doubling with ±20 % jitter up to a ceiling.
 
     :param ceiling: seconds (MaxQueuePollingInterval).

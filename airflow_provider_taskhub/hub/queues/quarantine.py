@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hub.formats.message_envelope import (
     unspill,
 )
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.queues.delivery import ACTION_UUID, Held
+from airflow_provider_taskhub.hub.queues.delivery import ACTION_UUID, Delivery
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import (
     And,
@@ -131,12 +131,12 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
     )
 
 
-def is_spent(held: Held, *, failed: bool) -> bool:
+def is_spent(held: Delivery, *, failed: bool) -> bool:
     """Whether this was the last try with a message. :param failed: it counts as one; else the store did not answer."""
     return held.deliveries >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
 
 
-def spent(held: Held, error: Exception) -> Quarantined:
+def spent(held: Delivery, error: Exception) -> Quarantined:
     """A message at its limit, with the error that its last try ended in."""
     counts = f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
     return of_held(held, f"{counts}, at last {error!r}")
@@ -154,7 +154,7 @@ def of_message(queue: str, message: Message, cause: str) -> Quarantined:
     )
 
 
-def of_held(held: Held, cause: str, *, stuck: str | None = None) -> Quarantined:
+def of_held(held: Delivery, cause: str, *, stuck: str | None = None) -> Quarantined:
     """A message that was decoded and could not be processed. :param stuck: as in :class:`Quarantined`."""
     return Quarantined(
         queue=held.queue,

@@ -22,8 +22,8 @@ from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.message_envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.model import HubNames, Tenure
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Held, Offered, Renewer, give_back
-from airflow_provider_taskhub.hub.queues.pacing import Backoff, Load, admit, breather
+from airflow_provider_taskhub.hub.queues.delivery import Delivery, LocalResponse, VisibilityRenewer, give_back
+from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit, batching_delay
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
 from airflow_provider_taskhub.storage.rules import check_key
@@ -46,7 +46,7 @@ _WRAPPED = '"TaskMessage":null'
 """In the text of a message whose payload lies in a blob."""
 
 
-async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
+async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Delivery:
     """A received message with its spilled payload fetched.
 
     :raises MessageError: when it cannot be decoded, its blob is gone, or no instance can have its id.
@@ -70,7 +70,7 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
         raise MessageError(f"no instance can have its id: {error}") from error
     if not instance_id:
         raise MessageError("no instance can have its id: it is empty")
-    return Held(
+    return Delivery(
         queue=queue,
         envelope=envelope,
         receipt=message.receipt,
@@ -105,9 +105,9 @@ class Reader:
         visibility: timedelta,
         max_polling: timedelta,
         room: Callable[[], int],
-        deliver: Callable[[Held], None],
+        deliver: Callable[[Delivery], None],
         check: Callable[[], None] = lambda: None,
-        runs: Callable[[Held], bool] = lambda held: True,
+        runs: Callable[[Delivery], bool] = lambda held: True,
         quarantined: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -119,8 +119,8 @@ class Reader:
         self.visibility = visibility
         self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
         self._count = quarantined
-        self._renewer = Renewer(store, clock, visibility)
-        self._backoff = Backoff(ceiling=max_polling.total_seconds())
+        self._renewer = VisibilityRenewer(store, clock, visibility)
+        self._backoff = PollingBackoff(ceiling=max_polling.total_seconds())
         self._draw = random.Random()  # jitter, not secrets
         self._space = asyncio.Event()
         self._woken = False
@@ -134,7 +134,7 @@ class Reader:
         self.signalled = False
         """Whether the store has signalled the newest messages; False: they were found by polling."""
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[Delivery, ...]:
         return self._renewer.held()
 
     @property
@@ -147,12 +147,12 @@ class Reader:
         waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= TURN
         return waits and self._room() <= 0
 
-    def adopt(self, held: Held) -> None:
+    def adopt(self, held: Delivery) -> None:
         """Take over a message that a put of this worker claimed; it is delivered like a received one."""
         self._renewer.add(held)
         self._deliver(held)
 
-    def release(self, messages: Iterable[Held]) -> None:
+    def release(self, messages: Iterable[Delivery]) -> None:
         """The messages are deleted or given back: no renewal any more, and room for others."""
         for held in messages:
             self._renewer.remove(held)
@@ -184,7 +184,7 @@ class Reader:
 
     async def give_back(
         self,
-        messages: Iterable[Held],
+        messages: Iterable[Delivery],
         *,
         delay: timedelta = timedelta(0),
         failed: bool = False,
@@ -201,7 +201,7 @@ class Reader:
             self._store, messages, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
         )
 
-    async def keep_aside(self, held: Held, item: quarantine.Quarantined) -> None:
+    async def keep_aside(self, held: Delivery, item: quarantine.Quarantined) -> None:
         """Nothing more is expected of a message: it is kept, with the cause. Else it comes again soon."""
         if await self._quarantine(item, held.deletion()):
             self.release([held])
@@ -278,7 +278,7 @@ class Reader:
             if outcome is not None:
                 await self._hand_on(outcome)
         if len(messages) < asked:  # that was all
-            await self._pause(breather(took))
+            await self._pause(batching_delay(took))
             await self._wait()
 
     async def _pause(self, seconds: float) -> None:
@@ -317,7 +317,7 @@ class Reader:
             self._nap.reschedule(asyncio.get_running_loop().time())
         self._woken = True
 
-    async def _taken(self, message: Message, sent: float) -> Held | None:
+    async def _taken(self, message: Message, sent: float) -> Delivery | None:
         """As :meth:`_take`. A defect in one message stops no other: it comes again, until it is quarantined."""
         try:
             return await self._take(message, sent)
@@ -329,14 +329,14 @@ class Reader:
                 await self._quarantine(item, deletion)
             return None
 
-    async def _hand_on(self, held: Held) -> None:
+    async def _hand_on(self, held: Delivery) -> None:
         try:
             self._deliver(held)
         except Exception:  # a defect that one message meets must not stop the reader of the others
             log.exception("message_defect", queue=self.queue, message_id=held.message_id)
             await self.give_back([held], delay=AGAIN, failed=True)
 
-    async def _take(self, message: Message, sent: float) -> Held | None:
+    async def _take(self, message: Message, sent: float) -> Delivery | None:
         known = self._renewer.known(message.receipt.message_id)
         if known is not None:
             known.receipt, known.claimed, known.gone = message.receipt, sent, False
@@ -358,7 +358,7 @@ class Reader:
         self._renewer.add(held)
         return held
 
-    def _unprocessable(self, held: Held) -> str | None:
+    def _unprocessable(self, held: Delivery) -> str | None:
         """Why a message goes to quarantine although it can be decoded; None: it is delivered."""
         event_type = held.message.event.event_type
         if event_type not in self._carries:
@@ -397,7 +397,7 @@ class ControlReader(Reader):
         max_polling: timedelta,
         limit: int,
         limit_bytes: int,
-        deliver: Callable[[ControlReader, Held], None],
+        deliver: Callable[[ControlReader, Delivery], None],
         quarantined: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -433,7 +433,7 @@ class ControlReader(Reader):
     async def _prepare(self) -> None:
         self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
 
-    async def shuns(self, instance_id: str, execution_id: str | None) -> bool:
+    async def is_quarantined(self, instance_id: str, execution_id: str | None) -> bool:
         """Whether a generation of an instance is in quarantine; whoever is told so is told by the store.
 
         :raises StorageError: when that does not answer.
@@ -449,17 +449,17 @@ class ControlReader(Reader):
         """When it last asked for messages and was answered; with a full buffer, when room was last made in it."""
         return max(self.last_poll, self._moved)
 
-    def offer(self, held: Offered) -> None:
+    def offer(self, held: LocalResponse) -> None:
         """Deliver a response that stands in no queue; who offers it keeps its work item claimed."""
         self._buffer(held)
 
-    def _buffer(self, held: Held) -> None:
+    def _buffer(self, held: Delivery) -> None:
         self.load.count += 1
         self.buffered += 1
         self.buffered_bytes += held.size
         self._forward(self, held)
 
-    def taken(self, messages: Iterable[Held]) -> None:
+    def taken(self, messages: Iterable[Delivery]) -> None:
         """The messages left the buffer (into an episode, or back to the queue)."""
         for held in messages:
             self.buffered -= 1

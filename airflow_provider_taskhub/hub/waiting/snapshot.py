@@ -46,7 +46,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingInstances:
     """Instances of a hub that do not go on, by their strongest reason.
 
     :param counts: of instances. :param examples: some of them.
@@ -73,7 +73,7 @@ class _Around:
     kept: Mapping[str, Sequence[Kept]]
 
 
-class Snapshots:
+class WaitingReader:
     """Why instances of a hub do not go on. Belongs to one event loop.
 
     :param observer: reads partitions and orders for this reader.
@@ -136,7 +136,7 @@ class Snapshots:
         }
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
 
-    async def scan(self, members: Sequence[Member], watching: Sequence[Member] | None) -> Waiting:
+    async def scan(self, members: Sequence[Member], watching: Sequence[Member] | None) -> WaitingInstances:
         """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at.
 
         Each is counted by its strongest reason, and by a missing triggerer as well. Parameters as in :meth:`one`.
@@ -158,7 +158,7 @@ class Snapshots:
         order = [reason for reason in Reason if reason in counts]
         begun = sum(state.status is not Status.PENDING for state in states)
         whole = all(end for _, end in read) and begun <= SENTINELS
-        return Waiting(
+        return WaitingInstances(
             counts={reason: counts[reason] for reason in order},
             examples={reason: tuple(examples[reason]) for reason in order},
             complete=whole,

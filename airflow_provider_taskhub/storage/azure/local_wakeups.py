@@ -15,7 +15,7 @@ MAX_PENDING = 1024
 """Delayed rings remembered per queue. Beyond it further ones are left to polling."""
 
 
-class Bell:
+class LocalWakeups:
     """Counts of rings per queue, rings to come, and those who wait. Safe to use from every thread."""
 
     def __init__(self) -> None:
@@ -98,20 +98,20 @@ class Waiter:
         self._event.clear()
 
 
-_BELLS: dict[str, Bell] = {}
+_BELLS: dict[str, LocalWakeups] = {}
 _BELLS_LOCK = threading.Lock()
 
 
-def bell_of(account: str) -> Bell:
+def bell_of(account: str) -> LocalWakeups:
     """The process's one bell of an account."""
     with _BELLS_LOCK:
-        return _BELLS.setdefault(account, Bell())
+        return _BELLS.setdefault(account, LocalWakeups())
 
 
 class Listener:
     """One store's ear: it remembers what it has heard, so that no ring falls between a receive and a wait."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: LocalWakeups) -> None:
         self._bell = bell
         self._heard: dict[str, int] = {}
 

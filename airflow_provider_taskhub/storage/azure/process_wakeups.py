@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from airflow_provider_taskhub.storage.azure.local_wakeups import Bell
+from airflow_provider_taskhub.storage.azure.local_wakeups import LocalWakeups
 from airflow_provider_taskhub.storage.wakeups import Ear, Voice
 
 LOOK_EVERY = 1.0
@@ -24,14 +24,14 @@ LOOK_EVERY = 1.0
 MAX_NEIGHBOURS = 64
 
 
-class Neighbours:
+class ProcessWakeups:
     """One store's ear and voice.
 
     :param account: as people see it; who shares it are neighbours. :param bell: rung by what is heard.
     :param folder: where the sockets lie; None: this user's own folder among the temporary ones.
     """
 
-    def __init__(self, account: str, bell: Bell, *, folder: Path | None = None) -> None:
+    def __init__(self, account: str, bell: LocalWakeups, *, folder: Path | None = None) -> None:
         own = folder or Path(tempfile.gettempdir()) / f"taskhub-{os.getuid()}"
         self._folder = own / hashlib.sha256(account.encode()).hexdigest()[:16]
         self._bell = bell

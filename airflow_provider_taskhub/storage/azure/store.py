@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, Waiter, bell_of
-from airflow_provider_taskhub.storage.azure.process_wakeups import Neighbours
+from airflow_provider_taskhub.storage.azure.process_wakeups import ProcessWakeups
 from airflow_provider_taskhub.storage.azure.rest.account import parse_account
 from airflow_provider_taskhub.storage.azure.rest.blobs import Blobs
 from airflow_provider_taskhub.storage.azure.rest.messages import Messages
@@ -88,7 +88,7 @@ class AzureStore(Paged):
         self._blob_service = BlobService(self._clients)
         self._bell = bell_of(self._account.describe())
         self._listener = Listener(self._bell)
-        self._neighbours = Neighbours(self._account.describe(), self._bell)
+        self._neighbours = ProcessWakeups(self._account.describe(), self._bell)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:

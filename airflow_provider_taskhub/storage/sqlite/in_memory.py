@@ -16,12 +16,12 @@ from airflow_provider_taskhub.storage.sqlite import file
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import Waiters
 from airflow_provider_taskhub.storage.sqlite.shared_file import Reader
 from airflow_provider_taskhub.storage.sqlite.store_clock import clock_ticks
-from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Journal, Work, translated
+from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Transactions, Work, translated
 
 T = TypeVar("T")
 
 
-class Inline:
+class InMemory:
     """Runs works and reads at once. What it holds lives as long as it does, through any number of open and close."""
 
     fallback: float | None = None
@@ -33,13 +33,13 @@ class Inline:
         self._connection: sqlite3.Connection | None = None
         self._source: Callable[[], int] = lambda: 0
         self.waiters = Waiters()
-        self.journal: Journal | None = None
+        self.journal: Transactions | None = None
 
     async def open(self) -> None:
         if self._connection is None:
             self._source = clock_ticks(self._clock)
             self._connection = file.memory(self._source())
-            self.journal = Journal(self._connection, self._source)
+            self.journal = Transactions(self._connection, self._source)
 
     async def close(self) -> None:
         """Nothing to release: the content stays for who opens it again."""

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.storage.sqlite.process_wakeups import (
     unregister,
 )
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
-from airflow_provider_taskhub.storage.sqlite.transactions import Journal, Work, is_busy, translated
+from airflow_provider_taskhub.storage.sqlite.transactions import Transactions, Work, is_busy, translated
 from airflow_provider_taskhub.storage.sqlite.writer_thread import Job, Writer
 from airflow_provider_taskhub.storage.wakeups import Ear
 
@@ -43,7 +43,7 @@ class Reader(enum.Enum):
     """Rows of many partition keys; names of blobs."""
 
 
-class Shared:
+class SharedFile:
     """One store's access to a file. Short reads run on the event loop, long ones in a thread of their kind.
 
     :param timeout: deadline of every write and read, in seconds.
@@ -83,7 +83,7 @@ class Shared:
             await asyncio.to_thread(opened.close)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> Transactions:
         return self._current().writer.journal
 
     def _current(self) -> _Opened:

@@ -41,9 +41,9 @@ from airflow_provider_taskhub.storage.primitives import (
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, filters, leases, queues, rows
-from airflow_provider_taskhub.storage.sqlite.in_memory import Inline
+from airflow_provider_taskhub.storage.sqlite.in_memory import InMemory
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import heard
-from airflow_provider_taskhub.storage.sqlite.shared_file import Reader, Shared
+from airflow_provider_taskhub.storage.sqlite.shared_file import Reader, SharedFile
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, Work
 from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
@@ -83,8 +83,8 @@ class SqliteStore(Paged):
         self._crash = crash
         self._stepwise = stepwise
         self._users = 0
-        self._access: Inline | Shared = (
-            Inline(clock) if self._path is None else Shared(self._path, clock, timeout.total_seconds())
+        self._access: InMemory | SharedFile = (
+            InMemory(clock) if self._path is None else SharedFile(self._path, clock, timeout.total_seconds())
         )
 
     async def __aenter__(self) -> SqliteStore:

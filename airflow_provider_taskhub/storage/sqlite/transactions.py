@@ -84,7 +84,7 @@ class HalfDone(Exception):
     """A work has raised behind its first change; the transaction has that change and cannot be committed."""
 
 
-class Journal:
+class Transactions:
     """Transactions on one connection, one after another.
 
     :param connection: in autocommit mode (``isolation_level=None``).

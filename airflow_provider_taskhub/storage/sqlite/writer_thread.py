@@ -23,7 +23,14 @@ from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unava
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, prepare, retried
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import Caller
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
-from airflow_provider_taskhub.storage.sqlite.transactions import HalfDone, Journal, Outcome, Work, is_busy, translated
+from airflow_provider_taskhub.storage.sqlite.transactions import (
+    HalfDone,
+    Outcome,
+    Transactions,
+    Work,
+    is_busy,
+    translated,
+)
 
 MAX_GROUP = 512
 """Works in one transaction."""
@@ -79,7 +86,7 @@ class Writer:
         self._path = path
         self._users = 0
         self._connection = connect(path, timeout)
-        self.journal = Journal(self._connection, boot_ticks)
+        self.journal = Transactions(self._connection, boot_ticks)
         self._caller = Caller(self._connection)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._file = path.stat().st_ino

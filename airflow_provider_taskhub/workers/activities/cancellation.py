@@ -15,14 +15,14 @@ from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Entity
 
 CANCEL_TRIES = 6
 """Tries to ask the holder of an attempt to end it, against its heartbeats."""
 
 
-class Cancelling:
+class ActivityCancellation:
     """Asks the holders of running attempts of an instance that has ended to end them.
 
     Before the messages that ended it are deleted: whoever receives one again does it again. An attempt that is claimed
@@ -77,7 +77,7 @@ class Fate(StrEnum):
     NOTHING = "nothing"  # is stored of this start of it: it was purged, or its first checkpoint was cut off
 
 
-async def fate_of(hub: Hub, held: Held) -> Fate:
+async def fate_of(hub: Hub, held: Delivery) -> Fate:
     """What is certain of the instance that an activity is of.
 
     A row that is missing, or is of another start, says little: a checkpoint writes it last, and of one that was cut

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.supervision import owned
@@ -33,7 +33,7 @@ class RecordedAttempt:
     :param held: its work item.
     """
 
-    def __init__(self, hub: Hub, times: LeaseTimes, held: Held, record: ActivityRecord, etag: str) -> None:
+    def __init__(self, hub: Hub, times: LeaseTimes, held: Delivery, record: ActivityRecord, etag: str) -> None:
         self.record, self._held = record, held
         self._hub, self._times, self._etag = hub, times, etag
         self._changed = asyncio.Event()

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import Protocol
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.hub.queues.delivery import Held, Offered
-from airflow_provider_taskhub.hub.queues.outgoing import Letter
+from airflow_provider_taskhub.hub.queues.delivery import Delivery, LocalResponse
+from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage
 from airflow_provider_taskhub.hub.queues.reader import ControlReader, Reader
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
@@ -34,13 +34,13 @@ class LocalQueues(Protocol):
     def claimable(self, queue: str) -> tuple[int, timedelta]:
         """How many messages this worker may claim when it puts them into this queue, and for how long."""
 
-    def reserved(self, messages: Sequence[Letter]) -> AbstractContextManager[None]:
+    def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
         """Keep room for the messages that a commit claims, until the end of the block."""
 
-    def hand_over(self, claimed: Sequence[Held]) -> None:
+    def hand_over(self, claimed: Sequence[Delivery]) -> None:
         """Give claimed messages to their readers after the commit; those without a reader or room go back."""
 
-    def offer(self, response: Offered) -> bool:
+    def offer(self, response: LocalResponse) -> bool:
         """Give an activity's response to its instance without a message.
 
         :returns: whether this worker serves the instance and has room for the response.
@@ -120,11 +120,11 @@ class ServedQueues:
             return 0, self._work_items.visibility
         return max(0, self._limit - reader.buffered), self._work_items.visibility
 
-    def reserved(self, messages: Sequence[Letter]) -> AbstractContextManager[None]:
+    def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
         queue = self._work_items.reader.queue
         return self._work_items.reserved(sum(made.claim is not None and made.queue == queue for made in messages))
 
-    def hand_over(self, claimed: Sequence[Held]) -> None:
+    def hand_over(self, claimed: Sequence[Delivery]) -> None:
         back = []
         for held in claimed:
             reader = self._reader_for(held)
@@ -135,12 +135,12 @@ class ServedQueues:
         if back:
             self._supervisor.spawn(self._work_items.reader.give_back(back, begun=False), name="give back")
 
-    def _reader_for(self, held: Held) -> Reader | None:
+    def _reader_for(self, held: Delivery) -> Reader | None:
         if held.queue == self._work_items.reader.queue:
             return self._work_items.reader if self._work_items.slots.free > 0 else None  # fewer than there were
         return self._readers.get(held.queue)
 
-    def offer(self, response: Offered) -> bool:
+    def offer(self, response: LocalResponse) -> bool:
         reader = self._readers.get(response.queue)
         full = reader is not None and reader.buffered_bytes >= self._limit_bytes
         if reader is None or reader.stopping or reader.starved or full:

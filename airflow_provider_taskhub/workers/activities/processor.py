@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Need
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
@@ -28,7 +28,7 @@ from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of, traced, warn_of_crash
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
-from airflow_provider_taskhub.workers.missing_functions import Absences, wait_of
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions, wait_of
 
 log = structlog.get_logger(__name__)
 
@@ -73,18 +73,18 @@ class Activities:
         work_items: WorkItems,
         responses: Responses,
         recorded: Recorded,
-        absences: Absences,
+        absences: MissingFunctions,
     ) -> None:
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
-        self._unrecorded_running: dict[Held, _Unrecorded] = {}
+        self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
         self._work_items, self._reader = work_items, work_items.reader
         self._responses, self._recorded = responses, recorded
 
-    async def next(self) -> Held:
+    async def next(self) -> Delivery:
         return await self._work_items.next()
 
-    async def process(self, item: Held) -> None:
+    async def process(self, item: Delivery) -> None:
         try:
             await self._process(item)
         except asyncio.CancelledError:
@@ -99,7 +99,7 @@ class Activities:
         finally:
             self._work_items.leave(item)
 
-    async def _failed(self, held: Held, error: Exception, *, delay: timedelta, failed: bool) -> None:
+    async def _failed(self, held: Delivery, error: Exception, *, delay: timedelta, failed: bool) -> None:
         """Give it back, or put it into quarantine with the error if it has failed or was delivered too often.
 
         :param failed: count a failure.
@@ -109,7 +109,7 @@ class Activities:
             return
         await self._reader.keep_aside(held, quarantine.spent(held, error))
 
-    async def _process(self, held: Held) -> None:
+    async def _process(self, held: Delivery) -> None:
         event = held.message.event
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
@@ -124,7 +124,7 @@ class Activities:
         else:
             await self._unrecorded(held, event, definition)
 
-    def _overdue(self, held: Held, definition: ActivityDefinition) -> FailureDetails | None:
+    def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
         """The failure of an activity that waited longer than its ``queue_timeout``; None for every other one.
 
         Both times are the storage service's own.
@@ -140,10 +140,10 @@ class Activities:
             error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
         )
 
-    def _waited(self, held: Held) -> timedelta:
+    def _waited(self, held: Delivery) -> timedelta:
         return held.received(self._times.visibility) - held.inserted
 
-    async def _is_settled(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> bool:
+    async def _is_settled(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> bool:
         """Settle a work item that needs no run because its instance has ended or was purged; True if it did.
 
         Only a work item that has waited long or was begun before is checked: the check is a request to the store.
@@ -167,7 +167,7 @@ class Activities:
             return True
         return False
 
-    async def _nobody(self, held: Held, event: TaskScheduled) -> None:
+    async def _nobody(self, held: Delivery, event: TaskScheduled) -> None:
         need = Need("activity", event.name)
         since, waited = wait_of([held], self._times.visibility)
         gave_up = self._absences.gave_up(need, waited)
@@ -180,7 +180,7 @@ class Activities:
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))
 
-    async def _unrecorded(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+    async def _unrecorded(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         try:
             async with asyncio.timeout(None) as life:
                 self._unrecorded_running[held] = plain = _Unrecorded(life)
@@ -227,7 +227,7 @@ class Activities:
                     plain.asked_to_end = True
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
-    async def _run(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
+    async def _run(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
         """Run it; after the death of an executor run it again, a few times."""
         crashes, attempt = Crashes(), max(1, held.deliveries)
         while True:

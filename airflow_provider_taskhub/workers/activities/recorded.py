@@ -27,7 +27,7 @@ from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Payl
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
 from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
@@ -87,7 +87,7 @@ class Recorded:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._responses = peers, work_items, responses
 
-    async def process(self, held: Held, event: TaskScheduled, definition: ActivityDefinition) -> None:
+    async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes = Crashes()
         while True:
             attempt = await self._claim(held, event)
@@ -115,7 +115,7 @@ class Recorded:
                 await self._record_outcome(held, event, attempt, refused(event, error))
             return
 
-    async def _claim(self, held: Held, event: TaskScheduled) -> RecordedAttempt | None:
+    async def _claim(self, held: Delivery, event: TaskScheduled) -> RecordedAttempt | None:
         """Claim the record of the next attempt.
 
         :returns: None if there is no next attempt: an earlier one has an outcome, whose response was sent again, or the
@@ -205,7 +205,7 @@ class Recorded:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    def _new_record(self, held: Held, event: TaskScheduled, number: int) -> ActivityRecord:
+    def _new_record(self, held: Delivery, event: TaskScheduled, number: int) -> ActivityRecord:
         instance = held.message.instance
         return ActivityRecord(
             instance=instance,
@@ -220,7 +220,7 @@ class Recorded:
             log=log_name(instance, event.event_id, number),
         )
 
-    async def _cancelled(self, held: Held, attempt: RecordedAttempt) -> None:
+    async def _cancelled(self, held: Delivery, attempt: RecordedAttempt) -> None:
         """Nothing of the attempt runs any more: its record goes from ``cancelling`` to ``cancelled``."""
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
         if found is None:
@@ -234,7 +234,7 @@ class Recorded:
         else:
             await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
 
-    async def _close(self, held: Held, record: ActivityRecord, entity: Entity) -> None:
+    async def _close(self, held: Delivery, record: ActivityRecord, entity: Entity) -> None:
         """Record that an attempt is cancelled, and delete its work item.
 
         :raises Conflict: when another worker or client has changed the record.
@@ -244,7 +244,7 @@ class Recorded:
         await self._responses.drop(held, "cancelled")
 
     async def _record_outcome(
-        self, held: Held, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
+        self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
     ) -> None:
         ok = outcome.failure is None
         ended = replace(
@@ -272,7 +272,7 @@ class Recorded:
 
     async def _settle(
         self,
-        held: Held,
+        held: Delivery,
         event: TaskScheduled,
         attempt: RecordedAttempt,
         ended: ActivityRecord,
@@ -294,7 +294,7 @@ class Recorded:
             activity=event.name,
         )
 
-    async def _again(self, held: Held, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+    async def _again(self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
         """Send the response of a recorded outcome again."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))

@@ -21,7 +21,7 @@ from airflow_provider_taskhub.errors import InputError, PayloadTooLarge, Throttl
 from airflow_provider_taskhub.hub.formats.message_envelope import NO_ACTIVITY, Envelope, TaskMessage
 from airflow_provider_taskhub.hub.history.purge import purge_activities
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.queues.delivery import LATEST, Held, Offered
+from airflow_provider_taskhub.hub.queues.delivery import LATEST, Delivery, LocalResponse
 from airflow_provider_taskhub.hub.queues.outgoing import claimed
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
@@ -47,7 +47,7 @@ class Responses:
         self._hub, self._work_items, self._queues = hub, work_items, queues
 
     async def respond_or_fail(
-        self, held: Held, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
+        self, held: Delivery, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
     ) -> None:
         """Respond. If the store does not take the response, the activity fails with that error."""
         try:
@@ -57,7 +57,7 @@ class Responses:
 
     async def respond(
         self,
-        held: Held,
+        held: Delivery,
         event: TaskScheduled,
         outcome: ActivityOutcome,
         *,
@@ -116,9 +116,9 @@ class Responses:
         results = await write_outcome(once, hub=self._hub, activity=event.name)
         return sent, results
 
-    async def _offered(self, held: Held, answer: HistoryEvent, queue: str) -> bool:
+    async def _offered(self, held: Delivery, answer: HistoryEvent, queue: str) -> bool:
         """Whether an episode has taken the response and deleted the work item with its checkpoint."""
-        offered = Offered(
+        offered = LocalResponse(
             queue=queue,
             envelope=Envelope(
                 activity_id=NO_ACTIVITY,
@@ -141,13 +141,13 @@ class Responses:
             offered.gone = True
             raise
 
-    async def drop(self, held: Held, why: str) -> None:
+    async def drop(self, held: Delivery, why: str) -> None:
         """Delete a work item whose response nobody needs."""
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
         self._work_items.reader.release([held])
 
-    async def drop_purged(self, held: Held) -> None:
+    async def drop_purged(self, held: Delivery) -> None:
         """Delete a work item whose instance was purged while it ran, and what it has written since."""
         await purge_activities(self._hub.store, self._hub.names, held.message.instance)
         if held.gone:

@@ -12,7 +12,7 @@ from airflow_provider_taskhub import tracing
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.hub.formats.keys import history_folder
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityOutcome,
     ActivityProgress,
@@ -32,7 +32,7 @@ class Runner(Protocol):
 
 
 def request_of(
-    held: Held, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
+    held: Delivery, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
 ) -> ActivityRequest:
     instance = held.message.instance
     return ActivityRequest(
@@ -81,7 +81,7 @@ def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
     )
 
 
-def action_of(held: Held, event: TaskScheduled) -> str:
+def action_of(held: Delivery, event: TaskScheduled) -> str:
     """Identity of the action. A message of a .NET client has none; then it is the identity of the message."""
     return event.taskhub_action_id or str(held.envelope.activity_id)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 MOMENT = 0.25
@@ -28,8 +28,8 @@ class Slots:
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._limit, self._clock = limit, clock
-        self._running: set[Held] = set()
-        self._waiting: deque[tuple[float, Held]] = deque()
+        self._running: set[Delivery] = set()
+        self._waiting: deque[tuple[float, Delivery]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
         self._reserved = 0
         self._paused = 0
@@ -70,13 +70,13 @@ class Slots:
         enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
         return 0 if self._waiting and free < enough else free
 
-    def put(self, held: Held) -> None:
+    def put(self, held: Delivery) -> None:
         """Add a work item; it waits for a slot from now on."""
         self._waiting.append((self._clock.monotonic(), held))
         self._changed.set()
         self._arrived.set()
 
-    async def take(self) -> Held:
+    async def take(self) -> Delivery:
         """Wait for a work item and a slot for it. It has the slot until :meth:`leave`."""
         while not self._waiting or len(self._running) + self._paused >= self._limit:
             self._changed.clear()
@@ -85,20 +85,20 @@ class Slots:
         self._running.add(held)
         return held
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: Delivery) -> None:
         """Free the slot of a work item. A second call has no effect."""
         if held in self._running:
             self._running.remove(held)
             self._ended.append(self._clock.monotonic())
             self._changed.set()
 
-    def pause(self, held: Held) -> None:
+    def pause(self, held: Delivery) -> None:
         """Free the slot of a work item that only waits, until :meth:`resume`. A second call has no effect."""
         if held in self._running:
             self._running.remove(held)
             self._changed.set()
 
-    async def resume(self, held: Held) -> None:
+    async def resume(self, held: Delivery) -> None:
         """Wait for a slot for a paused work item; it comes before those that have not begun."""
         self._paused += 1
         try:
@@ -110,13 +110,13 @@ class Slots:
             self._paused -= 1
             self._changed.set()
 
-    def clear(self) -> list[Held]:
+    def clear(self) -> list[Delivery]:
         """Remove and return all waiting work items; the caller gives them back."""
         left = [held for _, held in self._waiting]
         self._waiting.clear()
         return left
 
-    async def overdue(self) -> list[Held]:
+    async def overdue(self) -> list[Delivery]:
         """Wait until work items have waited for too long; remove and return them. The caller gives them back."""
         while True:
             while not self._waiting:

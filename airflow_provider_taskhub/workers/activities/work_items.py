@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.workers.activities.slots import Slots
 
@@ -36,18 +36,18 @@ class WorkItems:
         """
         return 0 if self.reader.stopping or self.reader.starved else self.slots.free
 
-    async def next(self) -> Held:
+    async def next(self) -> Delivery:
         """The next work item, once it has a slot; :meth:`leave` frees the slot."""
         held = await self.slots.take()
         self.reader.freed()  # what made it wait for a slot may have kept the reader from asking for more
         return held
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: Delivery) -> None:
         """Free the slot of a work item: only the store has work with it now. A second call has no effect."""
         self.slots.leave(held)
         self.reader.freed()
 
-    def pause(self, held: Held) -> None:
+    def pause(self, held: Delivery) -> None:
         """Free the slot of a work item that only waits, until ``slots.resume``. A second call has no effect."""
         self.slots.pause(held)
         self.reader.freed()

@@ -23,12 +23,12 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.history_rows import Sentinel
 from airflow_provider_taskhub.hub.history import checkpoint
-from airflow_provider_taskhub.hub.history.checkpoint import Plan, Stored, Written
+from airflow_provider_taskhub.hub.history.checkpoint import CheckpointPlan, Stored, Written
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.model import InstanceState, Tenure
-from airflow_provider_taskhub.hub.queues.delivery import Held
-from airflow_provider_taskhub.hub.queues.outgoing import Letter, claimed
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage, claimed
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 
@@ -50,8 +50,8 @@ class Done:
     """
 
     stored: Stored
-    claimed: tuple[Held, ...] = ()
-    deleted: tuple[Held, ...] = ()
+    claimed: tuple[Delivery, ...] = ()
+    deleted: tuple[Delivery, ...] = ()
 
 
 def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
@@ -83,8 +83,8 @@ class Committer:
         self,
         episode: Episode,
         stored: Stored,
-        mail: Sequence[Letter],
-        batch: Sequence[Held],
+        mail: Sequence[OutboundMessage],
+        batch: Sequence[Delivery],
         *,
         tenure: Tenure,
         tags: dict[str, str],
@@ -103,7 +103,7 @@ class Committer:
         history = checkpoint.written(episode, hub.names)
         spilled = tuple(blob.name for blob in history.blobs)
 
-        def planned(stored: Stored) -> Plan:
+        def planned(stored: Stored) -> CheckpointPlan:
             taken, check = processed(batch, leave=leave), tenure.check
             return hub.checkpoint(episode, history, stored, mail, taken, tags=tags, check=check, commit_id=commit_id)
 
@@ -111,7 +111,7 @@ class Committer:
             return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
 
         plan = planned(stored)
-        put: list[Held] = []  # claimed by tries that ended in an error
+        put: list[Delivery] = []  # claimed by tries that ended in an error
         refused = True  # all of them for certain: nothing of this episode is in the history
         last: StorageError | None = None
         for turn in range(TRIES):  # not retries.retry: what was stored is read between two tries
@@ -159,7 +159,7 @@ class Committer:
         assert last is not None
         raise last
 
-    async def _withdraw(self, put: Sequence[Held]) -> None:
+    async def _withdraw(self, put: Sequence[Delivery]) -> None:
         """Delete what a refused try has put and claimed: nobody has seen it, and nothing stands behind it."""
         if not put:
             return
@@ -171,11 +171,11 @@ class Committer:
 
     def _done(
         self,
-        plan: Plan,
+        plan: CheckpointPlan,
         episode: Episode,
         stored: Stored,
-        mail: Sequence[Letter],
-        batch: Sequence[Held],
+        mail: Sequence[OutboundMessage],
+        batch: Sequence[Delivery],
         results: Results,
         sent: float,
     ) -> Done:
@@ -207,7 +207,7 @@ class Committer:
         history: Written,
         stored: Stored,
         sentinel: Sentinel,
-        batch: Sequence[Held],
+        batch: Sequence[Delivery],
         tenure: Tenure,
         tags: dict[str, str],
         leave: bool,

@@ -59,7 +59,7 @@ class _Thread(threading.Thread):
             self.job = None
 
 
-class Closer:
+class CoroutineCloser:
     """Closes orchestrators in turn, and logs what does not go well with the id of the instance.
 
     An orchestrator that swallows ``GeneratorExit`` cannot be closed. Python prints a raw message about it; until

@@ -42,7 +42,7 @@ from airflow_provider_taskhub.hub.history.load import Loaded, load
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ def _outlives(event: HistoryEvent) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LoadedInstance:
     """An instance in memory: the live orchestrator and what is stored of it.
 
     :ivar past: the history as loaded, until the first episode over it.
@@ -120,7 +120,7 @@ class Live:
         """Identities of messages that would be taken again when the rows that name them are gone, the oldest first."""
         return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
 
-    def forget(self, deleted: Iterable[Held]) -> None:
+    def forget(self, deleted: Iterable[Delivery]) -> None:
         """Of messages that are deleted later generations need not know, but for actions: those may be sent twice."""
         gone = {
             held.identity for held in deleted if held.identity == held.message_id or not _outlives(held.message.event)
@@ -148,16 +148,16 @@ class Loader:
     def __init__(self, hub: Hub, registry: Registry) -> None:
         self._hub, self._registry = hub, registry
 
-    async def open(self, instance_id: str, first: Held) -> tuple[Live, Loaded | None]:
+    async def open(self, instance_id: str, first: Delivery) -> tuple[LoadedInstance, Loaded | None]:
         """:returns: with what is stored of it; None: nothing was read, since nothing can be."""
         event = first.message.event
         if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
             # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
-            return Live(self._execution(instance_id, (), None, None), stored, None), None
+            return LoadedInstance(self._execution(instance_id, (), None, None), stored, None), None
         return await self.load(instance_id)
 
-    async def load(self, instance_id: str) -> tuple[Live, Loaded]:
+    async def load(self, instance_id: str) -> tuple[LoadedInstance, Loaded]:
         """History and row; the row tells the custom status, which an earlier generation may have set."""
         hub = self._hub
         loaded, row = await asyncio.gather(
@@ -175,7 +175,7 @@ class Loader:
                 row_etag=row.etag if row else None,
                 status=row.status if row else None,
             )
-            live = Live(self._execution(instance_id, (), None, None), stored, None)
+            live = LoadedInstance(self._execution(instance_id, (), None, None), stored, None)
             live.remember(stored)
             return live, loaded
         stored = Stored(
@@ -200,14 +200,16 @@ class Loader:
             # the row lags behind the generation switch, which may have set what the generation began with
             status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
-        live = Live(execution, stored, sentinel.execution_id, past=loaded.past)
+        live = LoadedInstance(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
         if row is not None and live.ended is None and _is_newer(row, loaded.past):
             stored = replace(stored, row_etag=None)  # so that no checkpoint of this run overwrites it
         live.remember(stored)
         return live, loaded
 
-    async def salvage(self, instance_id: str) -> tuple[Live, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
+    async def salvage(
+        self, instance_id: str
+    ) -> tuple[LoadedInstance, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
         """Load an instance with a damaged history, to terminate it or to start it again.
 
         The execution begins a new generation under the existing sentinel: its own rows can be read.
@@ -232,7 +234,9 @@ class Loader:
             status=row.status if row else None,
             custom_status=row.custom_status if row else None,
         )
-        live = Live(self._execution(instance_id, (), again.execution_id, stored.custom_status), stored, current)
+        live = LoadedInstance(
+            self._execution(instance_id, (), again.execution_id, stored.custom_status), stored, current
+        )
         live.absorb(found.events, switched=False)
         live.remember(stored)
         live.stored = replace(stored, consumed=live.consumed())
@@ -247,7 +251,7 @@ class Loader:
         )
         return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
-    def restarted(self, instance_id: str, old: Live) -> Live:
+    def restarted(self, instance_id: str, old: LoadedInstance) -> LoadedInstance:
         """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
 
         What that history has taken is known further on, for the rows that name it go, and any of it may come again.
@@ -267,7 +271,7 @@ class Loader:
             unprojected_events=(),
             status=None,
         )
-        return Live(self._execution(instance_id, (), None, None), stored, None)
+        return LoadedInstance(self._execution(instance_id, (), None, None), stored, None)
 
     def _execution(
         self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
@@ -316,12 +320,12 @@ def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
     return started is not None and is_newer(row, started)
 
 
-def current_execution_id(execution_id: str | None, batch: Sequence[Held]) -> str | None:
+def current_execution_id(execution_id: str | None, batch: Sequence[Delivery]) -> str | None:
     """The execution id that a batch is for. :param execution_id: of what is stored."""
     event = batch[0].message.event if batch else None
     return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
 
 
-def _runs_unread(event: ExecutionStarted, held: Held) -> bool:
+def _runs_unread(event: ExecutionStarted, held: Delivery) -> bool:
     """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
     return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1

@@ -36,17 +36,17 @@ from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded,
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.model import Need, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.workers.activities.cancellation import Cancelling
+from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.demand import Demand
-from airflow_provider_taskhub.workers.missing_functions import Absences, wait_of
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions, wait_of
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted, Committer
-from airflow_provider_taskhub.workers.orchestrations.loading import Live, Loader, current_execution_id
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, Loader, current_execution_id
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session, Sessions
-from airflow_provider_taskhub.workers.orchestrations.settling import Aside
-from airflow_provider_taskhub.workers.orchestrations.triage import Sorted, Sorter
+from airflow_provider_taskhub.workers.orchestrations.settling import Settler
+from airflow_provider_taskhub.workers.orchestrations.triage import Triage, TriagedBatch
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes, Running
 
 log = structlog.get_logger(__name__)
@@ -70,22 +70,22 @@ class Orchestrations:
         *,
         hub: Hub,
         registry: Registry,
-        sessions: Sessions[Live],
+        sessions: Sessions[LoadedInstance],
         queues: LocalQueues,
-        absences: Absences,
+        absences: MissingFunctions,
         demand: Demand,
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._absences, self._demand = absences, demand
         self._committer = Committer(hub)
-        self._loader, self._sorter = Loader(hub, registry), Sorter(hub)
-        self.episodes, self._cancelling = Episodes(), Cancelling(hub, registry)
-        self._aside = Aside(hub, self.episodes, self._cancelling)
+        self._loader, self._sorter = Loader(hub, registry), Triage(hub)
+        self.episodes, self._cancelling = Episodes(), ActivityCancellation(hub, registry)
+        self._aside = Settler(hub, self.episodes, self._cancelling)
 
-    async def next(self) -> tuple[Session[Live], list[Held]]:
+    async def next(self) -> tuple[Session[LoadedInstance], list[Delivery]]:
         return await self._sessions.next()
 
-    async def process(self, item: tuple[Session[Live], list[Held]]) -> None:
+    async def process(self, item: tuple[Session[LoadedInstance], list[Delivery]]) -> None:
         session, batch = item
         try:
             await self._process(session, batch)
@@ -119,7 +119,7 @@ class Orchestrations:
             item = quarantine.of_held(held, cause, stuck=running.execution_id)
             await quarantine.keep(store, self._hub.names, item, None if held in ends else held.deletion())
 
-    async def _process(self, session: Session[Live], batch: list[Held]) -> None:
+    async def _process(self, session: Session[LoadedInstance], batch: list[Delivery]) -> None:
         session.reader.tenure.check()
         live, loaded = session.state, None
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
@@ -154,8 +154,8 @@ class Orchestrations:
         await self._run(session, live, found.process, made=found.made, suspension=suspension)
 
     async def _without_code(
-        self, session: Session[Live], live: Live, batch: list[Held], error: UnknownOrchestrator
-    ) -> list[Held]:
+        self, session: Session[LoadedInstance], live: LoadedInstance, batch: list[Delivery], error: UnknownOrchestrator
+    ) -> list[Delivery]:
         """The rest of a generation switch needs code that this worker does not have. A terminate needs none.
 
         :returns: what can be processed nevertheless.
@@ -168,7 +168,9 @@ class Orchestrations:
         await session.reader.give_back([held for held in batch if held not in ends], delay=AGAIN, begun=False)
         return ends
 
-    async def _begun(self, session: Session[Live], live: Live, found: Sorted) -> Live:
+    async def _begun(
+        self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch
+    ) -> LoadedInstance:
         """The state that the batch continues, set in the session; a new one if the batch starts the instance again."""
         if found.start is not None and live.execution_id is not None:
             if self._cancelling.concerns(
@@ -180,7 +182,7 @@ class Orchestrations:
         self._take_in(session, live)
         return live
 
-    async def _unread(self, session: Session[Live], batch: list[Held], error: HistoryUnreadable) -> None:
+    async def _unread(self, session: Session[LoadedInstance], batch: list[Delivery], error: HistoryUnreadable) -> None:
         """Process a batch of an instance with a damaged history: it can be terminated or started again, nothing else.
 
         :raises HistoryUnreadable: when no message of the batch does that.
@@ -217,7 +219,9 @@ class Orchestrations:
         except StorageError as failed:  # the next delivery tries again
             log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
-    async def _facts(self, session: Session[Live], live: Live, loaded: Loaded | None, batch: Sequence[Held]) -> Facts:
+    async def _facts(
+        self, session: Session[LoadedInstance], live: LoadedInstance, loaded: Loaded | None, batch: Sequence[Delivery]
+    ) -> Facts:
         """What a batch is judged by, once a switch that was cut off is whole.
 
         :param loaded: of an instance that was just opened.
@@ -234,7 +238,7 @@ class Orchestrations:
             await self._resume(session, live, batch)
         return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
-    async def _resume(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
+    async def _resume(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
         """Commit the rest of a generation switch that was cut off between two transactions."""
         self._take_in(session, live)
         try:
@@ -252,9 +256,9 @@ class Orchestrations:
 
     async def _run(
         self,
-        session: Session[Live],
-        live: Live,
-        batch: list[Held],
+        session: Session[LoadedInstance],
+        live: LoadedInstance,
+        batch: list[Delivery],
         *,
         made: ExecutionStarted | None,
         suspension: Suspension | None,
@@ -309,7 +313,9 @@ class Orchestrations:
             stale = [event for event, _ in episode.stale]
             tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
-    def _gave_up(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> FailureDetails:
+    def _gave_up(
+        self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator
+    ) -> FailureDetails:
         """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there."""
         _, waited = wait_of(batch, session.reader.visibility)
         text = self._absences.gave_up(_need(error), waited)
@@ -317,7 +323,9 @@ class Orchestrations:
             raise error
         return FailureDetails(error_type="UnknownOrchestrator", error_message=text)
 
-    async def _wait_for_code(self, session: Session[Live], batch: Sequence[Held], error: UnknownOrchestrator) -> None:
+    async def _wait_for_code(
+        self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator
+    ) -> None:
         need = _need(error)
         since = min((held.inserted for held in batch), key=lambda time: time.ticks)
         self._demand.lacks(session.reader.tenure.partition, need, since)
@@ -329,7 +337,7 @@ class Orchestrations:
         batch = await self._orders_settled(session, batch)
         await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
 
-    async def _orders_settled(self, session: Session[Live], batch: Sequence[Held]) -> list[Held]:
+    async def _orders_settled(self, session: Session[LoadedInstance], batch: Sequence[Delivery]) -> list[Delivery]:
         """Suspensions and resumes that came with a start do not wait for its code: they are recorded, and shown.
 
         :returns: the rest of the batch.
@@ -345,8 +353,8 @@ class Orchestrations:
 
     async def _refused(
         self,
-        session: Session[Live],
-        batch: Sequence[Held],
+        session: Session[LoadedInstance],
+        batch: Sequence[Delivery],
         error: Exception,
         *,
         judged: bool = True,
@@ -385,7 +393,9 @@ class Orchestrations:
         for held in batch:
             await session.reader.keep_aside(held, quarantine.of_held(held, text))
 
-    async def _commit(self, session: Session[Live], live: Live, episode: Episode, batch: list[Held]) -> None:
+    async def _commit(
+        self, session: Session[LoadedInstance], live: LoadedInstance, episode: Episode, batch: list[Delivery]
+    ) -> None:
         if not episode.history:  # every event of it was set aside, but may tell of a checkpoint that was cut off
             if live.past:
                 await self._aside.repair(session, live, batch)
@@ -431,12 +441,12 @@ class Orchestrations:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._aside.delete(session, batch)
 
-    def _take_in(self, session: Session[Live], live: Live) -> None:
+    def _take_in(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         """Its code may run from now on: it is the session's, which puts it aside whatever happens."""
         if session.state is not live:
             self._sessions.keep(session, live)
 
-    def _keep(self, session: Session[Live], live: Live) -> None:
+    def _keep(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         self._sessions.keep(session, live, live.execution.size)
 
 

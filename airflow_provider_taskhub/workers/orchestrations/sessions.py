@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.hub.admission.facts import STEERING
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 
 State = TypeVar("State")
@@ -31,7 +31,7 @@ class Session(Generic[State]):
 
     instance_id: str
     reader: ControlReader
-    mail: list[Held] = field(default_factory=list)
+    mail: list[Delivery] = field(default_factory=list)
     active: bool = False
     queued: bool = False
     closed: bool = False
@@ -46,7 +46,7 @@ MAX_BATCH = 400
 """Messages of one episode: a sentinel remembers twice as many across a generation switch."""
 
 
-def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
+def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
     """The messages of the next episode, and the rest.
 
     A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
@@ -66,7 +66,7 @@ def next_batch(mail: Iterable[Held]) -> tuple[list[Held], list[Held]]:
     return batch[:MAX_BATCH], [*batch[MAX_BATCH:], *ordered[end:]]
 
 
-def _ordered(mail: Sequence[Held]) -> list[Held]:
+def _ordered(mail: Sequence[Delivery]) -> list[Delivery]:
     """The order of processing: by time, then by the sender's count.
 
     Suspensions and resumes of the same time stay as they arrived. The counts of two processes tell no order, and which
@@ -121,7 +121,7 @@ class Sessions(Generic[State]):
     def of(self, reader: ControlReader) -> list[Session[State]]:
         return [session for session in self._sessions.values() if session.reader is reader]
 
-    def deliver(self, reader: ControlReader, held: Held) -> None:
+    def deliver(self, reader: ControlReader, held: Delivery) -> None:
         """Add a message to its instance's mail."""
         instance_id = held.message.instance.instance_id
         session = self._sessions.get(instance_id)
@@ -139,7 +139,7 @@ class Sessions(Generic[State]):
             (self._new if session.state is None else self._live).append(session)
             self._ready.set()
 
-    async def next(self) -> tuple[Session[State], list[Held]]:
+    async def next(self) -> tuple[Session[State], list[Delivery]]:
         """The next session with mail, marked active, and the batch for its episode."""
         while True:
             session = await self._next()
@@ -210,9 +210,9 @@ class Sessions(Generic[State]):
         if before is not None and before is not state:
             self._dropped(before)
 
-    def close(self, reader: ControlReader) -> list[Held]:
+    def close(self, reader: ControlReader) -> list[Delivery]:
         """The tenure is over: forget its sessions. Returns mail that no episode has taken."""
-        left: list[Held] = []
+        left: list[Delivery] = []
         for session in self.of(reader):
             session.closed = True
             left.extend(session.mail)

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
     DeleteBlob,
@@ -34,26 +34,26 @@ from airflow_provider_taskhub.storage.primitives import (
     Step,
     Unit,
 )
-from airflow_provider_taskhub.workers.activities.cancellation import Cancelling
+from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
-from airflow_provider_taskhub.workers.orchestrations.loading import Live, current_execution_id
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, current_execution_id
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
-from airflow_provider_taskhub.workers.orchestrations.triage import Sorted, unchanged
+from airflow_provider_taskhub.workers.orchestrations.triage import TriagedBatch, unchanged
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes
 
 log = structlog.get_logger(__name__)
 
 
-class Aside:
+class Settler:
     """Settles messages.
 
     :param episodes: is told while a repair runs user code.
     """
 
-    def __init__(self, hub: Hub, episodes: Episodes, cancelling: Cancelling) -> None:
+    def __init__(self, hub: Hub, episodes: Episodes, cancelling: ActivityCancellation) -> None:
         self._hub, self._episodes, self._cancelling = hub, episodes, cancelling
 
-    async def settle(self, session: Session[Live], live: Live, found: Sorted) -> None:
+    async def settle(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
         """Settle all of a batch that is not to be processed."""
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
@@ -72,14 +72,14 @@ class Aside:
                 await self._hub.store.execute(blob)
         await self._return(session, found)
 
-    async def delete(self, session: Session[Live], messages: Sequence[Held]) -> None:
+    async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         if messages:
             step = Step(name="discard", operations=tuple([held.deletion() for held in messages]))
             await self._hub.store.commit(Unit(steps=(step,)))
         session.reader.release(messages)
 
     async def give_back(
-        self, session: Session[Live], batch: Sequence[Held], error: Exception, *, failed: bool = True
+        self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: Exception, *, failed: bool = True
     ) -> None:
         """Give the messages back; what is at its limit is kept aside with the error.
 
@@ -93,13 +93,15 @@ class Aside:
         for held in poison:
             await session.reader.keep_aside(held, quarantine.spent(held, error))
 
-    async def ends(self, session: Session[Live], batch: list[Held], execution_id: str | None) -> list[Held] | None:
+    async def ends(
+        self, session: Session[LoadedInstance], batch: list[Delivery], execution_id: str | None
+    ) -> list[Delivery] | None:
         """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it.
 
         :returns: None: it is not in quarantine.
         """
         generation = current_execution_id(execution_id, batch)
-        if generation is None or not await session.reader.shuns(session.instance_id, generation):
+        if generation is None or not await session.reader.is_quarantined(session.instance_id, generation):
             return None
         ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
         for held in batch:
@@ -108,7 +110,7 @@ class Aside:
                 await session.reader.keep_aside(held, item)
         return ends
 
-    async def repair(self, session: Session[Live], live: Live, batch: Sequence[Held]) -> None:
+    async def repair(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest.
 
         :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
@@ -138,7 +140,7 @@ class Aside:
             if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
-    async def _record(self, session: Session[Live], live: Live, held: Held, run: str) -> None:
+    async def _record(self, session: Session[LoadedInstance], live: LoadedInstance, held: Delivery, run: str) -> None:
         """Store a suspension or resume that came before the first checkpoint of its run. The run begins with it.
 
         :param run: execution id of the run. :raises Aborted: when another worker has written the sentinel since.
@@ -172,7 +174,7 @@ class Aside:
         live.remember(replace(stored, sentinel_etag=etags[-1]))
         await self._show(session, held)
 
-    async def _show(self, session: Session[Live], held: Held) -> None:
+    async def _show(self, session: Session[LoadedInstance], held: Delivery) -> None:
         """Let the row say what the sentinel has recorded. Its first checkpoint does it otherwise."""
         hub, event = self._hub, held.message.event
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
@@ -190,7 +192,7 @@ class Aside:
             await self._merge(session, entity, blobs, etag=row.etag)
 
     async def _merge(
-        self, session: Session[Live], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
+        self, session: Session[LoadedInstance], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
     ) -> str:
         row = changed(self._hub.names, entity, etag)
         steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
@@ -198,9 +200,9 @@ class Aside:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    async def _return(self, session: Session[Live], found: Sorted) -> None:
+    async def _return(self, session: Session[LoadedInstance], found: TriagedBatch) -> None:
         """Give back what has to wait; keep aside what has been given back too often."""
-        groups: dict[tuple[timedelta, bool], list[Held]] = {}
+        groups: dict[tuple[timedelta, bool], list[Delivery]] = {}
         for held, judged in found.later:
             if judged.verdict is Verdict.DEFER:
                 groups.setdefault((min(judged.pause, MAX_VISIBILITY), False), []).append(held)
@@ -214,7 +216,7 @@ class Aside:
             await session.reader.give_back(messages, delay=pause, failed=failed, begun=failed)
 
     def _log_abandoned(
-        self, session: Session[Live], facts: Facts, held: Held, judged: Judged, pause: timedelta
+        self, session: Session[LoadedInstance], facts: Facts, held: Delivery, judged: Judged, pause: timedelta
     ) -> None:
         log.log(
             logging.WARNING if judged.verdict is Verdict.RETRY_SOON else logging.INFO,
@@ -227,7 +229,7 @@ class Aside:
             retry_in=pause.total_seconds(),
         )
 
-    def _log_discarded(self, session: Session[Live], held: Held, reason: str) -> None:
+    def _log_discarded(self, session: Session[LoadedInstance], held: Delivery, reason: str) -> None:
         log.info(
             "message_set_aside",
             instance_id=session.instance_id,
@@ -237,7 +239,7 @@ class Aside:
         )
 
 
-def _recalled(live: Live) -> tuple[bool, str | None]:
+def _recalled(live: LoadedInstance) -> tuple[bool, str | None]:
     """Whether the custom status can be known, and what it is."""
     try:
         return True, live.execution.recall()

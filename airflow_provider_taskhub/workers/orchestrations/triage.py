@@ -23,9 +23,9 @@ from airflow_provider_taskhub.hub.history.load import lock_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
-from airflow_provider_taskhub.workers.orchestrations.loading import Live, start_from_row
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 
 LOOK_TIMES = 10
@@ -35,7 +35,7 @@ DOUBLE = Judged(verdict=Verdict.DISCARD, reason="its double is in the same batch
 
 
 @dataclass(slots=True, kw_only=True)
-class Sorted:
+class TriagedBatch:
     """A batch, judged.
 
     :param facts: what the last of it was judged by.
@@ -45,10 +45,10 @@ class Sorted:
     """
 
     facts: Facts
-    process: list[Held] = field(default_factory=list)
-    discard: list[tuple[Held, Judged]] = field(default_factory=list)
-    later: list[tuple[Held, Judged]] = field(default_factory=list)
-    record: list[tuple[Held, str]] = field(default_factory=list)
+    process: list[Delivery] = field(default_factory=list)
+    discard: list[tuple[Delivery, Judged]] = field(default_factory=list)
+    later: list[tuple[Delivery, Judged]] = field(default_factory=list)
+    record: list[tuple[Delivery, str]] = field(default_factory=list)
     made: ExecutionStarted | None = None
 
     @property
@@ -77,19 +77,21 @@ async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp |
     return lock.timestamp if lock else None
 
 
-class Sorter:
+class Triage:
     """Judges batches. Keeps nothing in mind between two of them."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    async def sort(self, session: Session[Live], live: Live, batch: Sequence[Held], facts: Facts) -> Sorted:
+    async def sort(
+        self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery], facts: Facts
+    ) -> TriagedBatch:
         """:param facts: what is known of the instance.
 
         :raises Aborted: when the partition's former owner has committed since.
         """
         hidden = ticks_of(session.reader.visibility)
-        found = Sorted(facts=facts)
+        found = TriagedBatch(facts=facts)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
         for held in batch:
@@ -118,7 +120,7 @@ class Sorter:
                     found.later.append((held, judged))
         return found
 
-    def _process(self, found: Sorted, held: Held) -> None:
+    def _process(self, found: TriagedBatch, held: Delivery) -> None:
         event = held.message.event
         found.process.append(held)
         if isinstance(event, ExecutionStarted):
@@ -126,7 +128,7 @@ class Sorter:
         elif isinstance(event, STEERING):
             found.facts = replace(found.facts, steered=held.stamp)
 
-    async def _end(self, found: Sorted, held: Held, run: str) -> None:
+    async def _end(self, found: TriagedBatch, held: Delivery, run: str) -> None:
         """The run has not begun. What came for it earlier in the batch goes into its only episode."""
         event, now = held.message.event, self._hub.clock.utc_now()
         assert isinstance(event, ExecutionTerminated)
@@ -191,7 +193,7 @@ def row_facts(row: InstanceState | None) -> Row:
     return Row(execution_id=row.execution_id, status=row.status, generation=row.generation, due=row.scheduled_start)
 
 
-def incoming(held: Held, hidden: int) -> Incoming:
+def incoming(held: Delivery, hidden: int) -> Incoming:
     """A message as the rules see it.
 
     :param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for.

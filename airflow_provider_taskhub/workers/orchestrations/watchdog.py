@@ -25,8 +25,8 @@ from typing import Any
 import structlog
 
 import airflow_provider_taskhub
-from airflow_provider_taskhub.engine.actions import Where
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.engine.actions import CallSite
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class Running:
 
     instance_id: str
     execution_id: str | None
-    batch: Sequence[Held]
+    batch: Sequence[Delivery]
 
 
 class Episodes:
@@ -64,7 +64,7 @@ class Episodes:
         self.running: Running | None = None
 
     @contextmanager
-    def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Held]) -> Iterator[None]:
+    def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Delivery]) -> Iterator[None]:
         """Inside the block, user code runs for these messages."""
         self.running = Running(instance_id, execution_id, batch)
         try:
@@ -155,7 +155,7 @@ def where(thread: int | None) -> str:
     outer = inner = frame
     while outer.f_back is not None and not _is_ours(outer.f_back):
         outer = outer.f_back
-    return str(Where.of(inner)) if outer is inner else f"{Where.of(outer)}, in {Where.of(inner)}"
+    return str(CallSite.of(inner)) if outer is inner else f"{CallSite.of(outer)}, in {CallSite.of(inner)}"
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events as ev
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, ParentInstance
-from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, Member, Where
+from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, EventField, FieldPlace
 from airflow_provider_taskhub.hub.formats.json_values import Kind
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -57,12 +57,12 @@ _KINDS: Mapping[Kind, st.SearchStrategy[object]] = {
 _NEVER_NULL = frozenset({"event_id", "is_played", "generate_new_trace"})
 
 
-def _member(member: Member) -> st.SearchStrategy[object]:
+def _member(member: EventField) -> st.SearchStrategy[object]:
     values = _KINDS[member.kind]
     return values if member.required or member.field in _NEVER_NULL else st.none() | values
 
 
-def events(where: Where) -> st.SearchStrategy[HistoryEvent]:
+def events(where: FieldPlace) -> st.SearchStrategy[HistoryEvent]:
     """Any event of any class, with every member that a message or a row has."""
     kinds: list[st.SearchStrategy[HistoryEvent]] = [
         st.builds(layout.cls, **{member.field: _member(member) for member in layout.members if where in member.where})

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.events import (
     TraceContext,
 )
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.formats.event_fields import Where
+from airflow_provider_taskhub.hub.formats.event_fields import FieldPlace
 from airflow_provider_taskhub.hub.formats.history_rows import (
     INPUT_BYTES,
     MAX_CONSUMED,
@@ -249,7 +249,7 @@ def test_the_row_of_a_child_that_was_rewound_keeps_its_reason() -> None:
 
 
 @pytest.mark.rows("K52", "K53")
-@given(events(Where.ROW), st.integers(0, 2**40))
+@given(events(FieldPlace.ROW), st.integers(0, 2**40))
 def test_every_event_comes_back_as_it_went(event: HistoryEvent, ordinal: int) -> None:
     assert decode_event(encoded(event, ordinal=ordinal)) == event
 

@@ -27,7 +27,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, Where
+from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, FieldPlace
 from airflow_provider_taskhub.hub.formats.message_envelope import (
     NO_ACTIVITY,
     SPILL_BYTES,
@@ -467,7 +467,7 @@ def test_a_blob_that_holds_no_message_is_refused() -> None:
         activity_id=st.uuids(),
         message=st.builds(
             TaskMessage,
-            event=events(Where.MESSAGE),
+            event=events(FieldPlace.MESSAGE),
             instance=instances,
             context_tags=st.none() | tags,
             sequence_number=st.integers(0, 2**60),

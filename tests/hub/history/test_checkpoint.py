@@ -21,7 +21,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.hub.history.checkpoint import (
-    Plan,
+    CheckpointPlan,
     Processed,
     Stored,
     after,
@@ -73,7 +73,7 @@ def episode(events: tuple[HistoryEvent, ...] = history(4), **fields: Any) -> Epi
     return replace(plain, **fields)
 
 
-def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> Plan:  # noqa: B008  # frozen
+def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> CheckpointPlan:  # noqa: B008  # frozen
     given: dict[str, Any] = {
         "names": NAMES,
         "puts": MAIL,
@@ -89,11 +89,11 @@ def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> Plan:  # no
     return build(made, written(made, NAMES), stored, **(given | fields))
 
 
-def steps(made: Plan) -> dict[str, Step]:
+def steps(made: CheckpointPlan) -> dict[str, Step]:
     return {step.name: step for step in made.unit.steps}
 
 
-def transacts(made: Plan) -> list[Transact]:
+def transacts(made: CheckpointPlan) -> list[Transact]:
     found = [operation for step in made.unit.steps if step.name.startswith("history") for operation in step.operations]
     assert all(isinstance(operation, Transact) for operation in found)
     return found  # type: ignore[return-value]

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import START, JumpingClock
+from airflow_provider_taskhub.virtual_time import START, VirtualClock
 
 HUB = "Damaged"
 US = lease_id("").encode()
@@ -57,7 +57,7 @@ def play(work: Callable[[Bench], Awaitable[Any]], **settings: Any) -> Any:
     unreadable.cache_clear()
 
     async def main() -> Any:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with SqliteStore(None, clock=clock) as store:
             client = await Client.over(store, Settings(hub=HUB, partitions=2, **settings), create=True, clock=clock)
             with capture_logs() as logs:

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.formats.keys import history_folder
 from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import house
 
 app = App("families", version="1")
@@ -48,7 +48,7 @@ async def grandparent(ctx: OrchestrationContext, path: str) -> None:
 @pytest.mark.parametrize("top", ["top", "top."])
 @pytest.mark.parametrize("orchestrator", ["child", "parent", "grandparent"])
 def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: str, top: str) -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -89,7 +89,7 @@ async def first_of_two(ctx: OrchestrationContext, path: str) -> None:
 
 @pytest.mark.parametrize(("orchestrator", "task_id"), [("own_error", None), ("first_of_two", 0)])
 def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: str, task_id: int | None) -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
 
     async def play() -> None:
         async with SqliteStore(None, clock=clock) as store, house(store, app, clock=clock) as living:
@@ -107,7 +107,7 @@ def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: s
 
 
 def test_the_workers_line_of_a_failed_orchestration_says_where_its_code_failed() -> None:
-    clock = JumpingClock()
+    clock = VirtualClock()
     line = next(
         number
         for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)

@@ -15,7 +15,7 @@ from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact, Unit
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import House, house
 
 IDLE = timedelta(seconds=30)
@@ -33,7 +33,7 @@ class Stage:
     """
 
     def __init__(self) -> None:
-        self.clock = JumpingClock()
+        self.clock = VirtualClock()
         self.live: list[int] = []
         self.replayed: list[int] = []
         self.asked: Counter[str] = Counter()

@@ -39,7 +39,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
 )
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.by_hand import GEN0, NAMES, NOW, later
 
 INFO = HubInfo(partitions=1, ready=True)
@@ -109,7 +109,7 @@ class Bench:
 
 def play(work: Callable[[Bench], Awaitable[Any]]) -> Any:
     async def main() -> Any:
-        async with SqliteStore(None, clock=JumpingClock()) as store:
+        async with SqliteStore(None, clock=VirtualClock()) as store:
             await store.create_table(NAMES.history)
             await store.create_container(NAMES.large_messages)
             return await work(Bench(store))
@@ -194,7 +194,7 @@ async def _rewind(bench: Bench, *ordinals: int) -> None:
 
 
 async def _read(bench: Bench, how: str) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
-    client = Client(Hub(store=bench.store, names=NAMES, info=INFO, clock=JumpingClock()), LeaseTimes())
+    client = Client(Hub(store=bench.store, names=NAMES, info=INFO, clock=VirtualClock()), LeaseTimes())
     if how == "history":
         return await client.instance("i").history(), ()
     return await client.instance("i").readable_history()

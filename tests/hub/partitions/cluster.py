@@ -19,13 +19,13 @@ from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
 from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.virtual_time import START, JumpingClock
+from airflow_provider_taskhub.virtual_time import START, VirtualClock
 from tests.simulation.world import MEMORY, Place
 
 NAMES = HubNames("Cluster")
 
 
-class Pausable(JumpingClock):
+class Pausable(VirtualClock):
     """A machine's clock; while it is paused nothing that sleeps on it wakes, as under SIGSTOP."""
 
     def __init__(self, *, skew: timedelta = timedelta(0), rate: float = 1.0) -> None:
@@ -141,7 +141,7 @@ class Cluster:
         self.times = times
         self.seed = seed
         self.nodes: list[Node] = []
-        self.store: Store = self.place.open(JumpingClock())
+        self.store: Store = self.place.open(VirtualClock())
         self.unserved: Counter[int] = Counter()
         self.look = 0.05
         """Seconds between two looks at who serves what."""
@@ -149,7 +149,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         await self.store.__aenter__()
-        made = await create_hub(self.store, NAMES, self.partitions, lease_store=self.lease_store, clock=JumpingClock())
+        made = await create_hub(self.store, NAMES, self.partitions, lease_store=self.lease_store, clock=VirtualClock())
         self.leases = leases_of(self.store, NAMES, made)
         self._watch = asyncio.ensure_future(self._watching())
         return self

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_taskhub.hub.partitions.balance import NO_RULES, Plan, Row, Rules, Seat, plan, seats, shares
+from airflow_provider_taskhub.hub.partitions.balance import NO_RULES, BalancePlan, Row, Rules, Seat, plan, seats, shares
 from airflow_provider_taskhub.hub.partitions.lease import Lease, standing
 
 Owners = list[str | None]
@@ -26,7 +26,7 @@ def rows_of(owners: Sequence[str | None], loads: Loads | None = None) -> list[Ro
     ]
 
 
-def apply(owners: Owners, member: str, decided: Plan) -> int:
+def apply(owners: Owners, member: str, decided: BalancePlan) -> int:
     """Carry a plan out to the end of its handovers; how many partitions changed their owner."""
     for number in decided.shed:
         if owners[number] == member:
@@ -177,7 +177,7 @@ def test_a_thousand_turns_of_a_stable_cluster_move_nothing(partitions: int, host
     for _ in range(1000):
         chance.shuffle(rows)
         member = chance.choice(names(hosts))
-        assert plan(rows, sitting, member) == Plan()
+        assert plan(rows, sitting, member) == BalancePlan()
 
 
 @pytest.mark.rows("E50", "K07")
@@ -222,7 +222,7 @@ def test_a_rolling_restart_moves_only_what_the_restarted_worker_had(
             ]
             listed = names(hosts) if proven else [*names(hosts), f"old {restarted}"]
             decided[member] = plan(rows, seats(listed), member)
-        assert all(decided[member] == Plan() for member in decided if member != f"w{number}")
+        assert all(decided[member] == BalancePlan() for member in decided if member != f"w{number}")
         assert len(decided[f"w{number}"].take) == had
         assert not decided[f"w{number}"].ask
 
@@ -235,52 +235,52 @@ def test_a_partition_on_its_way_counts_for_its_heir_and_is_asked_for_once() -> N
         Row(partition=2, owner="a"),
         Row(partition=3, owner="a"),
     ]
-    assert plan(rows, seats("ab"), "b") == Plan()
-    assert plan(rows, seats("abc"), "c") == Plan()  # what it lacks is still on its way to b
+    assert plan(rows, seats("ab"), "b") == BalancePlan()
+    assert plan(rows, seats("abc"), "c") == BalancePlan()  # what it lacks is still on its way to b
     arrived = rows_of(["b", "b", "a", "a"])
-    assert plan(arrived, seats("abc"), "c") == Plan(ask=(0,))
+    assert plan(arrived, seats("abc"), "c") == BalancePlan(ask=(0,))
 
 
 @pytest.mark.rows("T51")
 def test_a_released_partition_goes_to_its_heir() -> None:
     rows = [Row(partition=0, next_owner="b", free=True), Row(partition=1, owner="a")]
-    assert plan(rows, seats("ab"), "b") == Plan(take=(0,))
-    assert plan(rows, seats("ab"), "a") == Plan()
+    assert plan(rows, seats("ab"), "b") == BalancePlan(take=(0,))
+    assert plan(rows, seats("ab"), "a") == BalancePlan()
 
 
 @pytest.mark.rows("E34", "T87")
 def test_what_its_heir_does_not_take_is_anybodys() -> None:
     rows = [Row(partition=0, next_owner="b", free=True, overdue=True), Row(partition=1, owner="a")]
-    assert plan(rows, seats("ab"), "a") == Plan(take=(0,))
+    assert plan(rows, seats("ab"), "a") == BalancePlan(take=(0,))
 
 
 @pytest.mark.rows("T27", "T87")
 def test_an_orphan_goes_to_who_has_proof_of_it_not_to_a_newcomer_who_must_watch_it_first() -> None:
     rows = [Row(partition=number, free=True, silent=True) for number in range(2)] + rows_of(["x", "x", "b", "b"])[2:]
     sitting = {"b": Seat(), "c": Seat(newcomer=True)}
-    assert plan(rows, sitting, "b") == Plan(take=(0, 1))
-    assert plan(rows, sitting, "c") == Plan(ask=(2, 3)), "its share comes by handover"
-    assert plan(rows, {"b": Seat(), "c": Seat()}, "c") == Plan(take=(0, 1))
+    assert plan(rows, sitting, "b") == BalancePlan(take=(0, 1))
+    assert plan(rows, sitting, "c") == BalancePlan(ask=(2, 3)), "its share comes by handover"
+    assert plan(rows, {"b": Seat(), "c": Seat()}, "c") == BalancePlan(take=(0, 1))
 
 
 def test_an_heir_that_is_gone_inherits_nothing() -> None:
     rows = [Row(partition=0, owner="a", next_owner="dead"), Row(partition=1, next_owner="dead", free=True)]
-    assert plan(rows, seats("a"), "a") == Plan(take=(1,))
+    assert plan(rows, seats("a"), "a") == BalancePlan(take=(1,))
 
 
 def test_what_a_leaver_still_serves_is_asked_for_not_taken() -> None:
-    assert plan(rows_of(["leaver", "leaver", None]), seats("a"), "a") == Plan(take=(2,), ask=(0, 1))
+    assert plan(rows_of(["leaver", "leaver", None]), seats("a"), "a") == BalancePlan(take=(2,), ask=(0, 1))
 
 
 @pytest.mark.rows("E26")
 def test_a_newcomer_without_partitions_counts_itself() -> None:
     decided = plan(rows_of([None, None, "b", "b"]), seats("ab"), "a")
-    assert decided == Plan(take=(0, 1))
+    assert decided == BalancePlan(take=(0, 1))
 
 
 @pytest.mark.rows("T67")
 def test_who_is_no_member_takes_nothing_and_gives_up_what_it_has() -> None:
-    assert plan(rows_of([None, None, "a"]), seats("b"), "a") == Plan(shed=(2,))
+    assert plan(rows_of([None, None, "a"]), seats("b"), "a") == BalancePlan(shed=(2,))
 
 
 @pytest.mark.rows("T32", "E79")
@@ -338,14 +338,14 @@ def test_a_lowered_cap_sheds_what_nobody_has_room_for_and_a_raised_one_takes_it(
     assert owners.count(None) == 2
     turn_together(owners, {"a": Seat(cap=2), "b": Seat()})
     assert counts_of(owners, capped) == [2, 6]
-    assert plan(rows_of(["a", "a"]), {"a": Seat(cap=0)}, "a") == Plan(shed=(0, 1))
+    assert plan(rows_of(["a", "a"]), {"a": Seat(cap=0)}, "a") == BalancePlan(shed=(0, 1))
 
 
 @pytest.mark.rows("T31")
 def test_what_was_asked_for_before_the_cap_was_lowered_is_not_taken() -> None:
     rows = [Row(partition=0, owner="a"), Row(partition=1, next_owner="a", free=True), Row(partition=2, owner="b")]
-    assert plan(rows, {"a": Seat(cap=1), "b": Seat()}, "a") == Plan()
-    assert plan(rows, {"a": Seat(cap=1), "b": Seat()}, "b") == Plan(take=(1,))
+    assert plan(rows, {"a": Seat(cap=1), "b": Seat()}, "a") == BalancePlan()
+    assert plan(rows, {"a": Seat(cap=1), "b": Seat()}, "b") == BalancePlan(take=(1,))
 
 
 @pytest.mark.rows("T31", "T33", "T34")
@@ -401,7 +401,7 @@ def test_an_owner_gives_up_what_it_may_not_serve() -> None:
     rules = Rules(offline=frozenset({0}), barred={1: frozenset({"a"})})
     rows = rows_of(["a", "a", "a", "b"])
     assert plan(rows, seats("ab"), "a", rules).shed == (0, 1)
-    assert plan(rows, seats("ab"), "b", rules) == Plan(ask=(1,))
+    assert plan(rows, seats("ab"), "b", rules) == BalancePlan(ask=(1,))
 
 
 # --- loads --------------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def test_uneven_loads_are_evened_out_and_then_left_alone(
 def test_an_overloaded_member_exchanges_a_busy_partition_for_a_quiet_one() -> None:
     loads = {0: 40.0, 1: 50.0, 2: 1.0, 3: 1.0}
     owners: Owners = ["a", "a", "b", "b"]
-    assert plan(rows_of(owners, loads), seats("ab"), "a") == Plan(), "who has little to do begins"
+    assert plan(rows_of(owners, loads), seats("ab"), "a") == BalancePlan(), "who has little to do begins"
     assert turn_together(owners, "ab", loads=loads) == (0, 1)
     assert turn_together(owners, "ab", loads=loads) == (0, 1)
     assert owners == ["b", "a", "a", "b"]
@@ -473,13 +473,13 @@ def test_an_exchange_ends_although_nobody_knows_the_load_of_what_has_just_moved(
     rows[0] = replace(rows[0], owner="b", load=None)
     assert plan(rows, seats("ab"), "a").ask == (2,)
     rows[2] = replace(rows[2], owner="a", load=None)
-    assert plan(rows, seats("ab"), "a") == plan(rows, seats("ab"), "b") == Plan()
+    assert plan(rows, seats("ab"), "a") == plan(rows, seats("ab"), "b") == BalancePlan()
 
 
 @pytest.mark.rows("T77", "T31")
 def test_who_has_no_room_is_given_nothing_for_its_load() -> None:
     rows = rows_of(["a", "a", "b", "b"], {0: 40.0, 1: 50.0, 2: 1.0, 3: 1.0})
-    assert plan(rows, {"a": Seat(), "b": Seat(cap=2)}, "b") == Plan()
+    assert plan(rows, {"a": Seat(), "b": Seat(cap=2)}, "b") == BalancePlan()
 
 
 @pytest.mark.rows("T79")
@@ -490,7 +490,7 @@ def test_loads_of_next_to_nothing_move_nothing() -> None:
 
 def test_the_least_loaded_partitions_move_when_numbers_are_unequal() -> None:
     rows = rows_of(["a", "a", "a", "a"], {0: 9.0, 1: 0.5, 2: 8.0, 3: 0.1})
-    assert plan(rows, seats("ab"), "b") == Plan(ask=(3, 1))
+    assert plan(rows, seats("ab"), "b") == BalancePlan(ask=(3, 1))
 
 
 @pytest.mark.rows("E51")

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_taskhub.errors import HubError, LeaseLost
 from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS, dotnet_lease_id, lease_id
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.partitions.cluster import NAMES, Cluster, Node
 
 RENEW, TAKE, SCAN = 10.0, 30.0, 10.0
@@ -36,7 +36,7 @@ class DotNet:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._clock = JumpingClock()
+        self._clock = VirtualClock()
         self.asked: set[object] = set()
 
     async def renew(self) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from airflow_provider_taskhub.errors import Conflict, Unavailable
 from airflow_provider_taskhub.hub.model import Tenure, WorkerIdentity
-from airflow_provider_taskhub.hub.partitions.held_partitions import Holding
+from airflow_provider_taskhub.hub.partitions.held_partitions import HeldPartitions
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.lease import Lease
 from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.tenure import LeaseTenure
 from airflow_provider_taskhub.settings import AZURE_LEASE
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 
 GIVE_UP = AZURE_LEASE.give_up.total_seconds()
 
@@ -76,14 +76,14 @@ class Told:
         self.lost_at.append(asyncio.get_running_loop().time())
 
 
-async def held(row: OneRow, told: Told) -> tuple[Holding, LeaseTenure]:
+async def held(row: OneRow, told: Told) -> tuple[HeldPartitions, LeaseTenure]:
     """Claimed at 0 s."""
-    holding = Holding(
+    holding = HeldPartitions(
         row,
         PartitionHost(me=ME, listener=told),
         times=AZURE_LEASE,
         deadline=5.0,
-        clock=JumpingClock(),
+        clock=VirtualClock(),
         metrics=LeaseMetrics(),
         began=lambda: None,
     )
@@ -92,7 +92,7 @@ async def held(row: OneRow, told: Told) -> tuple[Holding, LeaseTenure]:
     return holding, tenure
 
 
-async def renew(holding: Holding) -> bool:
+async def renew(holding: HeldPartitions) -> bool:
     (done,) = await asyncio.gather(*holding.attempts({}))
     return done
 

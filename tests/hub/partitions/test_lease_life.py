@@ -23,7 +23,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Store, Transact
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 from tests.hub.partitions.cluster import NAMES, Cluster, Faults
 from tests.hub.partitions.test_owner import GIVE_UP, JITTER, RENEW, SCAN, TAKE, now, participant, scenario
 
@@ -335,7 +335,7 @@ async def test_what_was_taken_is_said_at_once() -> None:
         a, b = await cluster.join("a"), await cluster.join("b")
         await cluster.settle(1000)
         await asyncio.sleep(1000)
-        steering = PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock())
+        steering = PartitionOperations(cluster.store, NAMES, by="ops", clock=VirtualClock())
         for _ in range(3):
             before = len(a.when("taken")) + len(b.when("taken"))
             await steering.kick(min(a.held))
@@ -360,7 +360,7 @@ async def test_what_was_let_go_is_said_at_once() -> None:
         await cluster.settle(1000)
         await asyncio.sleep(1000)
         number = min(a.held)
-        await PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock()).kick(number)
+        await PartitionOperations(cluster.store, NAMES, by="ops", clock=VirtualClock()).kick(number)
         while number in a.held:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.2)

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hub.model import HubNames, Member
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 
 NAMES = HubNames("MemberHub")
 
@@ -32,14 +32,14 @@ def member(worker: str = "w@host/1", **changes: object) -> Member:
 
 
 async def opened() -> SqliteStore:
-    store = SqliteStore(None, clock=JumpingClock())
+    store = SqliteStore(None, clock=VirtualClock())
     await store.__aenter__()
     await store.create_table(NAMES.members)
     return store
 
 
 def members(store: SqliteStore, **clock: object) -> Members:
-    return Members(store, NAMES, times=AZURE_LEASE, clock=JumpingClock(**clock))  # type: ignore[arg-type]
+    return Members(store, NAMES, times=AZURE_LEASE, clock=VirtualClock(**clock))  # type: ignore[arg-type]
 
 
 @pytest.mark.rows("E49", "T11")
@@ -149,7 +149,7 @@ def test_a_worker_that_renews_rarely_is_not_called_dead(renew: float, dead: bool
         store = await opened()
         ages = [timedelta(seconds=times * renew) for times in (1, 2, 3)]
         times = LeaseTimes(renew=ages[0], give_up=ages[1], take=ages[2], visibility=ages[2])
-        rare = Members(store, NAMES, times=times, clock=JumpingClock())
+        rare = Members(store, NAMES, times=times, clock=VirtualClock())
         for worker in ("rare@host/1", "dead@host/1"):
             await rare.announce(member(worker))
         await members(store).announce(member("gone@host/1"))

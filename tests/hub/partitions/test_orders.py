@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hub.partitions.operations import PartitionOperatio
 from airflow_provider_taskhub.hub.partitions.orders import Controls, Orders, names, orders
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.virtual_time import START, JumpingClock
+from airflow_provider_taskhub.virtual_time import START, VirtualClock
 from tests.hub.partitions.cluster import NAMES, Cluster, Faults, Node
 from tests.hub.partitions.test_owner import (
     GIVE_UP,
@@ -42,7 +42,7 @@ CYCLE = SCAN * JITTER
 
 
 def steering(cluster: Cluster, by: str = "ops") -> PartitionOperations:
-    return PartitionOperations(cluster.store, NAMES, by=by, clock=JumpingClock())
+    return PartitionOperations(cluster.store, NAMES, by=by, clock=VirtualClock())
 
 
 def reasons(node: Node) -> set[str]:
@@ -189,7 +189,7 @@ async def test_a_kick_that_a_renewal_forestalls_is_made_again() -> None:
                 forestalled.append(0)
 
         faults.before = renew
-        kicking = PartitionOperations(faults, NAMES, by="ops", clock=JumpingClock())  # type: ignore[arg-type]
+        kicking = PartitionOperations(faults, NAMES, by="ops", clock=VirtualClock())  # type: ignore[arg-type]
         assert await kicking.kick(0) == "a@host/a-1"
         assert len(forestalled) == 4
         await asyncio.sleep(2 * CYCLE)
@@ -607,7 +607,7 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
         assert (await steering(cluster).check()).problems == ("partition 9: a lease row beyond the hub's partitions",)
         assert now() - began <= 1.2 * RENEW
         times = LeaseTimes(renew=timedelta(days=999), give_up=timedelta(days=1000), take=timedelta(days=1010))
-        seldom = Members(cluster.store, NAMES, times=times, clock=JumpingClock())
+        seldom = Members(cluster.store, NAMES, times=times, clock=VirtualClock())
         await cluster.crash(a)
         await seldom.announce(
             Member(worker=str(a.me), started=START, roles=(), apps={}, orchestrators=(), activities=())
@@ -642,7 +642,7 @@ async def test_a_check_looks_three_times_at_leases_that_cost_a_request_each_and_
         listed, gets = await read(steering(cluster).owner(0))
         assert listed == 0
         assert 9 <= gets <= 13
-        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
         assert await read(client.admin.routes.refresh("x")) == (0, 1)
 
 
@@ -689,7 +689,7 @@ async def test_an_owner_that_still_stands_in_an_offline_partition_is_told_as_it_
         stands = Ownership(partition=0, owner=str(a.me), state=OwnerState.SILENT, offline=True)
         assert await steer.owner(0) == stands
         assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.MISSING, offline=True)
-        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
         state = (await client.admin.partitions(prove=True))[0]
         assert (state.owner, state.state, state.offline) == (stands.owner, stands.state, True)
         await cluster.join("b")
@@ -703,7 +703,7 @@ async def test_a_client_that_looks_on_tells_live_owners_from_silent_ones() -> No
     async with Cluster() as cluster:
         a = await cluster.join("a")
         await cluster.settle()
-        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
 
         async def states() -> set[OwnerState]:
             return {found.state for found in await client.admin.partitions()}
@@ -727,7 +727,7 @@ async def test_a_reading_that_comes_late_brings_no_owner_back_to_life() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a")
         await cluster.settle()
-        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
         leases = client.admin.routes._observer._leases
         scan = leases.scan
 

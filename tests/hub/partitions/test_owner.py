@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, RowOperation, RowVerb, Store, Transact
-from airflow_provider_taskhub.virtual_time import START, JumpingClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 from tests.hub.partitions.cluster import NAMES, Cluster, Faults, Node
 
 RENEW, GIVE_UP, TAKE, SCAN = 10.0, 20.0, 30.0, 10.0
@@ -134,7 +134,7 @@ async def test_leases_left_over_from_a_larger_hub_are_reported_and_fought_over_b
         await asyncio.sleep(2 * TAKE)
         assert sorted([*a.held, *b.held]) == [0, 1]
         assert not any(lease.owner or lease.epoch for lease in (await cluster.leases.scan())[2:])
-        check = PartitionOperations(cluster.store, NAMES, clock=JumpingClock()).check()
+        check = PartitionOperations(cluster.store, NAMES, clock=VirtualClock()).check()
         assert (await check).problems == (
             "partition 2: a lease row beyond the hub's partitions",
             "partition 3: a lease row beyond the hub's partitions",

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.hub.model import Member, Need, Service
-from airflow_provider_taskhub.hub.partitions.balance import Plan, Row, Rules, plan, seats
+from airflow_provider_taskhub.hub.partitions.balance import BalancePlan, Row, Rules, plan, seats
 from airflow_provider_taskhub.hub.partitions.placement import (
     RECENT,
-    Placing,
+    Placement,
     Wanted,
     decode_wanted,
     encode_wanted,
@@ -50,29 +50,29 @@ def test_who_is_not_to_serve_a_partition(wanted: Wanted, members: list[Member], 
     assert unfit(wanted, members) == found
 
 
-def say(placing: Placing, now: float, live: list[Member], **service: Any) -> dict[int, Wanted]:
+def say(placing: Placement, now: float, live: list[Member], **service: Any) -> dict[int, Wanted]:
     return placing.say([3], {3: Service(**service)}, ONE, live, now)
 
 
 def test_nothing_is_said_while_all_workers_have_the_same() -> None:
-    placing = Placing(0.5)
+    placing = Placement(0.5)
     assert say(placing, 0.0, [], runs=(A,)) == {}
     assert say(placing, 0.0, [worker("other", "a")], runs=(A,)) == {}
     assert say(placing, 0.0, [TWO], runs=(A,)) == {3: Wanted(runs=(A,))}
 
 
 def test_what_waits_in_vain_is_said_whoever_is_there() -> None:
-    assert say(Placing(0.5), 0.0, [], runs=(A,), lacks=(B,)) == {3: Wanted(lacks=(B,))}
+    assert say(Placement(0.5), 0.0, [], runs=(A,), lacks=(B,)) == {3: Wanted(lacks=(B,))}
 
 
 def test_a_worker_that_runs_activities_alone_differs_from_nobody() -> None:
     activities = Member(worker="x", started=START, roles=("activity",), apps={}, orchestrators=(), activities=("m",))
-    assert say(Placing(0.5), 0.0, [activities], runs=(A,)) == {}
+    assert say(Placement(0.5), 0.0, [activities], runs=(A,)) == {}
 
 
 def test_a_partition_is_kept_for_what_it_was_taken_for() -> None:
     """Else fair shares would take it back before its first message was delivered."""
-    placing = Placing(0.5)
+    placing = Placement(0.5)
     placing.ask(3, Wanted(runs=(B,), lacks=(A,)))
     placing.take(3, 100.0)
     assert say(placing, 101.0, [TWO]) == {3: Wanted(runs=(A,), ripe=False)}
@@ -82,7 +82,7 @@ def test_a_partition_is_kept_for_what_it_was_taken_for() -> None:
 
 
 def test_an_earlier_stay_says_nothing() -> None:
-    placing = Placing(0.5)
+    placing = Placement(0.5)
     placing.ask(3, Wanted(lacks=(A,)))
     placing.take(3, 100.0)
     assert placing.say([], {}, ONE, [TWO], 101.0) == {}
@@ -137,7 +137,7 @@ def rows(owners: str, **asked: str) -> list[Row]:
     ]
 
 
-def plans(found: list[Row], unfit: dict[int, frozenset[str]], members: str = "ab") -> dict[str, Plan]:
+def plans(found: list[Row], unfit: dict[int, frozenset[str]], members: str = "ab") -> dict[str, BalancePlan]:
     return {member: plan(found, seats(members), member, Rules(unfit=unfit)) for member in members}
 
 
@@ -152,9 +152,9 @@ def test_who_is_fit_asks_and_who_is_not_keeps_it_until_then() -> None:
 
 def test_nothing_moves_once_every_partition_is_where_it_is_run() -> None:
     bars = {0: frozenset("a"), 1: frozenset("a"), 2: frozenset("a")}
-    assert plans(rows("bbba"), bars) == {"a": Plan(), "b": Plan()}
+    assert plans(rows("bbba"), bars) == {"a": BalancePlan(), "b": BalancePlan()}
     everything = {number: frozenset("a") for number in range(4)}
-    assert plans(rows("bbbb"), everything) == {"a": Plan(), "b": Plan()}
+    assert plans(rows("bbbb"), everything) == {"a": BalancePlan(), "b": BalancePlan()}
 
 
 def test_a_partition_that_is_free_goes_to_who_is_fit() -> None:

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.partitions.cluster import NAMES, Cluster
 from tests.hub.partitions.test_owner import SCAN, TAKE, now, participant
 
@@ -43,8 +43,8 @@ class Caller:
 
 
 async def caller(cluster: Cluster) -> Caller:
-    observer = LeaseObserver(cluster.store, NAMES, await read_hub(cluster.store, NAMES), clock=JumpingClock())
-    return Caller(cluster, Routes(observer, NAMES, JumpingClock()))
+    observer = LeaseObserver(cluster.store, NAMES, await read_hub(cluster.store, NAMES), clock=VirtualClock())
+    return Caller(cluster, Routes(observer, NAMES, VirtualClock()))
 
 
 @participant
@@ -129,7 +129,7 @@ async def test_a_client_keeps_one_map() -> None:
     async with Cluster(4) as cluster:
         await cluster.join("a")
         await cluster.settle()
-        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=JumpingClock())
+        client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
         assert (await client.admin.routes.owner("x")).owner == "a@host/a-1"
         asked = cluster.store.requests.copy()
         assert [(await client.admin.routes.owner(name)).owner for name in ("x", "y", "z")] == ["a@host/a-1"] * 3
@@ -148,7 +148,7 @@ async def test_one_entry_is_read_with_all_that_tells_of_it() -> None:
         routes = (await caller(cluster)).routes
         assert (await routes.refresh(one)).state is OwnerState.UNPROVEN
         assert (await routes.owner(other)).owner == "a@host/a-1"
-        await PartitionOperations(cluster.store, NAMES, by="ops", clock=JumpingClock()).offline([2])
+        await PartitionOperations(cluster.store, NAMES, by="ops", clock=VirtualClock()).offline([2])
         routes = (await caller(cluster)).routes
         found = await routes.refresh(shut)
         assert (found.state, found.offline) == (OwnerState.UNPROVEN, True), "its owner still stands in the row"

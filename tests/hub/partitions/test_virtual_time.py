@@ -9,12 +9,12 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskhub.virtual_time import START, Deadlock, JumpingClock, TimeLimit, run
+from airflow_provider_taskhub.virtual_time import START, Deadlock, TimeLimit, VirtualClock, run
 
 
 def test_an_hour_passes_at_once_and_in_order() -> None:
     async def main() -> list[tuple[str, float]]:
-        clock, seen = JumpingClock(), []
+        clock, seen = VirtualClock(), []
 
         async def note(name: str, seconds: float) -> None:
             await clock.sleep(seconds)
@@ -34,7 +34,7 @@ def test_a_deadline_fires_in_virtual_time() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(86_400 * 3):
                 await asyncio.Event().wait()
-        return JumpingClock().monotonic()
+        return VirtualClock().monotonic()
 
     assert run(main()) == pytest.approx(86_400 * 3)
 
@@ -66,7 +66,7 @@ def test_time_stands_still_while_a_thread_works() -> None:
     async def main() -> tuple[str, float]:
         timer = asyncio.create_task(asyncio.sleep(3600))
         answer = await asyncio.to_thread(lambda: time.sleep(0.05) or "done")
-        at = JumpingClock().monotonic()
+        at = VirtualClock().monotonic()
         timer.cancel()
         return answer, at
 
@@ -75,9 +75,9 @@ def test_time_stands_still_while_a_thread_works() -> None:
 
 def test_machines_differ_in_skew_and_rate() -> None:
     async def main() -> tuple[float, float]:
-        fast = JumpingClock(skew=timedelta(hours=-1), rate=1.001)
+        fast = VirtualClock(skew=timedelta(hours=-1), rate=1.001)
         await fast.sleep(1.001)
         assert fast.utc_now() == START + timedelta(hours=-1, seconds=1)
-        return fast.monotonic(), JumpingClock().monotonic()
+        return fast.monotonic(), VirtualClock().monotonic()
 
     assert run(main()) == (pytest.approx(1.001), pytest.approx(1.0))

@@ -15,13 +15,13 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.model import HubNames, Member, WorkerIdentity
-from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL, LONGEST_BREATHER, Backoff, breather
+from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL, LONGEST_BREATHER, PollingBackoff, batching_delay
 from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, Reader
 from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.primitives import Message, PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.testing import InProcess
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.activities.local_queues import POLLS_WHILE_BUSY
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.backend import Backend
@@ -60,7 +60,7 @@ class Remote(SqliteStore):
 
     local = False
 
-    def __init__(self, clock: JumpingClock, *, latency: float = 0.0, told: bool = False) -> None:
+    def __init__(self, clock: VirtualClock, *, latency: float = 0.0, told: bool = False) -> None:
         """:param told: who puts is a neighbour: the store does tell."""
         super().__init__(None, clock=clock)
         self.latency = latency
@@ -95,7 +95,7 @@ class Stay:
         """Nobody waits for it."""
 
 
-def reader_of(store: Remote, clock: JumpingClock, *, room: int = 4) -> Reader:
+def reader_of(store: Remote, clock: VirtualClock, *, room: int = 4) -> Reader:
     return Reader(
         store=store,
         names=HubNames("Polled"),
@@ -114,7 +114,7 @@ def test_a_stop_never_waits_for_the_back_off(at: float) -> None:
     """It ends with the receive under way, though that finds nothing and the queue had been quiet for long."""
 
     async def scenario() -> float:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store = Remote(clock, latency=1.0)
         async with store:
             await store.create_queue("polled-queue")
@@ -135,7 +135,7 @@ def test_a_stop_never_waits_for_the_back_off(at: float) -> None:
 
 def test_a_message_done_with_is_no_reason_to_look_into_an_empty_queue() -> None:
     async def scenario() -> tuple[int, int]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store = Remote(clock)
         async with store:
             await store.create_queue("polled-queue")
@@ -164,7 +164,7 @@ def test_what_another_worker_must_run_is_no_reason_to_look_again_soon(runs: bool
     """Who looks most often would receive it again and again."""
 
     async def scenario() -> int:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store = Remote(clock)
         async with store:
             await store.create_queue("polled-queue")
@@ -189,7 +189,7 @@ def test_what_another_worker_must_run_is_no_reason_to_look_again_soon(runs: bool
 
 def test_room_that_comes_back_ends_the_wait_for_it() -> None:
     async def scenario() -> tuple[int, int]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         room = 0
         store = Remote(clock)
         async with store:
@@ -212,7 +212,7 @@ def test_room_that_comes_back_ends_the_wait_for_it() -> None:
 
 
 async def starts_in_turn(
-    store: Remote, clock: JumpingClock, count: int, partitions: int, *, rest: float = 0.0, orchestrator: str = "single"
+    store: Remote, clock: VirtualClock, count: int, partitions: int, *, rest: float = 0.0, orchestrator: str = "single"
 ) -> tuple[list[float], float]:
     """Latency of each start, in seconds, and receives a second."""
     settings = Settings(hub="Polled", partitions=partitions, lease=AZURE_LEASE)
@@ -254,7 +254,7 @@ def test_starts_in_turn_do_not_wait_for_the_back_off_of_quiet_partitions(partiti
     partitions, and waited as long again: seconds, growing. Bounded, whatever the number of partitions, by a rate."""
 
     async def scenario() -> tuple[list[float], float]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store = Remote(clock)
         async with store:
             return await starts_in_turn(store, clock, 60, partitions)
@@ -270,7 +270,7 @@ def test_a_start_that_the_store_has_told_of_is_no_reason_to_look_into_the_other_
     hundred at most, as their back-offs begin."""
 
     async def scenario() -> tuple[list[float], int]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with Remote(clock, told=True) as store:
             latencies, _ = await starts_in_turn(store, clock, 60, 40, rest=0.6)
             return latencies, store.requests["queue.receive"]
@@ -284,7 +284,7 @@ def test_responses_that_a_worker_gives_to_itself_are_no_reason_to_look_into_the_
     """Eleven chains that nobody told of: each ends the back-offs as it is found, and not with each of its steps."""
 
     async def scenario() -> int:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with Remote(clock) as store:
             await starts_in_turn(store, clock, 11, 40, orchestrator="chain")
             return store.requests["queue.receive"]
@@ -294,7 +294,7 @@ def test_responses_that_a_worker_gives_to_itself_are_no_reason_to_look_into_the_
 
 async def trickle(latency: float, every: float, count: int) -> tuple[list[float], int]:
     """When each of some messages was delivered after its put, and how many receives that took."""
-    clock = JumpingClock()
+    clock = VirtualClock()
     store, came, delivered = Remote(clock, latency=latency, told=True), [], []
     async with store:
         await store.create_queue("polled-queue")
@@ -328,10 +328,10 @@ def test_a_quick_store_is_asked_for_each_message_and_a_slow_one_for_many_at_once
 
 
 def test_a_stop_does_not_wait_for_a_breather() -> None:
-    assert [breather(took) for took in (0.0, 0.01, 10.0)] == [0.0, 0.02, LONGEST_BREATHER]
+    assert [batching_delay(took) for took in (0.0, 0.01, 10.0)] == [0.0, 0.02, LONGEST_BREATHER]
 
     async def scenario() -> float:
-        clock = JumpingClock()
+        clock = VirtualClock()
         async with Remote(clock, latency=0.1) as store:
             await store.create_queue("polled-queue")
             await store.execute(PutMessage(queue="polled-queue", text="no task message"))
@@ -367,7 +367,7 @@ def test_work_items_are_asked_for_by_the_many_unless_a_slot_is_idle(
     few more is put off."""
 
     async def scenario() -> int:
-        slots = Slots(4, JumpingClock())
+        slots = Slots(4, VirtualClock())
         for _ in range(ended):
             slots.put(held(raised()))
             slots.leave(await slots.take())
@@ -382,7 +382,7 @@ def test_work_items_are_asked_for_by_the_many_unless_a_slot_is_idle(
 
 def test_who_received_what_another_worker_must_run_does_not_look_at_the_same_beat_again() -> None:
     """Else of two workers the same one would look first each time, and only that one would find anything."""
-    draw, backoff = random.Random(1), Backoff(ceiling=30.0)
+    draw, backoff = random.Random(1), PollingBackoff(ceiling=30.0)
     waits = []
     for _ in range(60):
         backoff.shift()
@@ -395,11 +395,11 @@ def test_who_received_what_another_worker_must_run_does_not_look_at_the_same_bea
 @pytest.mark.parametrize("pace", [0.01, 0.05, 0.1, 0.5, 3.0])
 def test_hastening_goes_back_to_the_pace_and_never_forward(pace: float) -> None:
     draw = random.Random(1)
-    backoff = Backoff(ceiling=30.0)
+    backoff = PollingBackoff(ceiling=30.0)
     for _ in range(12):
         backoff.next(draw)
     backoff.hasten(pace)
     assert max(pace, FIRST_POLL) * 0.75 <= backoff.next(draw) <= max(pace, FIRST_POLL) * 2.5
-    begun = Backoff(ceiling=30.0)
+    begun = PollingBackoff(ceiling=30.0)
     begun.hasten(pace)
     assert begun.next(draw) == FIRST_POLL

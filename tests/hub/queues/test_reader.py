@@ -24,13 +24,19 @@ from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.partitions.administration import create_hub
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues import reader as control
-from airflow_provider_taskhub.hub.queues.delivery import GIVE_BACK_PARALLEL, Held, Renewer, give_back, renew
-from airflow_provider_taskhub.hub.queues.pacing import Backoff, Load, admit
+from airflow_provider_taskhub.hub.queues.delivery import (
+    GIVE_BACK_PARALLEL,
+    Delivery,
+    VisibilityRenewer,
+    give_back,
+    renew,
+)
+from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit
 from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, Message, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.virtual_time import JumpingClock
+from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.by_hand import NAMES, Stay, held, raised
 
 QUEUE = NAMES.control(0)
@@ -51,7 +57,7 @@ def test_no_more_is_asked_for_than_the_buffer_takes(buffered: int, size: int, ex
 
 @pytest.mark.rows("K38")
 def test_polling_backs_off_as_the_original_and_a_message_resets_it() -> None:
-    backoff, draw = Backoff(ceiling=30.0), random.Random(1)
+    backoff, draw = PollingBackoff(ceiling=30.0), random.Random(1)
     waits = [backoff.next(draw) for _ in range(14)]
     nominal = [0.05, 0.1, 0.15, 0.25, 0.45, 0.85, 1.65, 3.25, 6.45, 12.85, 25.65, 30.0, 30.0, 30.0]
     assert waits == pytest.approx(nominal, rel=0.21)
@@ -87,8 +93,8 @@ class Desk:
     """A reader of one partition and what it delivers."""
 
     def __init__(self, store: Store, **options: Any) -> None:
-        self.store, self.clock, self.tenure = store, JumpingClock(), Stay(QUEUE)
-        self.got: list[Held] = []
+        self.store, self.clock, self.tenure = store, VirtualClock(), Stay(QUEUE)
+        self.got: list[Delivery] = []
         given: dict[str, Any] = {"limit": 64, "limit_bytes": 1 << 20} | options
         self.reader = ControlReader(
             store=store,
@@ -102,7 +108,7 @@ class Desk:
         )
         self.task = asyncio.ensure_future(self.reader.run())
 
-    async def put(self, message: Held | str) -> None:
+    async def put(self, message: Delivery | str) -> None:
         text = message if isinstance(message, str) else encode(message.envelope)
         await self.store.execute(PutMessage(queue=QUEUE, text=text))
 
@@ -115,9 +121,9 @@ class Desk:
 def play(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None, **options: Any) -> Any:
     async def main() -> Any:
         with structlog.testing.capture_logs():
-            async with SqliteStore(None, clock=JumpingClock()) as inner:
-                await create_hub(inner, NAMES, 1, clock=JumpingClock())
-                desk = Desk(FaultyStore(inner, plan, clock=JumpingClock()), **options)
+            async with SqliteStore(None, clock=VirtualClock()) as inner:
+                await create_hub(inner, NAMES, 1, clock=VirtualClock())
+                desk = Desk(FaultyStore(inner, plan, clock=VirtualClock()), **options)
                 try:
                     return await work(desk)
                 finally:
@@ -198,7 +204,7 @@ def test_a_reader_waits_as_long_as_the_store_asks_and_a_stop_does_not() -> None:
 def test_a_message_that_meets_a_defect_stops_no_other_and_is_set_aside_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding = control.decode_message
 
-    async def odd(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Held:
+    async def odd(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Delivery:
         if '"odd"' in message.text:
             raise RuntimeError("a defect")
         return await decoding(store, names, queue, message, claimed)
@@ -224,7 +230,7 @@ def test_a_message_that_cannot_be_handed_on_comes_again() -> None:
     async def work(desk: Desk) -> None:
         refused = []
 
-        def deliver(_: ControlReader, message: Held) -> None:
+        def deliver(_: ControlReader, message: Delivery) -> None:
             if not refused:
                 refused.append(message)
                 raise RuntimeError("a defect")
@@ -400,7 +406,7 @@ def test_a_redelivery_of_what_is_held_replaces_the_receipt() -> None:
     play(work)
 
 
-def _visible(message: Held) -> Any:
+def _visible(message: Delivery) -> Any:
     from airflow_provider_taskhub.storage.primitives import UpdateMessage
 
     return UpdateMessage(queue=QUEUE, message=message.receipt, visibility=timedelta(0))
@@ -415,7 +421,7 @@ def test_a_message_that_somebody_deleted_is_gone() -> None:
         await desk.store.execute(DeleteMessage(queue=QUEUE, message=message.receipt))
         assert await renew(desk.store, message, VISIBILITY, desk.clock) is False
         assert message.gone
-        renewer = Renewer(desk.store, desk.clock, VISIBILITY)
+        renewer = VisibilityRenewer(desk.store, desk.clock, VISIBILITY)
         renewer.add(message)
         await give_back(desk.store, [message])  # nothing to give: no request, no error
 

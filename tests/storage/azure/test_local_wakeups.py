@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.storage.azure.local_wakeups import MAX_PENDING, Bell, Listener, bell_of
+from airflow_provider_taskhub.storage.azure.local_wakeups import MAX_PENDING, Listener, LocalWakeups, bell_of
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Receipt, UpdateMessage
 
@@ -19,7 +19,7 @@ def now() -> float:
 
 
 async def test_a_ring_ends_the_wait() -> None:
-    bell, waiting = Bell(), asyncio.Event()
+    bell, waiting = LocalWakeups(), asyncio.Event()
     listener = Listener(bell)
 
     async def wait() -> bool:
@@ -33,7 +33,7 @@ async def test_a_ring_ends_the_wait() -> None:
 
 
 async def test_a_ring_between_receive_and_wait_is_not_lost() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     listener = Listener(bell)
     listener.receiving("a")
     bell.ring("a", now=now())
@@ -41,7 +41,7 @@ async def test_a_ring_between_receive_and_wait_is_not_lost() -> None:
 
 
 async def test_what_rang_before_the_receive_was_found_by_it() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     listener = Listener(bell)
     bell.ring("a", now=now())
     listener.receiving("a")
@@ -49,7 +49,7 @@ async def test_what_rang_before_the_receive_was_found_by_it() -> None:
 
 
 async def test_one_ring_wakes_once() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     listener = Listener(bell)
     bell.ring("a", now=now())
     assert await listener.arrival(["a"], 60)
@@ -57,13 +57,13 @@ async def test_one_ring_wakes_once() -> None:
 
 
 async def test_other_queues_wake_nobody() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     bell.ring("b", now=now())
     assert not await Listener(bell).arrival(["a"], 0.01)
 
 
 async def test_a_delayed_put_wakes_when_its_delay_is_over() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     listener = Listener(bell)
     start = now()
     bell.ring("a", now=start, delay=0.05)
@@ -73,7 +73,7 @@ async def test_a_delayed_put_wakes_when_its_delay_is_over() -> None:
 
 
 async def test_who_waits_learns_of_a_delay_that_ends_sooner() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     bell.ring("a", now=now(), delay=600)
     task = asyncio.create_task(Listener(bell).arrival(["a"], 60))
     await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_who_waits_learns_of_a_delay_that_ends_sooner() -> None:
 
 
 async def test_a_ring_in_another_thread_wakes() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     task = asyncio.create_task(Listener(bell).arrival(["a"], 60))
     await asyncio.sleep(0)
     thread = threading.Thread(target=bell.ring, args=("a",), kwargs={"now": now()})
@@ -92,7 +92,7 @@ async def test_a_ring_in_another_thread_wakes() -> None:
 
 
 async def test_memory_is_bounded_and_waiters_are_forgotten() -> None:
-    bell = Bell()
+    bell = LocalWakeups()
     for _ in range(MAX_PENDING * 2):
         bell.ring("a", now=now(), delay=600)
     await Listener(bell).arrival(["a", "b"], 0)

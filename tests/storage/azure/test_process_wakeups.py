@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.storage.azure import process_wakeups
-from airflow_provider_taskhub.storage.azure.local_wakeups import Bell, Listener, Waiter
-from airflow_provider_taskhub.storage.azure.process_wakeups import Neighbours
+from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, LocalWakeups, Waiter
+from airflow_provider_taskhub.storage.azure.process_wakeups import ProcessWakeups
 
 ACCOUNT = "https://account"
 
@@ -21,9 +21,9 @@ class House:
     """A store's bell, ear and voice."""
 
     def __init__(self, folder: Path, account: str = ACCOUNT) -> None:
-        self.bell = Bell()
+        self.bell = LocalWakeups()
         self.listener = Listener(self.bell)
-        self.neighbours = Neighbours(account, self.bell, folder=folder)
+        self.neighbours = ProcessWakeups(account, self.bell, folder=folder)
 
     def hears(self, *queues: str) -> None:
         for queue in queues:

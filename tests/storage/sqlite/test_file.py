@@ -20,7 +20,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store_clock
-from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
+from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
 from airflow_provider_taskhub.storage.wakeups import Ear
@@ -270,7 +270,7 @@ async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.
 
 async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_wakeups, "MAX_ADDRESS", 3)
-    monkeypatch.setattr(Shared, "fallback", 0.02)
+    monkeypatch.setattr(SharedFile, "fallback", 0.02)
     async with SqliteStore(tmp_path / "hub.db") as store:
         await store.create_queue("abc")
         waiting = asyncio.ensure_future(store.arrival(["abc"], 60.0))

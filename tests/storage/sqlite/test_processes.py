@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
 from airflow_provider_taskhub.storage.primitives import PutMessage
-from airflow_provider_taskhub.storage.sqlite.shared_file import Shared
+from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
 ROOT = Path(__file__).parents[3]
@@ -99,7 +99,7 @@ async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 @pytest.fixture
 def signals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """No look into the file without news: what wakes a waiter then is a signal."""
-    monkeypatch.setattr(Shared, "fallback", None)
+    monkeypatch.setattr(SharedFile, "fallback", None)
 
 
 @pytest.mark.usefixtures("signals_only")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.errors import AccessDenied
-from airflow_provider_taskhub.virtual_time import JumpingClock, run
+from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.executors.attempt_log import OutputLog
 
 
 class Store:
     """Keeps what is appended, and refuses until a moment."""
 
-    def __init__(self, clock: JumpingClock, until: float) -> None:
+    def __init__(self, clock: VirtualClock, until: float) -> None:
         self.clock, self.until = clock, clock.monotonic() + until
         self.kept = b""
 
@@ -24,7 +24,7 @@ class Store:
 
 def test_output_is_kept_while_the_store_refuses_and_said_once_a_minute() -> None:
     async def play() -> list[str]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         store = Store(clock, until=90)
         output = OutputLog("log", store.append, clock, limit=1_000)
         with capture_logs() as lines:
@@ -40,7 +40,7 @@ def test_output_is_kept_while_the_store_refuses_and_said_once_a_minute() -> None
 
 def test_what_the_store_does_not_take_after_the_end_of_an_attempt_is_lost_and_that_is_logged() -> None:
     async def play() -> tuple[float, list[dict[str, object]]]:
-        clock = JumpingClock()
+        clock = VirtualClock()
         output = OutputLog("log", Store(clock, until=3_600).append, clock, limit=1_000)
         with capture_logs() as lines:
             output.add(b"last words\n")

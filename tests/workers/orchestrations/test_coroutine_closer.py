@@ -14,19 +14,19 @@ from structlog.testing import capture_logs
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.workers.orchestrations import coroutine_closer
-from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import Closer
+from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
 from airflow_provider_taskhub.workers.orchestrations.watchdog import SLOW, TICK
 
 
 @pytest.fixture
-def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closer]:
+def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[CoroutineCloser]:
     monkeypatch.setattr(coroutine_closer, "STOP_PATIENCE", 0.01)
-    made = Closer()
+    made = CoroutineCloser()
     yield made
     made.stop()
 
 
-def look(closer: Closer, seconds: float) -> None:
+def look(closer: CoroutineCloser, seconds: float) -> None:
     for _ in range(round(seconds / TICK)):
         closer.look()
 
@@ -49,7 +49,7 @@ def started(function: Callable[[], object]) -> Driver:
     return driver
 
 
-def test_evicted_orchestrators_are_closed_in_turn_on_a_thread_of_their_own(closer: Closer) -> None:
+def test_evicted_orchestrators_are_closed_in_turn_on_a_thread_of_their_own(closer: CoroutineCloser) -> None:
     seen: list[tuple[int, str]] = []
     over = threading.Event()
     for number in range(50):
@@ -60,7 +60,7 @@ def test_evicted_orchestrators_are_closed_in_turn_on_a_thread_of_their_own(close
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
-def test_an_error_while_closing_ends_nothing(closer: Closer, error: type[BaseException]) -> None:
+def test_an_error_while_closing_ends_nothing(closer: CoroutineCloser, error: type[BaseException]) -> None:
     over = threading.Event()
 
     def fails() -> None:
@@ -72,7 +72,7 @@ def test_an_error_while_closing_ends_nothing(closer: Closer, error: type[BaseExc
 
 
 def test_an_orchestrator_that_swallows_generator_exit_is_a_warning_and_no_raw_text(
-    closer: Closer, monkeypatch: pytest.MonkeyPatch
+    closer: CoroutineCloser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw: list[object] = []
     monkeypatch.setattr(closer, "_hook_before", raw.append)
@@ -105,7 +105,7 @@ def test_other_raw_messages_of_python_are_printed_as_before(monkeypatch: pytest.
     raw: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", raw.append)
     before = sys.unraisablehook
-    closer = Closer()
+    closer = CoroutineCloser()
 
     class Bad:
         def __del__(self) -> None:
@@ -117,7 +117,7 @@ def test_other_raw_messages_of_python_are_printed_as_before(monkeypatch: pytest.
     assert sys.unraisablehook is before
 
 
-def test_a_finally_that_blocks_is_logged_once_and_holds_up_only_what_is_to_be_closed(closer: Closer) -> None:
+def test_a_finally_that_blocks_is_logged_once_and_holds_up_only_what_is_to_be_closed(closer: CoroutineCloser) -> None:
     begun, release, over = threading.Event(), threading.Event(), threading.Event()
     closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)
     closer("next", over.set)
@@ -137,7 +137,7 @@ def test_a_long_queue_behind_a_finally_that_blocks_is_logged_at_each_doubling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coroutine_closer, "BACKLOG", 4)
-    closer = Closer()
+    closer = CoroutineCloser()
     begun, release = threading.Event(), threading.Event()
     closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)
     assert begun.wait(60)
@@ -155,7 +155,7 @@ def test_what_is_not_closed_when_the_worker_stops_is_not_closed_by_python_on_ano
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coroutine_closer, "STOP_PATIENCE", 0.01)
-    closer = Closer()
+    closer = CoroutineCloser()
     begun, release = threading.Event(), threading.Event()
     seen: list[str] = []
     closer("blocked", waiting(lambda: (begun.set(), release.wait(60))).close)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, TaskCompleted
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 from airflow_provider_taskhub.workers.orchestrations.sessions import (
     MAX_BATCH,
@@ -25,8 +25,8 @@ class Buffer:
     """The part of a reader that sessions use."""
 
     def __init__(self) -> None:
-        self.out: list[Held] = []
-        self.released: list[Held] = []
+        self.out: list[Delivery] = []
+        self.released: list[Delivery] = []
 
     def taken(self, messages: Any) -> None:
         self.out.extend(messages)
@@ -88,7 +88,7 @@ def test_what_is_gone_is_in_no_batch() -> None:
 
 @pytest.mark.rows("K14")
 @pytest.mark.parametrize("begin", [[], [held(start(), execution_id=GEN0, at=-1)]], ids=["events", "start first"])
-def test_a_batch_is_bounded_and_loses_nothing(begin: list[Held]) -> None:
+def test_a_batch_is_bounded_and_loses_nothing(begin: list[Delivery]) -> None:
     mail = begin + [held(raised(), at=number) for number in range(MAX_BATCH + 7)]
     batch, rest = next_batch(mail)
     assert batch + rest == mail

@@ -14,9 +14,9 @@ from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.hub.admission.facts import Facts
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.model import InstanceState, Suspension
-from airflow_provider_taskhub.hub.queues.delivery import Held
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.orchestrations import triage
-from airflow_provider_taskhub.workers.orchestrations.triage import Sorted, Sorter
+from airflow_provider_taskhub.workers.orchestrations.triage import Triage, TriagedBatch
 from tests.hub.by_hand import GEN0, NOW, held, raised, start
 
 OTHER = "b" * 32
@@ -27,8 +27,8 @@ ENDED = Facts(execution_id=GEN0, checkpointed=NOW, final=True)
 
 
 def sort(
-    monkeypatch: pytest.MonkeyPatch, *batch: Held, facts: Facts = ENDED, row: InstanceState | None = ROW
-) -> Sorted:
+    monkeypatch: pytest.MonkeyPatch, *batch: Delivery, facts: Facts = ENDED, row: InstanceState | None = ROW
+) -> TriagedBatch:
     async def instance(instance_id: str, *, payloads: Any = False) -> InstanceState | None:
         return row
 
@@ -39,11 +39,11 @@ def sort(
     hub: Any = SimpleNamespace(instance=instance, clock=SimpleNamespace(utc_now=lambda: NOW))
     session: Any = SimpleNamespace(instance_id="i", reader=SimpleNamespace(visibility=timedelta(seconds=30)))
     live: Any = SimpleNamespace(stored=Stored(sentinel_etag="e"))
-    coming = Sorter(hub).sort(session, live, batch, facts)
+    coming = Triage(hub).sort(session, live, batch, facts)
     with pytest.raises(StopIteration) as done:
         coming.send(None)
     found = done.value.value
-    assert isinstance(found, Sorted)
+    assert isinstance(found, TriagedBatch)
     return found
 
 
