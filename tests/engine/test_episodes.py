@@ -904,11 +904,11 @@ class Test_code:
 
         play = Play(own)
         play.start("floods")
-        assert "more than 500 actions without awaiting, last 'a' at test_run.py" in (play.last.output or "")
+        assert "more than 500 actions without awaiting, last 'a' at test_episodes.py" in (play.last.output or "")
         assert play.outbound == []
         play = Play(own)
         play.start("spins")
-        assert "awaited completed tasks 500 times in one turn at test_run.py" in (play.last.output or "")
+        assert "awaited completed tasks 500 times in one turn at test_episodes.py" in (play.last.output or "")
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
     def test_an_orchestrator_cannot_end_its_worker(self, kind: type[BaseException]) -> None:

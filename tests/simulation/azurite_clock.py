@@ -1,8 +1,8 @@
 """Azurite under the simulation's clock: the real emulator and our real requests, in virtual time.
 
-Node is started with a `Date` that stands still until it is told the time; the store tells it before each request. While
-a request is under way, the time of the loop stands still as well (:meth:`VirtualTimeLoop.still`). So visibility timeouts
-and storage service's timestamps follow the jumps, and a thousand crashes on Azurite need minutes instead of days.
+Node is started with a `Date` that stands still until it is told the time. The store tells it before each request. While
+a request is under way, the time of the loop stands still as well (:meth:`VirtualTimeLoop.still`). So visibility
+timeouts and the storage service's timestamps follow the jumps, and a thousand crashes on Azurite need minutes.
 """
 
 from __future__ import annotations
