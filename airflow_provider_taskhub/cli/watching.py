@@ -65,7 +65,7 @@ async def _lines(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceStat
         text, running = await wait.standing()
         if text != said:
             said = text
-            errors.print(text or "goes on", soft_wrap=True)
+            errors.print(text or "the instance goes on", soft_wrap=True)
         # progress changes at each look
         await asyncio.wait((work,), timeout=LOOK * (PROGRESS_LOOKS if running else 1))
     return await work
@@ -82,7 +82,7 @@ async def _spun(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState
         line = progress.add_task("waiting")
         while not work.done():
             state = await wait.client.get(wait.instance_id, payloads=False)
-            status = "not there" if state is None else str(state.status)
+            status = "not found" if state is None else str(state.status)
             text, _ = await wait.standing()
             progress.update(line, description=", ".join(part for part in (status, text) if part))
             await asyncio.wait((work,), timeout=1.0)

@@ -180,7 +180,7 @@ def _cut(text: str) -> str:
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters omitted …\n{text[-half:]}"
 
 
 def user_frames(error: BaseException) -> traceback.StackSummary:

@@ -115,7 +115,7 @@ class Generation:
         """
         happening = HAPPENINGS.get(event.event_type)
         if happening is None:
-            return f"{event.event_type.name} is no event that arrives"
+            return f"{event.event_type.name} is not an event that a message brings"
         reaction, status = react_instance(self.status, happening)
         if reaction is Reaction.SET_ASIDE:
             is_start = happening is Happening.STARTED

@@ -83,7 +83,11 @@ class Incarnation:
             ) from error
         trusted = not _lockable(path)
         if not trusted:
-            log.warning("locks_do_nothing", folder=str(folder), effect="a dead worker is taken over by time alone")
+            log.warning(
+                "locks_do_nothing",
+                folder=str(folder),
+                effect="other workers notice the death of this worker only when its leases expire",
+            )
         return cls(identity, path, descriptor, trusted=trusted)
 
     def predecessors(self) -> tuple[str, ...]:

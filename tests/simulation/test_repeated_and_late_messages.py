@@ -373,7 +373,7 @@ def test_a_duplicate_child_start_after_the_child_continued_as_new_starts_nothing
 
     output, aside = played(play)
     assert output == "7"
-    assert [entry["reason"] for entry in aside] == ["already in the history"]
+    assert [entry["reason"] for entry in aside] == ["it is already in the history"]
 
 
 @pytest.mark.rows("K27", "K36")
@@ -512,7 +512,7 @@ def test_a_response_of_the_generation_before_is_set_aside_with_a_record() -> Non
         return [entry["reason"] for entry in hub.said("message_set_aside")]
 
     (reason,) = played(play)
-    assert reason.startswith("of generation ")
+    assert reason.startswith("it is for generation ")
 
 
 @pytest.mark.rows("K27")

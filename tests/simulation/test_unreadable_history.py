@@ -299,7 +299,7 @@ def test_a_terminate_of_another_start_does_not_end_an_unreadable_instance() -> N
         said = [entry["reason"] for entry in world.said("message_set_aside")]
         return row.status, said
 
-    assert play(drive) == (Status.RUNNING, [f"it was for {'b' * 32}, which is over"])
+    assert play(drive) == (Status.RUNNING, [f"it is for run {'b' * 32}, which has ended"])
 
 
 @pytest.mark.rows("K46")

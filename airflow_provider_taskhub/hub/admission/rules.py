@@ -78,11 +78,11 @@ def ended(message: Incoming, facts: Facts) -> Judged:
 
 
 def over(message: Incoming, facts: Facts) -> Judged:
-    return discard(f"it was for {message.run}, which is over")
+    return discard(f"it is for run {message.run}, which has ended")
 
 
 def older(message: Incoming, facts: Facts) -> Judged:
-    return discard(f"of generation {message.run}, now {facts.execution_id}")
+    return discard(f"it is for generation {message.run}, and the instance is at {facts.execution_id}")
 
 
 def client_start(message: Incoming, facts: Facts) -> Judged:
@@ -95,7 +95,7 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
         return wait
     if row.execution_id is None:
         if event.taskhub_row_etag is not None:
-            return discard("its instance, whose row came before it, was purged")
+            return discard("its instance was purged")
         return _soon("its instance row is not there yet")
     if row.execution_id != message.run:
         older = event.generation is not None and row.generation is not None
@@ -103,7 +103,7 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
             return discard(f"the instance was started again as {row.execution_id}")
         return _soon(f"the instance row still belongs to {row.execution_id}")
     if row.ended:  # TaskHub writes that only behind the sentinel; .NET ends a Pending instance by its row alone
-        return discard("it was ended before it started")
+        return discard("the instance has ended before it started")
     if facts.live and facts.parent is not None:
         return _defer(message, f"child {facts.execution_id} has not ended", LONGEST_START)
     return PROCESS  # a client replaces the row of an ended run only: one that is live again was rewound since
@@ -152,8 +152,8 @@ def if_asked(message: Incoming, facts: Facts) -> Judged:
     if facts.checkpointed is None and facts.row is None:
         return NEEDS_ROW
     if _is_newer(message, facts):
-        return _soon("its scheduling event is not in the history: checkpoint under way")
-    return _later("its scheduling event is not in the history and no checkpoint is near")
+        return _soon("its scheduling event is not in the history yet: a checkpoint is under way")
+    return _later("its scheduling event is not in the history, and there is no recent checkpoint")
 
 
 def uncommitted(message: Incoming, facts: Facts) -> Judged:
@@ -171,7 +171,9 @@ def uncommitted(message: Incoming, facts: Facts) -> Judged:
     if known or _is_named(facts.row, message.run):
         return _soon(f"generation {message.run} is not committed yet")
     if facts.final and _is_newer(message, facts):
-        return Judged(verdict=Verdict.ORPHAN, reason=f"of generation {message.run}, and {current} has ended")
+        return Judged(
+            verdict=Verdict.ORPHAN, reason=f"it is for generation {message.run}, and generation {current} has ended"
+        )
     return older(message, facts)
 
 
@@ -206,7 +208,7 @@ def after_the_live_run(otherwise: Rule) -> Rule:
 def order(message: Incoming, facts: Facts) -> Judged:
     """A suspension or resume whose worker died may come back after a newer one was taken: the newer one counts."""
     if facts.steered is not None and precedes(message.stamp, facts.steered):
-        return discard("a newer suspension or resume was taken before it")
+        return discard("a newer suspension or resume was processed before it")
     return PROCESS
 
 

@@ -38,7 +38,7 @@ class State(StrEnum):
 def judge(message: Incoming, facts: Facts) -> Judged:
     """What becomes of a message."""
     if message.identity in facts.seen:
-        return rules.discard("already in the history")
+        return rules.discard("it is already in the history")
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
     if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:
         return rules.discard(judged.reason, forgotten=True)

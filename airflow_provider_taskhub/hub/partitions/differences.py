@@ -60,6 +60,6 @@ class Differences:
                     lacks=listed(found.lacks),
                     has_more=listed(found.more),
                     versions=", ".join(f"{app}: {ours!r} here, {its!r} there" for app, ours, its in found.versions),
-                    hint="give all workers of a hub the same apps in the same versions, or each app a hub of its own",
+                    hint="give all workers of a hub the same apps in the same versions, or use one hub for each app",
                 )
         self._compared = set(proven)

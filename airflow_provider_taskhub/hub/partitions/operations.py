@@ -69,18 +69,21 @@ class Findings:
         """One line each; none: all is well."""
         told = {
             "no lease row: run `taskhub partitions create`": self.missing,
-            "a lease row beyond the hub's partitions": self.foreign,
-            "without an owner": self.unserved,
-            "barred from every live worker": self.nowhere,
+            "there is a lease row, but the hub has no such partition": self.foreign,
+            "no worker owns it": self.unserved,
+            "orders prohibit it to every live worker": self.nowhere,
         }
         lines = [f"partition {number}: {text}" for text, numbers in told.items() for number in numbers]
         lines += [f"partition {found.partition}: its owner {found.owner} does not renew it" for found in self.silent]
-        lines += [f"partition {found.partition}: its owner {found.owner} may live or not" for found in self.unproven]
+        lines += [
+            f"partition {found.partition}: it is unknown whether its owner {found.owner} is alive"
+            for found in self.unproven
+        ]
         if len(self.live) < self.floor:
             lines.append(f"live workers that may serve partitions: {len(self.live)}, fewer than {self.floor}")
         if len(self.times) > 1:
             times = "; ".join(f"{renew:g}/{take:g} s {', '.join(who)}" for (renew, take), who in self.times.items())
-            lines.append(f"workers were given different lease times (renew/take): {times}")
+            lines.append(f"workers have different lease times (renew/take): {times}")
         return tuple(lines)
 
 

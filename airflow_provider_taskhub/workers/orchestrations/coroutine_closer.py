@@ -87,7 +87,7 @@ class CoroutineCloser:
             "orchestrator_goes_on",
             instance_id=job.instance_id,
             error=repr(unraisable.exc_value),
-            hint="it was evicted: let GeneratorExit pass, e.g. by `except Exception` instead of a bare `except`",
+            hint="evicted orchestrators must let GeneratorExit pass: use `except Exception`, not a bare `except`",
         )
 
     def look(self) -> None:
@@ -103,7 +103,7 @@ class CoroutineCloser:
                 instance_id=job.instance_id,
                 seconds=SLOW,
                 where=where(self._thread.ident),
-                hint="it was evicted: its `finally` and `except` blocks must end at once, and wait for nothing",
+                hint="`finally` and `except` blocks of evicted orchestrators must end at once and wait for nothing",
             )
         waiting = self._thread.jobs.qsize()
         if waiting >= self._backlog:
@@ -112,8 +112,8 @@ class CoroutineCloser:
                 "orchestrators_not_closed",
                 waiting=waiting,
                 instance_id=job.instance_id,
-                hint="they stay in memory until this instance's orchestrator lets the worker close them: restart the "
-                "worker with an orchestrator whose `finally` and `except` blocks end at once",
+                hint="they stay in memory until the orchestrator of this instance ends: restart the worker with an "
+                "orchestrator whose `finally` and `except` blocks end at once",
             )
 
     def stop(self) -> None:

@@ -252,7 +252,7 @@ class Orchestrations:
                 await self._commit(session, live, episode, [])
             except (PayloadTooLarge, InputError) as error:
                 await self._refused(session, batch, error, judged=False)
-                raise Aborted("no store takes what its generation switch came to") from error
+                raise Aborted("the store refused the next generation of the instance") from error
 
     async def _run(
         self,

@@ -515,7 +515,7 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
     async with Cluster() as cluster:
         steer = steering(cluster)
         assert (await steer.check()).problems == (
-            *(f"partition {number}: without an owner" for number in range(4)),
+            *(f"partition {number}: no worker owns it" for number in range(4)),
             "live workers that may serve partitions: 0, fewer than 1",
         )
         await settled("a", "b", cluster=cluster)
@@ -528,8 +528,8 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
         findings = await steer.check(floor=2)
         assert findings.problems == (
             "partition 3: no lease row: run `taskhub partitions create`",
-            "partition 1: without an owner",
-            "partition 1: barred from every live worker",
+            "partition 1: no worker owns it",
+            "partition 1: orders prohibit it to every live worker",
             "live workers that may serve partitions: 1, fewer than 2",
         )
         assert {(item.kind, item.by) for item in findings.controls} == {
@@ -546,7 +546,7 @@ async def test_a_check_finds_workers_that_were_given_different_times() -> None:
         cluster.times = LeaseTimes(renew=timedelta(seconds=2), give_up=timedelta(seconds=4), take=timedelta(seconds=6))
         other = await cluster.join("c")
         await cluster.settle()
-        told = "workers were given different lease times (renew/take): 10/30 s a@host/a-1, b@host/b-1; 2/6 s c@host/c-1"
+        told = "workers have different lease times (renew/take): 10/30 s a@host/a-1, b@host/b-1; 2/6 s c@host/c-1"
         assert (await steering(cluster).check()).problems == (told,)
         await cluster.crash(other)
         assert told not in (await steering(cluster).check()).problems, "only of those that live"
@@ -604,7 +604,9 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
         assert row is not None
         await cluster.leases.write(row.claimed("gone@host/1", START, timedelta(seconds=TAKE)))
         began = now()
-        assert (await steering(cluster).check()).problems == ("partition 9: a lease row beyond the hub's partitions",)
+        assert (await steering(cluster).check()).problems == (
+            "partition 9: there is a lease row, but the hub has no such partition",
+        )
         assert now() - began <= 1.2 * RENEW
         times = LeaseTimes(renew=timedelta(days=999), give_up=timedelta(days=1000), take=timedelta(days=1010))
         seldom = Members(cluster.store, NAMES, times=times, clock=VirtualClock())
@@ -616,7 +618,7 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
         findings = await steering(cluster).check(floor=0)
         assert 0 < now() - began <= 121
         assert findings.problems[1:] == tuple(
-            f"partition {number}: its owner a@host/a-1 may live or not" for number in range(4)
+            f"partition {number}: it is unknown whether its owner a@host/a-1 is alive" for number in range(4)
         )
 
 
