@@ -1,4 +1,4 @@
-"""Start, watch and steer instances, and administer a hub, from Python code.
+"""Start, watch and control instances, and administer a hub, from Python code.
 
 ::
 
@@ -9,9 +9,9 @@
         print(ended.status, await flight.activities())
         print(await client.admin.workers())
 
-:class:`Client` starts and lists instances, and has the short ways to one instance by its id. :class:`InstanceHandle`
-(from :meth:`Client.instance`) has everything that concerns one instance. :class:`HubAdmin` (``client.admin``) has what
-concerns the hub: partitions, workers, quarantine.
+:class:`Client` starts and lists instances. :class:`InstanceHandle` (from :meth:`Client.instance`) has every operation
+on one instance; :class:`Client` offers the common ones too, with the instance id as a parameter. :class:`HubAdmin`
+(``client.admin``) has the operations on the hub: partitions, workers, quarantine.
 """
 
 from airflow_provider_taskhub.client.admin import HubAdmin

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.storage.primitives import Store
 async def create_hub(
     store: Store, settings: Settings, *, cap: int | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> HubInfo:
-    """Make a hub over an open store. See :meth:`HubAdmin.create`."""
+    """Create a hub in a store that is already open. Parameters and errors: :meth:`HubAdmin.create`."""
     return await administration.ensure_hub(
         store,
         HubNames(settings.hub),
@@ -36,9 +36,9 @@ async def create_hub(
 
 
 class HubAdmin:
-    """What administrators ask of a hub and order in it. ``Client.admin`` is one.
+    """The operations of a hub's administrator. ``Client.admin`` is an object of this class.
 
-    :ivar routes: which worker serves an instance, for a caller that must reach that worker.
+    :ivar routes: finds the worker that serves an instance, for a caller that must connect to that worker.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -48,12 +48,13 @@ class HubAdmin:
 
     @staticmethod
     async def create(settings: Settings, *, cap: int | None = None) -> HubInfo:
-        """Make the hub that the settings name, or finish one whose creation was interrupted.
+        """Create the hub that the settings name. If an earlier creation was interrupted, finish it.
 
-        A hub that is ready stays as it is.
+        A hub that already exists and is complete is not changed.
 
-        :param settings: name the hub, its storage and the number of its partitions.
-        :param cap: partitions that each worker may hold at most; None: no limit.
+        :param settings: the hub's name, its storage and the number of its partitions.
+        :param cap: the largest number of partitions that one worker may hold; None: no limit.
+        :returns: the properties of the hub.
         :raises HubError: if the hub exists and differs from the settings.
         """
         async with open_store(settings) as store:
@@ -63,41 +64,43 @@ class HubAdmin:
     async def delete(settings: Settings) -> None:
         """Delete the hub that the settings name, with all its instances, histories and logs.
 
-        :param settings: name the hub and its storage.
-        :raises HubError: if there is no such hub, or workers serve it.
+        :param settings: the hub's name and its storage.
+        :raises HubError: if there is no such hub, or if workers serve the hub.
         """
         async with open_store(settings, create=False) as store:
             await administration.delete_hub(store, HubNames(settings.hub))
 
     @property
     def info(self) -> HubInfo:
-        """How the hub is made, as read when the client was opened."""
+        """The properties of the hub, for example its number of partitions. The client read them when it opened."""
         return self._hub.info
 
     # workers and partitions
 
     async def workers(self, *, prove: bool = False) -> tuple[Member, ...]:
-        """The workers that are listed in the hub. A worker that has died stays listed for a while.
+        """Return the workers that are listed in the hub. A worker that has died stays in the list for a while.
 
-        :param prove: look at the list twice, one renewal interval apart, and set ``alive`` by what has changed between
-            the looks. Else ``alive`` says what this client has seen so far; at its first look all count as alive.
+        :param prove: True: read the list twice, one renewal interval apart. A worker whose row has changed in between
+            is alive. False: read the list once, and compare it with the earlier readings of this client. In the first
+            reading of a client every worker counts as alive.
         """
         return await self._members.prove() if prove else await self._members.live()
 
     async def partitions(self, *, prove: bool = False) -> tuple[PartitionState, ...]:
-        """Every partition: its owner, whether the owner lives, and how many messages wait.
+        """Return the state of every partition: its owner, whether the owner is alive, and how many messages wait.
 
-        :param prove: look until each owner has renewed its lease, or has not for 1.5 renewal intervals. Else the state
-            is as this client has seen it so far; at its first look it is ``unproven``.
+        :param prove: True: read the leases again until each owner has renewed its lease, or has not renewed it for 1.5
+            renewal intervals. False: read the leases once, and compare them with the earlier readings of this client.
+            In the first reading of a client every owner is ``unproven``.
         """
         return await administration.partition_states(self._hub.store, self._hub.names, self._observer, prove=prove)
 
     @property
     def partition_operations(self) -> PartitionOperations:
-        """Orders to the partitions, and checks of them: kick, prohibit, offline, cap, drain, check."""
+        """The administrator's operations on partitions: kick, prohibit, offline, cap, drain, check."""
         return PartitionOperations(self._hub.store, self._hub.names, times=self._times, clock=self._hub.clock)
 
-    # instances that do not go on
+    # instances that make no progress
 
     async def waiting_of(
         self,
@@ -106,15 +109,17 @@ class HubAdmin:
         members: Sequence[Member] | None = None,
         sentinels: int = SENTINELS,
     ) -> dict[str, tuple[Why, ...]]:
-        """Why instances do not go on: as ``InstanceHandle.waiting``, for many instances at once.
+        """Return why instances make no progress, like ``InstanceHandle.waiting``, for many instances at once.
 
-        It costs some five requests every 5 s, and one request for each instance of ``sentinels``.
+        Cost: about five requests, whose answers are used again for 5 s, and one request for each instance whose
+        sentinel is read.
 
-        :param states: instances as just read.
-        :param members: workers as just read; None: read them now.
-        :param sentinels: how many of the instances that have begun are asked what they await; those that are not
-            suspended come first. For the others the reasons come from their rows and the workers alone.
-        :returns: reasons by instance id, without instances that work or have ended.
+        :param states: the rows of the instances, which the caller has just read.
+        :param members: the workers, if the caller has just read them; None: read them now.
+        :param sentinels: the largest number of started instances whose sentinel is read. The sentinel says what the
+            instance awaits. Instances that are not suspended come first. For the other instances the reasons come only
+            from their rows and from the list of workers.
+        :returns: the reasons by instance id. Instances that make progress or have ended are left out.
         """
         live = await self.workers() if members is None else members
         return await self._snapshots.many(states, live, self._members.watching, sentinels=sentinels)
@@ -122,14 +127,14 @@ class HubAdmin:
     async def waiting_instances(
         self, *, members: Sequence[Member] | None = None, watching: Sequence[Member] | None = None
     ) -> WaitingInstances:
-        """Instances that do not go on, counted by their strongest reason, with examples.
+        """Count the instances that make no progress by their most important reason, and give examples.
 
-        At most 500 rows of each open status are read, and 100 running or suspended instances are looked at:
-        :attr:`WaitingInstances.complete` says whether these are all.
+        The call reads at most 500 rows of each status that is not final, and the sentinels of at most 100 running or
+        suspended instances. :attr:`WaitingInstances.complete` says whether these limits were enough.
 
-        :param members: workers as just read; None: read them now.
-        :param watching: members that watch the hub for Airflow, read together with ``members``; None: as this client
-            has seen them.
+        :param members: the workers, if the caller has just read them; None: read them now.
+        :param watching: the triggerers that watch the hub for Airflow, read together with ``members``; None: those of
+            this client's last reading.
         """
         if members is None:
             members = await self.workers()
@@ -138,37 +143,42 @@ class HubAdmin:
     # quarantine
 
     async def quarantined(self, *, bodies: bool = True, limit: int | None = None) -> tuple[Quarantined, ...]:
-        """Messages that could not be processed, with their causes.
+        """Return the messages that could not be processed, with the cause of each.
 
-        :param bodies: with the texts of the messages. :param limit: at most so many; None: all.
+        :param bodies: True: also read the content of the messages.
+        :param limit: the largest number of messages to return; None: return all.
         """
         return tuple(await quarantine.listing(self._hub.store, self._hub.names, bodies=bodies, limit=limit))
 
     async def find_quarantined(self, message_id: str) -> Quarantined | None:
-        """A message in quarantine, with its text. :param message_id: as :meth:`quarantined` lists it."""
+        """Return a message in quarantine with its content; None if the message is not in quarantine.
+
+        :param message_id: the message's id from :meth:`quarantined`.
+        """
         return await quarantine.find(self._hub.store, self._hub.names, message_id)
 
     async def put_back(self, message_id: str) -> bool:
-        """Put a message from quarantine into its queue again, once the cause is fixed.
+        """Move a message from quarantine back into its queue. Fix the cause first.
 
-        :param message_id: as :meth:`quarantined` lists it.
-        :returns: False if the message is not there, or somebody else puts it back or drops it at the same time.
+        :param message_id: the message's id from :meth:`quarantined`.
+        :returns: False if the message is not in quarantine, or if another client moved or deleted it at the same time.
         """
         return await self._out_of_quarantine(message_id, quarantine.put_back)
 
     async def drop_quarantined(self, message_id: str) -> bool:
-        """Delete a message from quarantine for ever.
+        """Delete a message in quarantine. The deletion cannot be undone.
 
-        :param message_id: as :meth:`quarantined` lists it. :returns: as :meth:`put_back`.
+        :param message_id: the message's id from :meth:`quarantined`.
+        :returns: False if the message is not in quarantine, or if another client moved or deleted it at the same time.
         """
         return await self._out_of_quarantine(message_id, quarantine.drop)
 
-    async def _out_of_quarantine(self, message_id: str, how: Callable[..., Awaitable[None]]) -> bool:
+    async def _out_of_quarantine(self, message_id: str, operation: Callable[..., Awaitable[None]]) -> bool:
         item = await self.find_quarantined(message_id)
         if item is None:
             return False
         try:
-            await how(self._hub.store, self._hub.names, item)
+            await operation(self._hub.store, self._hub.names, item)
         except (Conflict, NotFound):
             return False
         return True

@@ -1,4 +1,4 @@
-"""The client of a hub: it starts instances, lists them, and has short ways to one instance by its id."""
+"""The client of a hub: it starts, lists and purges instances, and offers the common operations on one instance."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from airflow_provider_taskhub.storage.primitives import Store
 
 
 class Client:
-    """A hub as its users see it. Make one with :meth:`open`; it is bound to the event loop that opened it.
+    """A connection to one hub. Create a client with :meth:`open`, and use the client only in that event loop.
 
-    :ivar admin: the hub's partitions, workers and quarantine.
-    :ivar watches: which Airflow tasks wait for which instances; for the Airflow front.
+    :ivar admin: operations on the hub's partitions, workers and quarantine.
+    :ivar watches: says which Airflow tasks wait for which instances; used by this package's Airflow operators and
+        triggers.
     :ivar hub: the open hub; internal.
     """
 
@@ -52,9 +53,9 @@ class Client:
     async def open(cls, settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
         """Open a client for the hub that the settings name.
 
-        :param settings: from ``load_settings()`` or made by hand.
-        :param create: make the hub if it is missing.
-        :raises HubError: if the hub is missing, not ready, or newer than this package.
+        :param settings: the hub's name and storage, from ``load_settings()`` or created in code.
+        :param create: True: create the hub if it does not exist.
+        :raises HubError: if the hub does not exist, is not completely created, or is newer than this package.
         """
         async with open_store(settings, create=create) as store:
             yield await cls.over(store, settings, create=create)
@@ -63,11 +64,13 @@ class Client:
     async def over(
         cls, store: Store, settings: Settings, *, create: bool = False, clock: Clock = SYSTEM_CLOCK
     ) -> Client:
-        """Make a client over a store that is open already. For tests and workers.
+        """Create a client that uses a store which is already open. For tests and workers.
 
-        :param store: open; the caller closes it. :param settings: name the hub and its times.
-        :param create: make the hub if it is missing. :param clock: the client's time.
-        :raises HubError: as :meth:`open`.
+        :param store: the open store. The caller closes it.
+        :param settings: the hub's name and the times of its leases.
+        :param create: True: create the hub if it does not exist.
+        :param clock: the source of the client's time; tests pass a clock of their own.
+        :raises HubError: for the same reasons as :meth:`open`.
         """
         if create:
             info = await administration.create_hub(store, settings, clock=clock)
@@ -79,13 +82,13 @@ class Client:
         return cls(hub, settings.lease_times)
 
     def describe(self) -> str:
-        """The hub's name and place, for people; never a secret."""
+        """Return the hub's name and the place of its storage, to show to people. The text contains no secret."""
         return self._connection.describe()
 
     def instance(self, instance_id: str) -> InstanceHandle:
-        """A handle for one instance. Nothing is read: the instance need not exist.
+        """Return a handle for one instance. The call reads nothing, so the instance need not exist.
 
-        :param instance_id: of any instance of the hub.
+        :param instance_id: the id of an instance of this hub.
         """
         return InstanceHandle(self._connection, instance_id)
 
@@ -100,17 +103,18 @@ class Client:
         start_at: datetime | None = None,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
-        """Start an instance. It is stored when this returns, whether a worker runs or not.
+        """Start an instance. When the call returns, the instance is stored, even if no worker is running.
 
-        :param orchestrator: the name that a worker's app declares.
-        :param input: one value; it is written as JSON.
-        :param instance_id: None: a new random id.
-        :param version: the instance goes on only on a worker whose app declares this version compatible. "": on any.
-        :param tags: texts by name, to find the instance by.
+        :param orchestrator: the name of an orchestrator that a worker's app declares.
+        :param input: the orchestrator's input: one value, which is written as JSON.
+        :param instance_id: the id of the new instance; None: a new random id.
+        :param version: only workers whose app declares this version compatible run the instance. "": every worker.
+        :param tags: names and text values that are stored with the instance. :meth:`list` can filter by them.
         :param start_at: the instance does not begin before this time. A time without a zone is UTC.
-        :param policy: what to do if the id is taken: refuse, attach to the instance, or replace one that has ended.
-        :returns: the instance's state: of the new one, or with ``ATTACH`` of the existing one.
-        :raises InstanceExists: if the id is taken, by the policy.
+        :param policy: what to do if an instance with this id exists: refuse the start, return the existing instance
+            (``ATTACH``), or replace an instance that has ended.
+        :returns: the state of the new instance; with ``ATTACH`` the state of the existing one, if there is one.
+        :raises InstanceExists: if an instance with this id exists and the policy refuses the start.
         :raises InputError: if the input, id, name, version, tags or time cannot be stored.
         """
         instance_id = uuid4().hex if instance_id is None else check_new_instance_id(instance_id)
@@ -135,16 +139,16 @@ class Client:
         limit: int = 100,
         continuation: str | None = None,
     ) -> InstancePage:
-        """A page of instances in the order of their ids, without large inputs and outputs.
+        """Return one page of instances in the order of their ids. Large inputs and outputs are not read.
 
-        :param statuses: only instances in one of these; empty: in any.
-        :param created_from: only instances created at this time or later. A time without a zone is UTC.
-        :param created_to: only instances created at this time or earlier.
-        :param prefix: only instances whose id begins with this text.
-        :param tags: only instances that have all of these. The client filters by tags and not the store, so a page may
-            be short, or empty, although more pages follow.
-        :param limit: 1 to 1000 instances.
-        :param continuation: of the page before; None: the first page.
+        :param statuses: return only instances with one of these statuses; empty: with any status.
+        :param created_from: return only instances created at this time or later. A time without a zone is UTC.
+        :param created_to: return only instances created at this time or earlier. A time without a zone is UTC.
+        :param prefix: return only instances whose id begins with this text.
+        :param tags: return only instances that have all of these tags. The client filters by tags, because the store
+            cannot. A page may therefore be short or empty although more pages follow.
+        :param limit: the largest number of instances to return, from 1 to 1000.
+        :param continuation: ``InstancePage.continuation`` of the previous page; None: return the first page.
         """
         wanted = listing.Wanted(
             statuses=tuple(statuses), created_from=created_from, created_to=created_to, prefix=prefix or "", tags=tags
@@ -164,15 +168,19 @@ class Client:
         rate: float | None = None,
         progress: Callable[[int], None] = lambda purged: None,
     ) -> PurgeResult:
-        """Purge the ended instances that match, page by page. If it is cut off, run it again: it does the rest.
+        """Purge the ended instances that match the filters. If the call is interrupted, call it again for the rest.
 
-        :param statuses: final ones only; empty: all final ones.
-        :param created_from: as in :meth:`list`, inclusive. :param created_to: as in :meth:`list`, inclusive.
-        :param prefix: as in :meth:`list`. :param tags: as in :meth:`list`.
-        :param limit: purge at most so many instances. :param timeout: begin no instance after this time.
-        :param rate: at most so many instances a second, to leave the store free for workers; None: no limit.
-        :param progress: called with the number of instances purged so far.
-        :returns: what was purged and what failed. One failure does not stop the others.
+        :param statuses: purge only instances with one of these final statuses; empty: with any final status.
+        :param created_from: purge only instances created at this time or later. A time without a zone is UTC.
+        :param created_to: purge only instances created at this time or earlier. A time without a zone is UTC.
+        :param prefix: purge only instances whose id begins with this text.
+        :param tags: purge only instances that have all of these tags.
+        :param limit: the largest number of instances to purge; None: no limit.
+        :param timeout: do not begin to purge another instance after this time; None: no limit.
+        :param rate: the largest number of instances to purge in one second, so that the store has capacity left for
+            workers; None: no limit.
+        :param progress: called repeatedly with the number of instances purged so far.
+        :returns: the number of purged instances, and the failures. A failure of one instance does not stop the call.
         :raises InputError: for a status that is not final, or a rate that is not above 0.
         """
         wanted = listing.Wanted(
@@ -182,7 +190,7 @@ class Client:
             self.hub, self.instance, wanted, limit=limit, timeout=timeout, rate=rate, progress=progress
         )
 
-    # short ways to one instance
+    # operations on one instance: each calls the method of InstanceHandle with the same name
 
     async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:
         """Short for :meth:`InstanceHandle.get`. :param instance_id: of the instance."""

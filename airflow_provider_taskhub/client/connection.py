@@ -1,4 +1,4 @@
-"""What a client, its handles and its administration share."""
+"""The objects that a :class:`.Client`, its :class:`.InstanceHandle` objects and its :class:`.HubAdmin` share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_provider_taskhub.settings import LeaseTimes
 
 
 class Connection:
-    """An open hub, and what this client has seen of its workers and partitions.
+    """An open hub, with the last readings of its workers and partitions.
 
-    A worker is proven to live by the change of its row between two looks. All parts of a client therefore share these
-    objects: each remembers what it saw last.
+    A worker is known to be alive if its row changes between two readings. All parts of a client share these objects,
+    because each object remembers its last reading.
     """
 
     def __init__(self, hub: Hub, times: LeaseTimes) -> None:
@@ -25,5 +25,5 @@ class Connection:
         self.snapshots = WaitingReader(hub, self.observer)
 
     def describe(self) -> str:
-        """The hub's name and place, for people; never a secret."""
+        """Return the hub's name and the place of its storage, to show to people. The text contains no secret."""
         return f"{self.hub.names.hub} at {self.hub.store.describe()}"

@@ -1,4 +1,4 @@
-"""A handle for one instance: wait for it, look at it, send it something, end it, remove it."""
+"""A handle for one instance: read its state and history, wait for it, control it, and remove it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 
 TRIES = 5
-"""Tries of a purge that other writers keep disturbing."""
+"""The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 
 
 class InstanceHandle:
-    """One instance of a hub, by its id. Make one with ``Client.instance``.
+    """One instance of a hub. Get a handle from ``Client.instance``.
 
-    :ivar id: of the instance. :ivar hub: the open hub; internal.
+    :ivar id: the instance id.
+    :ivar hub: the open hub; internal.
     """
 
     def __init__(self, connection: Connection, instance_id: str) -> None:
@@ -59,20 +60,21 @@ class InstanceHandle:
         return f"<InstanceHandle {self.id!r} of {self._connection.describe()}>"
 
     def other(self, instance_id: str) -> InstanceHandle:
-        """A handle for another instance of the same hub. :param instance_id: of that instance."""
+        """Return a handle for another instance of the same hub. :param instance_id: the id of that instance."""
         return InstanceHandle(self._connection, instance_id)
 
-    # looking
+    # operations that read
 
     async def get(self, *, payloads: bool = True) -> InstanceState | None:
-        """The instance's state; None if there is no such instance.
+        """Return the instance's state; None if there is no such instance.
 
-        :param payloads: also read large inputs and outputs, which are stored as blobs. Else these are None.
+        :param payloads: True: also read large inputs and outputs, which are stored as blobs. False: large inputs and
+            outputs are None in the state.
         """
         return await self.hub.instance(self.id, payloads=payloads)
 
     async def status(self) -> Status:
-        """The instance's status alone. :raises InstanceNotFound: if there is no such instance."""
+        """Return the instance's status. :raises InstanceNotFound: if there is no such instance."""
         return (await self._existing()).status
 
     async def _existing(self, *, payloads: bool = False) -> InstanceState:
@@ -85,21 +87,21 @@ class InstanceHandle:
     async def wait(self, *, timeout: timedelta | None = None, longest: float = LONGEST_PAUSE) -> InstanceState:
         """Wait until the instance has ended, and return its state with input and output.
 
-        :param timeout: give up after this time; None: never.
-        :param longest: seconds between two looks at the instance, at most.
-        :raises TimeoutError: if the instance has not ended within ``timeout``. The instance goes on.
+        :param timeout: the longest time to wait; None: no limit.
+        :param longest: the longest pause between two readings of the instance row, in seconds.
+        :raises TimeoutError: if the instance has not ended within ``timeout``. The instance itself continues.
         :raises InstanceNotFound: if there is no such instance.
         """
         return await _end_of(self, None, timeout, longest)
 
     async def waiting(self, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:
-        """Why the instance does not go on, the strongest reason first. Empty if it works or has ended.
+        """Return why the instance makes no progress, the most important reason first.
 
-        It costs some six requests, however long the history is, and two more for each of at most three awaited
-        children.
+        The result is empty if the instance makes progress or has ended. Cost: about six requests for any length of the
+        history, and two more for each awaited child, for at most three children.
 
-        :param members: workers as just read; None: read them now. Pass ``await client.admin.workers(prove=True)`` to be
-            certain which of them live: a worker that has died stays listed until other workers have missed it.
+        :param members: the workers, if the caller has just read them; None: read them now. A worker that has died stays
+            in the list for a while. Pass ``await client.admin.workers(prove=True)`` to know which workers are alive.
         :raises InstanceNotFound: if there is no such instance.
         """
         row, shared = await self._existing(), self._connection
@@ -107,58 +109,61 @@ class InstanceHandle:
         return await shared.snapshots.one(row, found, shared.members.watching)
 
     async def history(self) -> tuple[HistoryEvent, ...]:
-        """The events of the instance's current generation, as they were at one moment.
+        """Return the events of the instance's current generation. All of them are from the same moment.
 
-        :raises HistoryUnreadable: if not all of the events can be read; see :meth:`readable_history`.
+        :raises HistoryUnreadable: if an event cannot be read; use :meth:`readable_history` to see the others.
         :raises Conflict: if the instance was rewound, purged or started again during each of 5 readings.
         """
         return (await load(self.hub.store, self.hub.names, self.id, growing=True)).past
 
     async def readable_history(self) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
-        """The part of the history that can be read, to show it. Code that decides uses :meth:`history`.
+        """Return the part of the history that can be read, to show it to people.
 
-        An instance with a damaged history does not go on: :meth:`terminate` and then :meth:`purge` remove it.
+        Code that makes decisions must use :meth:`history`. An instance with a damaged history makes no progress: call
+        :meth:`terminate` and then :meth:`purge` to remove it.
 
-        :returns: the events, and one line for each thing that cannot be read; no line if all can be read.
+        :returns: the events, and one line of text for each part that cannot be read.
         """
         found = await salvage(self.hub.store, self.hub.names, self.id, growing=True)
         return found.events, found.unreadable
 
     async def activities(self) -> tuple[ActivityRecord, ...]:
-        """Every attempt of the instance's recorded activities, in the order of task and attempt."""
+        """Return all activity records of the instance: one for each attempt, ordered by task id and attempt."""
         found = await records.of_instance(self.hub.store, self.hub.names, self.id)
         return tuple(record for record, _ in found)
 
     async def logs(self) -> tuple[str, ...]:
-        """Names of the logs of all attempts of the instance's activities; see :meth:`log`."""
+        """Return the names of the logs of all attempts of the instance's activities. :meth:`log` reads a log."""
         return await logs.names_of(self.hub.store, self.hub.names, self.id)
 
     async def log(self, name: str, *, last: int | None = None) -> str:
-        """What an attempt wrote; "" if it wrote nothing.
+        """Return the log of one attempt of an activity; "" if the attempt wrote nothing.
 
-        :param name: from :meth:`logs`, ``ActivityRecord.log`` or :meth:`failed_attempt`.
-        :param last: only so many lines, from the end; None: all.
+        :param name: the log's name from :meth:`logs`, ``ActivityRecord.log`` or :meth:`failed_attempt`.
+        :param last: return only this number of lines from the end of the log; None: return the whole log.
         """
         return await logs.read(self.hub.store, self.hub.names, name, last=last)
 
     async def failed_attempt(self) -> FailedAttempt | None:
-        """The last attempt of the activity that made the instance fail, recorded or not.
+        """Return the last attempt of the activity whose failure made the instance fail.
 
-        If a child made the instance fail, this is the attempt of the child's activity. None if the attempt kept no log,
-        and if no activity failed: the orchestrator raised an error of its own.
+        The activity need not have a record. If the failure of a child made the instance fail, the result is an attempt
+        of the child's activity. None: the attempt stored no log, or the error did not come from an activity.
         """
         return await blame.failed_attempt(
             self.hub.store, self.hub.names, self.id, lambda one: self.other(one).get(payloads=False)
         )
 
-    # steering
+    # operations that change the instance
 
     async def raise_event(self, name: str, data: Any = None) -> None:
-        """Send an external event to the instance. DurableTask and Temporal call this a signal, too.
+        """Send an external event to the instance. Temporal calls such an event a signal.
 
-        The orchestrator takes it with ``ctx.wait_for_external_event(name)``, also if it asks for it later.
+        The orchestrator receives the event with ``ctx.wait_for_external_event(name)``. An event that arrives before
+        this call is kept for it.
 
-        :param name: of the event. :param data: one value; it is written as JSON.
+        :param name: the event's name.
+        :param data: the event's content: one value, which is written as JSON.
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has ended.
         :raises InputError: for data that JSON cannot express, or a name that cannot be stored.
@@ -168,7 +173,7 @@ class InstanceHandle:
         if row.status.is_final:
             raise InvalidStateError(f"instance {self.id!r} has ended ({row.status}): it takes no events")
         text = codec.dumps(data, what=f"data of event {name!r}")
-        # before the first checkpoint a .NET worker takes only events that name the execution
+        # Before the first checkpoint of an instance, a .NET worker accepts only events that have the execution id.
         execution_id = row.execution_id if row.status is Status.PENDING else None
         target = OrchestrationInstance(instance_id=self.id, execution_id=execution_id)
         with tracing.raising(name, self.id) as carried:
@@ -190,21 +195,22 @@ class InstanceHandle:
         timeout: timedelta | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
-        """End the instance and its children. An instance that has ended stays as it is.
+        """Terminate the instance and its children. The call does not change an instance that has already ended.
 
-        An instance with a damaged history ends too: its children and its parent are found in the events that can be
-        read. Its history then has only the termination.
+        An instance with a damaged history can be terminated too. The worker finds its children and its parent in the
+        events that can still be read. Afterwards the history contains only the termination.
 
-        :param reason: becomes the instance's output.
-        :param wait: wait until the instance has ended and its executors have confirmed that none of its recorded
-            activities runs any more; with ``recurse`` also until this holds for its children, and for theirs.
-        :param recurse: end every child that has not answered its parent, with its own children. Children with the tag
-            for fire and forget always go on.
-        :param timeout: of ``wait``; None: no limit.
-        :param progress: called with the id of each child that ``wait`` waits for, when its turn comes.
+        :param reason: this text becomes the instance's output.
+        :param wait: True: return only when the instance has ended and its executors have confirmed that none of its
+            recorded activities runs any more. With ``recurse`` the call waits for all children in the same way.
+        :param recurse: True: also terminate every child that has not ended, and the children of these children.
+            Children that were started with the tag for fire and forget always continue.
+        :param timeout: the longest time that ``wait`` may take; None: no limit.
+        :param progress: called with the id of each child before ``wait`` begins to wait for that child.
         :returns: the state before the termination; with ``wait`` the state after it.
-        :raises InstanceNotFound: if there is no such instance. :raises InputError: if the reason cannot be stored.
-        :raises TimeoutError: if not all has ended within ``timeout``. The termination goes on.
+        :raises InstanceNotFound: if there is no such instance.
+        :raises InputError: if the reason cannot be stored.
+        :raises TimeoutError: if something still runs after ``timeout``. The termination itself continues.
         """
         check_text(reason, "the reason")
         row = await self._existing()
@@ -226,15 +232,17 @@ class InstanceHandle:
         return ended
 
     async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
-        """Suspend the instance: activities that run go on, but the orchestrator decides nothing before :meth:`resume`.
+        """Suspend the instance: running activities continue, but the orchestrator does not run before :meth:`resume`.
 
-        An instance that has not begun yet is suspended in its first episode: what it decides there waits too, unless it
-        decides to end.
+        An instance that has not begun yet runs its first episode and is then suspended. The actions of that episode are
+        not executed before the resume, unless the orchestrator ends in that episode.
 
-        :param reason: becomes the instance's output until it ends, as in DurableTask.
-        :param by: who suspends it; shown where the instance is shown as waiting. None: ``user@host`` of this process.
+        :param reason: this text is the instance's output until the instance ends, as in DurableTask.
+        :param by: the name of the person or program that suspends the instance, to show to people. None: ``user@host``
+            of this process.
         :returns: the state before the suspension.
-        :raises InstanceNotFound: if there is no such instance. :raises InvalidStateError: if it has ended.
+        :raises InstanceNotFound: if there is no such instance.
+        :raises InvalidStateError: if the instance has ended.
         :raises InputError: if the reason or ``by`` cannot be stored.
         """
         check_text(reason, "the reason")
@@ -249,11 +257,14 @@ class InstanceHandle:
         return await _steer(self.hub, await self._existing(), event, "suspended")
 
     async def resume(self, reason: str = "") -> InstanceState:
-        """Let a suspended instance go on with all that has come meanwhile. A running one stays as it is.
+        """Let a suspended instance continue with all events that arrived during the suspension.
 
-        :param reason: becomes the instance's output until it ends, as in DurableTask.
-        :returns: the state before the instance goes on.
-        :raises InstanceNotFound: if there is no such instance. :raises InvalidStateError: if it has ended.
+        The call does not change an instance that is not suspended.
+
+        :param reason: this text is the instance's output until the instance ends, as in DurableTask.
+        :returns: the state before the instance continues.
+        :raises InstanceNotFound: if there is no such instance.
+        :raises InvalidStateError: if the instance has ended.
         :raises InputError: if the reason cannot be stored.
         """
         check_text(reason, "the reason")
@@ -261,20 +272,23 @@ class InstanceHandle:
         return await _steer(self.hub, await self._existing(), event, "resumed")
 
     async def rewind(self, reason: str = "") -> InstanceState:
-        """Let a failed instance go on from before its failure: what failed is done again.
+        """Let a failed instance continue from before its failure: the activities and children that failed run again.
 
-        Activities and children that completed are not done again. Children that failed are rewound too. If the
-        orchestrator handled a failure (for example by cleaning up) and then raised it, everything that it decided since
-        the failure is taken back, and it goes on from where it waited for what failed. The causes of the instance's
-        error tell which failure that was: raise an error of your own ``from`` the failure.
+        Activities and children that completed do not run again. Children that failed are rewound too. The orchestrator
+        may have caught a failure, done other work (for example a cleanup), and raised the failure again. The rewind
+        then also takes back the other work, and the orchestrator waits again for the activity that failed. The rewind
+        finds that failure in the causes of the instance's error. If you raise an error of your own, therefore write
+        ``raise MyError(...) from failure``.
 
-        A failure stays handled if the orchestrator decided something between handling it and the failure that ended the
-        instance. If it decided nothing, what failed is done again: the history does not tell whether the failure was
-        handled. A rewind that was cut off can be called again.
+        A failure that the orchestrator caught stays as it is if the orchestrator took another action between that
+        failure and the failure that ended the instance. If it took no action, the activity that failed runs again,
+        because the history does not show whether the failure was caught. A rewind that was interrupted can be called
+        again.
 
-        :param reason: kept in the history.
-        :returns: the state: Pending until the instance ends, as in DurableTask.
-        :raises InstanceNotFound: if there is no such instance. :raises InvalidStateError: if it has not failed.
+        :param reason: this text is stored in the history.
+        :returns: the state. Its status is Pending until the instance ends, as in DurableTask.
+        :raises InstanceNotFound: if there is no such instance.
+        :raises InvalidStateError: if the instance has not failed.
         :raises InputError: if the reason cannot be stored.
         """
         check_column(reason, "the reason")
@@ -284,9 +298,9 @@ class InstanceHandle:
     async def restart(self, *, new_id: bool = False) -> InstanceState:
         """Start the instance again with the orchestrator, version, input and tags of its last start.
 
-        :param new_id: start it under a new random id, in whatever state this instance is. Else under the same id, which
-            needs an instance that has ended.
-        :returns: the new instance's state.
+        :param new_id: True: start a new instance with a new random id; this instance may be in any state. False: keep
+            the id; this instance must have ended.
+        :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
         """
@@ -296,11 +310,12 @@ class InstanceHandle:
         return await Starter(self.hub).begin(row.name, row.input, into, row.version, row.tags, None, policy)
 
     async def purge(self) -> bool:
-        """Remove an instance that has ended, with everything that is stored of it: history, payloads, records, logs.
+        """Delete an instance that has ended, with its history, payloads, activity records and logs.
 
-        Its children are instances of their own, and stay.
+        The children of the instance are not deleted.
 
-        :returns: False if there was no such instance. :raises InvalidStateError: if the instance has not ended.
+        :returns: False if there was no such instance.
+        :raises InvalidStateError: if the instance has not ended.
         """
         check_instance_id(self.id)
         for _ in range(TRIES):
@@ -312,7 +327,7 @@ class InstanceHandle:
             try:
                 await purge(self.hub.store, self.hub.names, row)
                 return True
-            except (Conflict, NotFound) as error:  # started again, rewound, or purged by somebody else: look again
+            except (Conflict, NotFound) as error:  # another client restarted, rewound or purged the instance: try again
                 last = error
         raise last
 
@@ -320,7 +335,10 @@ class InstanceHandle:
 async def _steer(
     hub: Hub, row: InstanceState, event: ExecutionSuspended | ExecutionResumed, what: str
 ) -> InstanceState:
-    """Send a suspension or a resume to the run that a row shows."""
+    """Send a suspend or resume message to an instance, for the run that its row shows.
+
+    :param what: "suspended" or "resumed", for the error text.
+    """
     if row.status.is_final:
         raise InvalidStateError(f"instance {row.instance_id!r} has ended ({row.status}): it cannot be {what}")
     named = replace(event, taskhub_execution_id=row.execution_id)
@@ -331,7 +349,7 @@ async def _steer(
 def _user_and_host() -> str:
     try:
         user = getuser()
-    except (KeyError, OSError):  # a process of a user without a name
+    except (KeyError, OSError):  # the operating system has no name for the user id of this process
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
 
@@ -339,9 +357,10 @@ def _user_and_host() -> str:
 async def _end_of(
     instance: InstanceHandle, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE
 ) -> InstanceState:
-    """Wait until an instance has ended. Other parameters and errors as for :meth:`InstanceHandle.wait`.
+    """Wait until an instance has ended. Other parameters and errors: :meth:`InstanceHandle.wait`.
 
-    :param run: wait for the end of this run only: another one under the same id is not waited for.
+    :param run: the execution id of the run to wait for. The wait also ends when another run has the same instance id.
+        None: wait for the run that the instance has.
     """
     hub = instance.hub
     deadline = Deadline(hub.clock, timeout)

@@ -1,4 +1,4 @@
-"""Listing instances: a page at a time, filtered by the store where it can and by the client where it cannot."""
+"""Lists instances page by page. The store applies the filters that it supports; the client applies the others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
 
 SCAN_PAGES = 50
-"""Pages of rows that one call may read before it answers with what it has found."""
+"""The largest number of pages that one call reads from the store. After that the call returns what it has found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancePage:
     """A page of instances.
 
-    :param instances: in the order of their ids.
-    :param continuation: pass it on for the next page; None at the end.
+    :param instances: the instances, in the order of their ids.
+    :param continuation: pass this text to ``Client.list`` for the next page; None: this is the last page.
     """
 
     instances: tuple[InstanceState, ...]
@@ -30,7 +30,7 @@ class InstancePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which instances a caller asks for, as the parameters of ``Client.list`` say it."""
+    """The filters of a list. The fields mean the same as the parameters of ``Client.list``."""
 
     statuses: tuple[Status, ...] = ()
     created_from: datetime | None = None
@@ -40,7 +40,12 @@ class Wanted:
 
 
 async def page(hub: Hub, wanted: Wanted, *, limit: int = 100, continuation: str | None = None) -> InstancePage:
-    """Read one page. :param limit: 1 to 1000 instances. :param continuation: of the page before."""
+    """Read one page of instances.
+
+    :param wanted: the filters.
+    :param limit: the largest number of instances to return, from 1 to 1000.
+    :param continuation: ``InstancePage.continuation`` of the previous page; None: read the first page.
+    """
     where = query_filter(
         statuses=wanted.statuses,
         created_from=Timestamp.from_datetime(wanted.created_from) if wanted.created_from else None,

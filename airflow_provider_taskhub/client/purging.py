@@ -1,4 +1,4 @@
-"""Purging many instances: page by page, a few at a time, at the rate that the caller allows."""
+"""Purges many instances: page by page, a few at the same time, not faster than the caller allows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.retries import Retries, retry
 
 PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
-"""Of each instance."""
+"""How the purge of one instance is tried again when the store answers that there are too many requests."""
 PURGED_AT_ONCE = 8
-"""Instances that are purged side by side."""
+"""Instances that are purged at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeResult:
-    """What ``Client.purge_many`` has done.
+    """The result of ``Client.purge_many``.
 
-    :param purged: number of instances.
-    :param complete: False if instances are left, since the time or the limit was over: call it again.
-    :param failed: by instance id, the error of each instance that the store could not purge; these are left too.
+    :param purged: the number of instances that were purged.
+    :param complete: False if matching instances are left, because the timeout or the limit was reached, or because
+        the purge of some failed. Call ``purge_many`` again to purge them.
+    :param failed: the instances that the store could not purge: error texts by instance id.
     """
 
     purged: int
@@ -74,10 +75,11 @@ async def purge_many(
 
 
 async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str]) -> bool:
-    """Purge one of many. An instance that was started again since it was listed is left alone.
+    """Purge one instance. An instance that was started again after it was listed is not purged.
 
-    :param failed: takes the error if the store cannot purge the instance.
-    :returns: whether it was purged. :raises Unavailable: if the store answers nothing at all.
+    :param failed: receives the error text if the store cannot purge the instance.
+    :returns: whether the instance was purged.
+    :raises Unavailable: if the store does not answer other requests either.
     """
     try:
         return await retry(instance.purge, PURGES, hub.clock)
@@ -86,5 +88,5 @@ async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str])
     except (Throttled, Unavailable) as error:
         failed[instance.id] = str(error)
         if isinstance(error, Unavailable):
-            await instance.get(payloads=False)  # raises if the whole store is down, and not only this instance's purge
+            await instance.get(payloads=False)  # raises if the store does not answer at all; ends purge_many
     return False

@@ -1,4 +1,8 @@
-"""Starting an instance: its row first, conditionally, then the start message with the same execution id."""
+"""Starts an instance: first inserts the instance row, then puts the start message with the same execution id.
+
+The insertion fails if a row with the same instance id exists. Two clients that start the same id at the same time
+therefore make only one instance.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from airflow_provider_taskhub.storage.primitives import (
 
 
 class Starter:
-    """Starts instances of one hub, and settles what happens when an id is taken."""
+    """Starts instances of one hub, and applies the start policy when an instance with the same id exists."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -43,7 +47,7 @@ class Starter:
         start_at: datetime | None,
         policy: StartPolicy,
     ) -> InstanceState:
-        """Start an instance. Parameters and errors: ``Client.start``. :param text: the input as JSON."""
+        """Start an instance. Other parameters and errors: ``Client.start``. :param text: the input as JSON."""
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
         with tracing.creating(orchestrator, version, instance) as carried:
             start = ExecutionStarted(
@@ -63,7 +67,9 @@ class Starter:
                 return await self._taken(start, policy)
 
     async def _insert(self, start: ExecutionStarted) -> InstanceState:
-        # the start says that it inserted its row: its first delivery then runs without reading anything
+        # The message gets the ETag of the inserted row: the store replaces the placeholder `mark` when it puts the
+        # message. A worker then knows the row, and need not read anything before the first episode. A message in a blob
+        # is written before the row, so it cannot have the ETag.
         mark = uuid4().hex
         made, entity, blobs = self._start_parts(replace(start, taskhub_row_etag=mark))
         put = replace(made.put(), naming=(mark, EtagOf(step=1)))
@@ -101,7 +107,7 @@ class Starter:
             row = await self.hub.instance(instance_id)
             if row is None:
                 try:
-                    return await self._insert(start)  # purged between
+                    return await self._insert(start)  # the old instance was purged after our first insertion failed
                 except Conflict:
                     continue
             if policy is StartPolicy.ATTACH:
@@ -116,7 +122,7 @@ class Starter:
             try:
                 return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)
             except (Conflict, NotFound):
-                continue  # somebody else was faster: look again
+                continue  # another client changed or purged the row first: read the row again
         raise InstanceExists(f"another client is starting instance {instance_id!r}: try again")
 
     async def _replace(self, start: ExecutionStarted, row: InstanceState) -> InstanceState:
@@ -126,7 +132,11 @@ class Starter:
         return self.hub.state_of(replace(entity, etag=etag))
 
     async def _put_again(self, row: InstanceState) -> None:
-        """The client that wrote a Pending row may have died before its message: the same start, once more."""
+        """Put the start message of a Pending instance again, with the same content.
+
+        The client that inserted the row may have died before it put the message. A worker ignores a second message of
+        the same start.
+        """
         full = await self.hub.instance(row.instance_id, payloads=True) or row
         start = ExecutionStarted(
             timestamp=row.created or self.hub.clock.utc_now(),

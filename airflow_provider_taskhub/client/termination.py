@@ -1,4 +1,4 @@
-"""Waiting until a terminated instance is really over: it, its activities, its children and theirs."""
+"""Waits until nothing of a terminated instance runs any more: no activity, no child, and no child of a child."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two looks of a wait, which grow from one to the other."""
+"""Shortest and longest pause between two readings of a row, in seconds. The pause grows during a wait."""
 CHILD_APPEARS = 30.0
-"""Seconds within which a child whose parent was terminated has a row: it has started, or was ended before that."""
+"""Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
 
 
 async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
-    """Wait until no recorded activity of an ended instance runs. :raises TimeoutError: at ``deadline``."""
+    """Wait until no recorded activity of an ended instance runs.
+
+    :param instance: the instance that has ended.
+    :param deadline: the time until which to wait.
+    :raises TimeoutError: if an activity still runs at the deadline.
+    """
     clock, pause = instance.hub.clock, FIRST_PAUSE
     while any(record.state in (RecordState.RUNNING, RecordState.CANCELLING) for record in await instance.activities()):
         deadline.check(f"instance {instance.id!r} has ended, but one of its activities still runs")
@@ -30,10 +35,12 @@ async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
 
 
 async def families_end(instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None]) -> None:
-    """Wait until the children of a terminated instance have ended, and theirs.
+    """Wait until all children of a terminated instance have ended, and also the children of these children.
 
-    :param progress: called with the id of each child when its turn comes.
-    :raises TimeoutError: when they have not by ``deadline``.
+    :param instance: the instance that was terminated.
+    :param deadline: the time until which to wait.
+    :param progress: called with the id of each child before the wait for that child begins.
+    :raises TimeoutError: if a child has not ended at the deadline.
     """
     history, _ = await instance.readable_history()
     terminated = [event for event in history if isinstance(event, ExecutionTerminated)]
@@ -52,7 +59,10 @@ async def families_end(instance: InstanceHandle, deadline: Deadline, progress: C
 
 
 async def _child_row(child: InstanceHandle, deadline: Deadline) -> InstanceState | None:
-    """The row of a child that may be about to start; None: purged, no row came in :data:`CHILD_APPEARS`."""
+    """Return the row of a child that may not have started yet.
+
+    None: no row appeared within :data:`CHILD_APPEARS` seconds. The child was purged, or never started.
+    """
     clock = child.hub.clock
     until = clock.monotonic() + CHILD_APPEARS
     while (row := await child.get(payloads=False)) is None and clock.monotonic() < until:

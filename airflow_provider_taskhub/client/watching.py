@@ -1,4 +1,4 @@
-"""Which Airflow tasks wait for which instances, as the Airflow front stores it in the hub."""
+"""Stores in the hub which Airflow tasks wait for which instances."""
 
 from __future__ import annotations
 
@@ -22,40 +22,47 @@ from airflow_provider_taskhub.supervision import owned
 log = structlog.get_logger(__name__)
 
 FORGOTTEN_AT_ONCE = 16
-"""Requests that :meth:`Watches.forget` sends side by side."""
+"""Requests that :meth:`Watches.forget` sends at the same time."""
 
 
 class Watches:
-    """Waits of Airflow tasks for instances, and the hints that tell that a watched instance has ended."""
+    """Reads and writes the watch rows of a hub, and reads and deletes its completion hints.
+
+    A watch row says that an Airflow task waits for an instance. A completion hint says that such an instance may have
+    ended.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._hub, self._members, self._times = connection.hub, connection.members, connection.times
 
     async def add(self, watch: Watch) -> None:
-        """Store that an Airflow task waits for an instance. Call it before the start.
+        """Store that an Airflow task waits for an instance. Call this method before the instance is started.
 
-        :param watch: the task and the instance.
+        :param watch: names the task and the instance.
         """
         await watches.write(self._hub.store, self._hub.names, watch)
 
     async def of(self, deployment: str) -> tuple[Watch, ...]:
-        """The watches of one Airflow deployment. :param deployment: its name."""
+        """Return the watch rows of one Airflow deployment. :param deployment: the deployment's name."""
         return await watches.read(self._hub.store, self._hub.names, deployment)
 
     async def remove(self, watch: Watch) -> None:
-        """Delete a watch. One that was written again meanwhile stays. :param watch: as :meth:`of` returned it."""
+        """Delete a watch row, unless the row was written again after it was read.
+
+        :param watch: the watch as :meth:`of` returned it.
+        """
         await watches.delete(self._hub.store, self._hub.names, watch)
 
     async def completions(self) -> tuple[str, ...]:
-        """Ids of watched instances that have ended and were not forgotten yet.
+        """Return the ids of instances that have a completion hint.
 
-        A hint: the instance's row decides whether it has ended.
+        A hint proves nothing: read the instance row to know whether the instance has ended.
         """
         rows = self._hub.store.rows(self._hub.names.completions, Compare("PartitionKey", "eq", ""))
         return tuple([unescape(entity.row_key) async for entity in rows])
 
     async def forget(self, instance_ids: Collection[str]) -> None:
-        """Delete hints that were delivered. :param instance_ids: as :meth:`completions` returned them."""
+        """Delete completion hints that are no longer needed. :param instance_ids: ids from :meth:`completions`."""
 
         async def forget(instance_id: str) -> None:
             entity = Entity(partition_key="", row_key=escape(instance_id))
@@ -67,11 +74,11 @@ class Watches:
 
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:
-        """List this process as one that watches the hub's instances for Airflow, for the length of the block.
+        """List this process in the hub as a watcher of instances for Airflow while the block runs.
 
-        Other processes see from the list whether a deferred task has a triggerer. Errors of the store are logged.
+        Other processes see in the list whether a triggerer waits for deferred tasks. Errors of the store are logged.
 
-        :param name: of the process, for people.
+        :param name: the name of this process, to show to people.
         """
         me = f"{name}@{socket.gethostname()}/{uuid4().hex[:8]}"
         member = Member(
