@@ -92,7 +92,7 @@ def activity_info() -> ActivityInfo:
     """
     attempt = _attempt.get(None)
     if attempt is None:
-        raise TaskHubError("activity_info() was called outside of an activity: nothing is being carried out here")
+        raise TaskHubError("activity_info() was called outside of an activity: call it in the function of an activity")
     return attempt.info
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 
 import typer
 
@@ -23,10 +24,23 @@ app.add_typer(partitions.app, name="partitions")
 app.add_typer(quarantine.app, name="quarantine")
 app.command()(worker)
 
+
+def _reflow(group: typer.Typer) -> None:
+    """Let a terminal of any width wrap the help: Typer keeps the line breaks of docstrings, but for the first part."""
+    for command in group.registered_commands:
+        text = inspect.getdoc(command.callback) if command.callback is not None else None
+        if command.help is None and text:
+            command.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _reflow(inner.typer_instance)
+
+
 DEMO = "airflow_provider_taskhub.demo"
 """Only a checkout has this package. It is found by name, since it stands on the package ``cli`` itself."""
 if importlib.util.find_spec(DEMO) is not None:
     app.command()(importlib.import_module(f"{DEMO}.command").demo)
+_reflow(app)
 
 
 def _version(asked: bool) -> None:

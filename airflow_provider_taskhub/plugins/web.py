@@ -212,7 +212,7 @@ def _data() -> Any:
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
         if name is None:
-            raise HTTPException(404, "this attempt keeps no log")
+            raise HTTPException(404, "this attempt has no log")
         text = await desk.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
         return {"text": masked(text), "lines": LOG_LINES}
 

@@ -47,5 +47,5 @@ def _path(connection: str) -> Path:
     url = urlsplit(connection)
     path = Path("/" + unquote(url.path).lstrip("/"))  # of //x the first slash would have a meaning of its own
     if url.netloc or url.query or url.fragment or not url.path.startswith("/") or path.name == "":
-        raise ConfigurationError(f"connection {connection!r}: a file is named by its absolute path, like {_EXAMPLE}")
+        raise ConfigurationError(f"connection {connection!r}: give the absolute path of the file, like {_EXAMPLE}")
     return path

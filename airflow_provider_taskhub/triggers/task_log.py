@@ -229,5 +229,5 @@ def _activity(record: ActivityRecord) -> str:
     if record.failure is not None:
         line += f": {headline(record.failure)[:_LONGEST_STATUS]}"
     elif record.state is RecordState.LOST:
-        line += ": its worker fell silent, another attempt runs"
+        line += ": its worker is silent, and another attempt runs"
     return line

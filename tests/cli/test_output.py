@@ -9,7 +9,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from airflow_provider_taskhub.cli import output
+from airflow_provider_taskhub.cli import main, output
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.demo.screen import Screen, attempts_table, months_line
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
@@ -87,3 +87,17 @@ def test_a_demo_shows_texts_as_they_are() -> None:
     assert "\x1b[1;31mkilled\x1b[0m in /tmp/[/b]" in text
     assert "months  \x1b[2m·01\x1b[0m  \x1b[33m▶\x1b[0m02 \x1b[2m[/b]\x1b[0m" in text
     assert "\x1b[33m▶\x1b[0m Running" in text or "\x1b[33m▶\x1b[0m running" in text
+
+
+def test_the_help_of_every_command_is_wrapped_by_the_terminal_alone() -> None:
+    """A line break of a docstring in the middle of a sentence would stay in the help."""
+    texts: dict[str, str] = {}
+    groups = [("taskhub", typer.main.get_command(main.app))]
+    for name, group in groups:
+        for part, command in group.commands.items():
+            if hasattr(command, "commands"):
+                groups.append((f"{name} {part}", command))
+            else:
+                texts[f"{name} {part}"] = command.help or ""
+    assert len(texts) > 25
+    assert {name: text for name, text in texts.items() if "\n" in text.replace("\n\n", "") or not text} == {}

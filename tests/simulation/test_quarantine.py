@@ -240,9 +240,9 @@ def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bo
         ),
         (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "one", False, "its event is TaskScheduled"),
         (TimerCreated(timestamp=NOW, event_id=0, fire_at=NOW), "one", False, "its event is TimerCreated"),
-        (EventRaised(timestamp=NOW, name="add", input="1"), "x" * 2_000, False, "no instance can have its id"),
-        (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "x" * 2_000, True, "no instance can have its id"),
-        (EventRaised(timestamp=NOW, name="add", input="1"), "", False, "no instance can have its id"),
+        (EventRaised(timestamp=NOW, name="add", input="1"), "x" * 2_000, False, "its instance id is not valid"),
+        (TaskScheduled(timestamp=NOW, event_id=0, name="hop"), "x" * 2_000, True, "its instance id is not valid"),
+        (EventRaised(timestamp=NOW, name="add", input="1"), "", False, "its instance id is empty"),
     ],
 )
 def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(

@@ -56,9 +56,10 @@ def check(
     --min-nodes; workers have different lease times, so that one slow worker delays failover for all.
 
     Faults of instances: no live worker knows the orchestrator or an activity, or accepts the version; the worker that
-    owns the partition cannot run the instance; the instance is in quarantine; its partition is offline; no triggerer
-    watches a hub for which an Airflow task waits. The command also lists instances that are suspended, start later, or
-    await an event, a timer or a child. These are no faults.
+    owns the partition cannot run the instance; the instance is in quarantine; its partition is offline.
+
+    The command also lists instances that are suspended, start later, await an event, a timer or a child, or belong to
+    an Airflow task while no triggerer watches the hub. These are no faults.
 
     The command reads at most 500 instances of each open status, and examines at most 100 running ones. If there are
     more, the counts say "at least".

@@ -58,7 +58,7 @@ async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: b
             reading.whole(instance_id)
         found = await _salvage(store, names, reading)
         if reading.torn:
-            line = f"{torn_text('the history')}: what is shown may be of different moments"
+            line = f"{torn_text('the history')}: the rows that are shown may be of different moments"
             return replace(found, unreadable=(line, *found.unreadable))
         if not found.unreadable or _same(await lock_of(store, names, instance_id), reading.lock, growing=growing):
             break  # else payloads went with their generation while they were read

@@ -310,7 +310,7 @@ def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
         text = decompress(b"".join(parts)) if parts else "{}"
     found = loads(text, what="what stands there")
     if not isinstance(found, dict):
-        raise InputError(f"what stands there is no JSON object: {text[:60]!r}")
+        raise InputError(f"the value is not a JSON object: {text[:60]!r}")
     return found
 
 

@@ -151,7 +151,7 @@ class Scanner:
             raise HubError(
                 f"the hub is served by {stranger!r}, which renews partitions as DurableTask for .NET does: the workers "
                 "of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or give this "
-                "worker a hub of its own (TASKHUB_HUB)"
+                "worker another hub (TASKHUB_HUB)"
             )
         self._map.read(leases)
         self._holding.compare(leases)

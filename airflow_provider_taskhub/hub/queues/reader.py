@@ -67,9 +67,9 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
     try:  # no table can be asked for what is no key; a .NET client's ids may be longer than ours
         check_key("its PartitionKey", escape(instance_id))
     except InputError as error:
-        raise MessageError(f"no instance can have its id: {error}") from error
+        raise MessageError(f"its instance id is not valid: {error}") from error
     if not instance_id:
-        raise MessageError("no instance can have its id: it is empty")
+        raise MessageError("its instance id is empty")
     return Delivery(
         queue=queue,
         envelope=envelope,

@@ -142,7 +142,7 @@ def prepare(path: Path, clock: Clock, timeout: float) -> None:
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise ConfigurationError(f"cannot open {path}: {error}; repair its cause or {WAY_OUT}") from error
+        raise ConfigurationError(f"cannot open {path}: {error}; fix the cause or {WAY_OUT}") from error
 
 
 def _make(path: Path) -> None:
@@ -165,7 +165,7 @@ def check_local(path: Path) -> None:
     base, _, fuse = kind.partition(".")
     if base in _NETWORK or fuse in _NETWORK_FUSE:
         raise ConfigurationError(
-            f"{path} lies on a network file system ({kind}), where an SQLite file loses data; {WAY_OUT} "
+            f"{path} is on a network file system ({kind}), where an SQLite file can lose data; {WAY_OUT} "
             "on a local disk, or use Azure Storage for workers on several machines"
         )
 

@@ -144,7 +144,9 @@ def _from_address(text: str) -> Account:
         )
     signed = "sig=" in url.query
     if url.scheme.lower() != "https" and not signed:
-        raise ConfigurationError(f"the address of {host!r} must begin with https://: tokens never travel unencrypted")
+        raise ConfigurationError(
+            f"the address of {host!r} must begin with https://: TaskHub sends tokens only encrypted"
+        )
     suffix = ".".join(labels[2:]) + (f":{port}" if port else "")
     endpoints = {
         service: Endpoint(origin=f"{url.scheme.lower()}://{labels[0]}.{service}.{suffix}") for service in SERVICES
