@@ -1,1 +1,1 @@
-"""The engine: pure replay of orchestrators. No clock, no I/O, no logging, no storage."""
+"""The engine runs orchestrators and replays their histories. It has no clock, no I/O, no logging and no storage."""

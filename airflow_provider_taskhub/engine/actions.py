@@ -1,4 +1,4 @@
-"""What an orchestrator decided, and the history event and message that each decision becomes."""
+"""Actions: the decisions of an orchestrator, and the history event and the message that each action becomes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
-from airflow_provider_taskhub.engine.trace_context import passed_on, span_of
+from airflow_provider_taskhub.engine.trace_context import context_for_action, span_of
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
-HISTORY_INPUT = 1024
-"""Characters up to which an input is kept in its scheduling event too, for monitors; the message always has it."""
+MAX_HISTORY_INPUT = 1024
+"""An input of at most this many characters is also stored in its scheduling event, for monitors. A longer input is
+only in the message."""
 FIRE_AND_FORGET = "FireAndForget"
-"""Tag of a child whose parent does not wait."""
+"""DurableTask's tag of a child orchestration whose parent does not wait for the child."""
 WATCH_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for: its end is announced in ``{Hub}Completions``."""
+"""Tag of an instance that an Airflow task waits for. When the instance ends, a row in ``{Hub}Completions`` says so."""
 TIMER = "timer"
-"""The role of a timer of the user's own. Its row does not need it."""
-_OWN_TAGS = frozenset({FIRE_AND_FORGET, WATCH_TAG})
-"""Tags that a child does not inherit."""
+"""The role of a timer that user code made. This role is not stored in the timer's row."""
+_NOT_INHERITED = frozenset({FIRE_AND_FORGET, WATCH_TAG})
+"""Tags that a child does not inherit from its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A line of the user's code."""
+    """A line of user code that made a decision. Errors show it."""
 
     code: CodeType
     line: int
@@ -58,11 +59,21 @@ class CallSite:
 
 @dataclass(slots=True, kw_only=True)
 class Action:
-    """One decision.
+    """One decision of an orchestrator.
 
-    :param kind: type of the scheduling event. :param role: word for its identity, e.g. ``activity`` or ``retry again``.
-    :param name: of the activity, child or event. :param instance_id: of the child, or the event's receiver; None: the
-        child's default. :param run: of an event's receiver, if it is a child that has not answered yet.
+    :param kind: type of the scheduling event that the action becomes.
+    :param role: word that enters the action's identity, e.g. ``activity`` or ``retry again 3``.
+    :param where: line of user code that made the decision.
+    :param name: name of the activity, the child's orchestrator or the event; "" for a timer.
+    :param number: number of the action in its generation; -1 until the generation has numbered it.
+    :param version: version of the activity or of the child's orchestrator; "" for none.
+    :param input: input or event data as JSON text; None for none.
+    :param tags: tags that the call itself gives to the activity or child.
+    :param fire_at: time when a timer fires; None for other actions.
+    :param instance_id: instance id of the child, or of the instance that receives the event. None: the child gets its
+        default id.
+    :param run: execution id of the instance that receives an event, if that instance is a child which the sender still
+        awaits; else None.
     """
 
     kind: EventType
@@ -84,7 +95,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where a decision is made: the generation, its start, the orchestrator's time, the rewinds so far."""
+    """The situation in which a decision is made.
+
+    :param instance: instance and execution id of the generation.
+    :param started: start event of the generation.
+    :param time: the orchestrator's time.
+    :param rewinds: number of rewinds in the generation's history so far. It enters the identity of actions.
+    """
 
     instance: OrchestrationInstance
     started: ExecutionStarted
@@ -96,12 +113,12 @@ Decided = tuple[HistoryEvent, Outbound]
 
 
 def decide(action: Action, scope: Scope) -> Decided:
-    """The scheduling event of an action, and the message that carries it out."""
+    """Return the scheduling event of an action, and the message that makes a worker carry the action out."""
     return _BUILD[action.kind](action, scope, identity(action, scope))
 
 
 def identity(action: Action, scope: Scope) -> str:
-    """The identity of an action."""
+    """Return the identity of an action: see :func:`.identity.action_id`."""
     return action_id(
         scope.instance,
         action.number,
@@ -113,8 +130,8 @@ def identity(action: Action, scope: Scope) -> str:
     )
 
 
-def _kept(input: str | None) -> str | None:
-    return input if input is None or len(input) <= HISTORY_INPUT else None
+def _history_input(input: str | None) -> str | None:
+    return input if input is None or len(input) <= MAX_HISTORY_INPUT else None
 
 
 def _activity(action: Action, scope: Scope, name: str) -> Decided:
@@ -125,17 +142,22 @@ def _activity(action: Action, scope: Scope, name: str) -> Decided:
         version=action.version,
         input=action.input,
         tags=action.tags or None,
-        parent_trace_context=passed_on(scope.started.parent_trace_context, name),
+        parent_trace_context=context_for_action(scope.started.parent_trace_context, name),
         taskhub_action_id=name,
     )
     message = Outbound(event=event, target=scope.instance, action_id=name, context_tags=dict(scope.started.tags or {}))
-    kept = _kept(action.input)
+    kept = _history_input(action.input)
     return (event if kept is action.input else replace(event, input=kept)), message
 
 
 def child_tags(own: Mapping[str, str] | None, parent: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Tags of a child: its parent's, overridden by its own."""
-    merged = {key: value for key, value in (parent or {}).items() if key not in _OWN_TAGS}
+    """Return the tags of a child: the tags that it inherits from its parent, overridden by the tags of its own call.
+
+    :param own: tags that the call of the child gives.
+    :param parent: tags of the parent instance.
+    :returns: None if there are no tags.
+    """
+    merged = {key: value for key, value in (parent or {}).items() if key not in _NOT_INHERITED}
     return {**merged, **(own or {})} or None
 
 
@@ -153,7 +175,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         name=action.name,
         instance_id=child.instance_id,
         version=action.version,
-        input=_kept(action.input),
+        input=_history_input(action.input),
         client_span_id=None if carried is None or carried.span_id is None else span_of(name),
         tags=tags,
         taskhub_action_id=name,
@@ -165,7 +187,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         version=action.version,
         input=action.input,
         tags=tags,
-        parent_trace_context=passed_on(carried, name),
+        parent_trace_context=context_for_action(carried, name),
         parent=ParentInstance(
             name=started.name, instance=scope.instance, task_schedule_id=action.number, version=started.version
         ),
@@ -200,10 +222,10 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         timestamp=scope.time,
         name=action.name,
         input=action.input,
-        parent_trace_context=passed_on(scope.started.parent_trace_context, name),
+        parent_trace_context=context_for_action(scope.started.parent_trace_context, name),
         taskhub_execution_id=action.run,
     )
-    # No execution id: whatever generation the receiver is in.
+    # The target has no execution id: the event is for the receiver's current generation.
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
 
 

@@ -1,7 +1,7 @@
-"""Tasks that wait for answers: activities and children with their retries, timers, external events.
+"""The tasks that an orchestrator awaits: activities and children with their retries, timers, external events.
 
-An answer is delivered by the generation; what follows from it (another attempt, another stretch of a long timer) is
-decided here, through the narrow ``Engine`` protocol.
+The generation hands each answer to its task. The task decides what follows: the task completes, or it schedules another
+attempt or the next part of a long timer. A task uses its generation only through the ``Engine`` protocol.
 """
 
 from __future__ import annotations
@@ -16,43 +16,54 @@ from airflow_provider_taskhub.engine.events import EventType, FailureDetails
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
-from airflow_provider_taskhub.engine.wait_changes import Notes
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
 
 LONGEST_TIMER = timedelta(days=6)
-"""A longer timer is several TimerCreated: queues hide a message for at most 7 days. Histories depend on this
-value: never change it."""
+"""A longer timer is made of several TimerCreated events, because Azure queues hide a message for at most 7 days. Stored
+histories depend on this value: never change it."""
 
 
 class Answerable(Protocol):
-    """What stands in the map of open actions."""
+    """A task that waits for the answer to an action."""
 
     def answered(self, result: str | None) -> None:
-        """:param result: JSON text."""
+        """Take the answer of an action that succeeded. :param result: its result as JSON text."""
 
-    def refused(self, error: TaskFailedError, *, recorded: bool) -> None:
-        """:param recorded: the history already says what follows from this failure (it is ours, and being replayed)."""
+    def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
+        """Take the answer of an action that failed.
+
+        :param error: the failure of the activity or child.
+        :param recorded: whether this failure is replayed and the history already holds the decision about a retry.
+        """
 
 
 class Engine(Protocol):
-    """What these tasks need of their generation."""
+    """The part of a generation that tasks use."""
 
     @property
     def time(self) -> Timestamp: ...
 
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
-        """Number an action and note it as decided."""
+        """Give an action its number and add it to the generation's actions.
 
-    def recorded_verdict(self, number: int) -> tuple[RetryDecision, Timestamp]:
-        """What the history says followed the failure of an attempt, and when its timer fires."""
+        :param action: the decision.
+        :param waiter: the task that gets the answer; None: no task waits for an answer.
+        """
+
+    def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
+        """Return the recorded decision about a retry, and when the timer of this decision fires.
+
+        :param number: action number of the attempt that failed.
+        """
 
     @property
-    def notes(self) -> Notes:
-        """Collects the waits that begin and end, and the timers that are cancelled."""
+    def wait_changes(self) -> WaitRecorder:
+        """The recorder of waits that begin or end and of timers that are cancelled."""
 
 
 class Attempts(Group[Any]):
-    """An activity or a child orchestration, tried again as its policy says."""
+    """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says."""
 
     __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy")
 
@@ -72,26 +83,30 @@ class Attempts(Group[Any]):
         except InputError as error:
             self.fail(error)
 
-    def refused(self, error: TaskFailedError, *, recorded: bool) -> None:
+    def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
         try:
-            verdict, at = self._engine.recorded_verdict(self._action.number) if recorded else self._judged(failure)
-        except BaseException as broken:  # the user's `handle` raised
+            number = self._action.number
+            decision, at = self._engine.recorded_decision(number) if recorded else self._apply_policy(failure)
+        except BaseException as broken:  # the policy's `handle` is user code and may raise any error
             self.fail(broken)
             return
-        if verdict is RetryDecision.STOP:
+        if decision is RetryDecision.STOP:
             self.fail(error)
             return
-        self._failure = error if verdict is RetryDecision.LAST else None
-        Timer(self._engine, at, self._action.where, role=retry_role(verdict, self._action.number)).join(self)
+        self._failure = error if decision is RetryDecision.LAST else None
+        Timer(self._engine, at, self._action.where, role=retry_role(decision, number)).join(self)
 
-    def _judged(self, failure: FailureDetails) -> tuple[RetryDecision, Timestamp]:
+    def _apply_policy(self, failure: FailureDetails) -> tuple[RetryDecision, Timestamp]:
         now = self._engine.time
-        verdict, delay = decide_retry(self._policy, attempt=self._attempt, first=self._first, now=now, failure=failure)
-        return verdict, now + delay
+        decision, delay = decide_retry(self._policy, attempt=self._attempt, first=self._first, now=now, failure=failure)
+        return decision, now + delay
 
     def settled(self, child: Task[Any]) -> None:
-        """The timer between two attempts fired."""
+        """Schedule the next attempt, because the timer between two attempts fired.
+
+        :param child: the timer.
+        """
         if self._failure is not None:
             self.fail(self._failure)
             return
@@ -101,7 +116,7 @@ class Attempts(Group[Any]):
 
 
 class Timer(CancellableTask[None]):
-    """Fires at a time; a distant one in stretches."""
+    """The task of a timer. A timer longer than :data:`LONGEST_TIMER` is made of parts, one TimerCreated event each."""
 
     __slots__ = ("_engine", "_fire_at", "_number", "_role", "_until", "_where")
 
@@ -111,9 +126,9 @@ class Timer(CancellableTask[None]):
         self._fire_at = fire_at
         self._where = where
         self._role = role
-        self._stretch()
+        self._schedule_part()
 
-    def _stretch(self) -> None:
+    def _schedule_part(self) -> None:
         self._until = min(self._fire_at, self._engine.time + LONGEST_TIMER)
         action = Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until)
         self._engine.schedule(action, self)
@@ -121,52 +136,60 @@ class Timer(CancellableTask[None]):
 
     @property
     def fire_at(self) -> Timestamp:
-        """The end of its last stretch."""
+        """When the whole timer fires: the end of its last part."""
         return self._fire_at
 
     def cancel(self) -> None:
         if not self._done:
-            self._engine.notes.cancel(self._number)
+            self._engine.wait_changes.cancel(self._number)
         super().cancel()
 
     def recorded(self, fire_at: Timestamp) -> None:
-        """The history says how far this stretch goes; .NET's are longer, and fire early."""
+        """Take over the end of the current part from the history.
+
+        A .NET worker divides timers in another way, so a part that it has scheduled may be longer.
+
+        :param fire_at: the end of the part, as its TimerCreated event says.
+        """
         self._until = fire_at
 
     def answered(self, result: str | None) -> None:
-        if self._done:  # cancelled
+        if self._done:  # the timer was cancelled before
             return
         if self._until < self._fire_at:
-            self._stretch()
+            self._schedule_part()
         else:
             self.complete(None)
 
-    def refused(self, error: TaskFailedError, *, recorded: bool) -> None:
+    def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
         self.fail(error)
 
 
 class EventWait(CancellableTask[Any]):
-    """An external event by name.
+    """The task of a wait for an external event.
 
-    :param since: the orchestration's time when the wait began. :param notes: is told when the wait ends.
+    :param name: name of the event.
+    :param annotation: type to which the event's data are decoded; None: plain JSON.
+    :param since: the orchestrator's time when the wait began.
+    :param wait_changes: records the end of the wait.
     """
 
-    __slots__ = ("_annotation", "_notes", "name", "since")
+    __slots__ = ("_annotation", "_wait_changes", "name", "since")
 
-    def __init__(self, name: str, annotation: Any, since: Timestamp, notes: Notes) -> None:
+    def __init__(self, name: str, annotation: Any, since: Timestamp, wait_changes: WaitRecorder) -> None:
         super().__init__()
-        self._notes = notes
+        self._wait_changes = wait_changes
         self.name = name
         self.since = since
         self._annotation = annotation
 
-    def _tell(self) -> None:
-        self._notes.end(self)
-        super()._tell()
+    def _notify_groups(self) -> None:
+        self._wait_changes.end(self)
+        super()._notify_groups()
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"
         try:
             self.complete(decode(None if input is None else loads(input, what=what), self._annotation, what=what))
-        except BaseException as error:  # a validator of the user's own may raise anything
+        except BaseException as error:  # a pydantic validator of the user may raise any error
             self.fail(error)

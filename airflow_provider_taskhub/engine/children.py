@@ -1,8 +1,8 @@
-"""Ending the children of an instance together with it: pure functions over its history.
+"""Terminating the children of a terminated instance: pure functions over the instance's history.
 
-A terminate with ``TaskHubRecurse`` is sent on to every child that has not completed. The message names the child's
-start, so that it ends no later run of that id, and the child's orchestrator, for a child that has not begun. Children
-with DurableTask's tag for fire and forget go on.
+If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. This
+message names the child's start, so that it cannot end a later run of the same instance id. It also names the child's
+orchestrator, because the child may not have begun yet. A child with DurableTask's fire-and-forget tag gets no message.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from airflow_provider_taskhub.engine.identity import child_execution_id
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_CARRIED = 16_000
-"""Characters of the list of children that a generation passes on; a longer list loses its oldest children."""
+"""Maximum characters of the list of open children that a generation passes to the next one. The oldest children are
+removed from a longer list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
     """A child that has not completed.
 
-    :param execution_id: of its start; None: its parent was run by .NET, which does not record it.
-    :param name: of its orchestrator.
+    :param instance_id: instance id of the child.
+    :param execution_id: execution id of the child's first generation; None if a .NET worker ran the parent, because
+        .NET does not record it.
+    :param name: name of the child's orchestrator.
     """
 
     instance_id: str
@@ -44,7 +47,12 @@ class Child:
 
 
 def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
-    """The children of this generation and of earlier ones that have not completed."""
+    """Return the children that have not completed: those of this generation and those of earlier generations.
+
+    Children with the fire-and-forget tag are not included.
+
+    :param history: the events of the current generation.
+    """
     earlier: list[Child] = []
     waiting: dict[int, Child] = {}
     for event in history:
@@ -64,7 +72,11 @@ def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
-    """The list of open children that a generation passes on when it continues as new; None: there are none."""
+    """Return the open children as text, for the next generation's start event. ``continue_as_new`` calls for it.
+
+    :param history: the events of the generation that ends.
+    :returns: a JSON list of at most :data:`MAX_CARRIED` characters; None if there are no open children.
+    """
     entries = [json.dumps([child.instance_id, child.execution_id, child.name]) for child in unfinished(history)]
     while entries and sum(map(len, entries)) + len(entries) > MAX_CARRIED:
         del entries[0]
@@ -72,9 +84,12 @@ def carried(history: Iterable[HistoryEvent]) -> str | None:
 
 
 def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
-    """The messages that end the children of an instance that is terminated; none unless the terminate asks for it.
+    """Return the messages that terminate the open children of an instance.
 
-    :param history: of the generation, with the terminate. :param instance_id: of the parent.
+    :param history: the events of the instance's generation, with the ExecutionTerminated event.
+    :param instance_id: instance id of the parent.
+    :param time: timestamp of the messages.
+    :returns: an empty list if the terminate message does not ask for the children (``TaskHubRecurse``).
     """
     history = tuple(history)
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)
@@ -97,15 +112,18 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
 
 
 def reports_end(history: Iterable[HistoryEvent]) -> bool:
-    """Whether an instance reports its end to its parent. It does not if the parent has terminated it.
+    """Return whether an instance sends its outcome to its parent: False if the parent itself has terminated the child.
 
-    The parent may not have ended yet: it would take the report for a failure of the child.
+    A parent that has not ended yet would treat such an outcome as a failure of the child.
+
+    :param history: the events of the child.
     """
     return not any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history)
 
 
 def _parsed(text: str) -> list[Child]:
-    with suppress(ValueError, TypeError):  # a damaged list costs the terminate of some children, not the instance
+    # A damaged list must not stop the instance. The children in the damaged list are then not terminated.
+    with suppress(ValueError, TypeError):
         return [
             Child(instance_id=str(one), execution_id=start, name=str(name)) for one, start, name in json.loads(text)
         ]

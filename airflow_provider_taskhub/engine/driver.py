@@ -1,6 +1,7 @@
-"""Drives one orchestrator function by ``send`` and ``throw``: no event loop, no callbacks, no other awaitables.
+"""Runs one orchestrator function with ``send`` and ``throw``, without an event loop.
 
-Knows tasks only by whether they are settled. What a return or an error means is the generation's business.
+The function can await only tasks of its context. The driver knows whether a task is settled, and nothing else about the
+task. The generation decides what a return value or an error of the function means.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_STEPS = 1_000_000
-"""Awaits in one turn: more is a loop over tasks that are complete."""
+"""Maximum number of awaits in one turn. Code that exceeds it is in an endless loop over completed tasks."""
 
 Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The function has returned."""
+    """The orchestrator function has returned. :param value: its return value."""
 
     value: Any
 
 
 class Driver:
-    """:param name: of the orchestrator, for errors."""
+    """Runs one orchestrator function. :param name: name of the orchestrator, for errors."""
 
     __slots__ = ("_awaited", "_body", "_name")
 
@@ -39,10 +40,11 @@ class Driver:
         self._awaited: Task[Any] | None = None
 
     def start(self, made: Any) -> Returned | None:
-        """Take what the function gave when it was called, and run it.
+        """Run the orchestrator function for the first time.
 
-        :param made: a coroutine, a generator, or the result of a plain function.
+        :param made: what the call of the function gave: a coroutine, a generator, or the result of a plain function.
         :returns: as :meth:`turn`.
+        :raises BaseException: as :meth:`turn`.
         """
         if not isinstance(made, CoroutineType | GeneratorType):
             return Returned(made)
@@ -50,16 +52,18 @@ class Driver:
         return self.turn()
 
     def turn(self) -> Returned | None:
-        """Run until the function waits for a task that is not settled (None), or returns.
+        """Run the function until it waits for a task that is not settled, or until it returns.
 
-        :raises BaseException: what the function raised. :raises OrchestrationError: it awaited something that is no
-            task, or completed tasks without end.
+        :returns: the return value; None if the function waits.
+        :raises BaseException: any error that the function raised.
+        :raises OrchestrationError: the function awaited an object that is not a task, or it awaited completed tasks
+            more than :data:`MAX_STEPS` times.
         """
         steps = 0
         while (body := self._body) is not None and ((task := self._awaited) is None or task.is_complete):
             steps += 1
             if steps > MAX_STEPS:
-                raise self._given_up(
+                raise self._closed_error(
                     f"awaited completed tasks {MAX_STEPS} times in one turn at {self.line()}: "
                     "a loop that makes no progress"
                 )
@@ -72,7 +76,7 @@ class Driver:
                 self._body = None
                 raise
             if not isinstance(yielded, Task):
-                raise self._given_up(
+                raise self._closed_error(
                     f"awaited {type(yielded).__name__} at {self.line()}: only tasks of its context can be awaited, "
                     "e.g. ctx.create_timer(...) instead of asyncio.sleep(...)"
                 )
@@ -80,23 +84,23 @@ class Driver:
         return None
 
     def close(self) -> None:
-        """Let go of the function; its ``finally`` blocks run."""
+        """Close the function: its ``finally`` blocks run now. An error that they raise is ignored."""
         body, self._body = self._body, None
         self._awaited = None
         if body is not None:
-            with suppress(BaseException):  # it is over, whatever a `finally` block thinks of it
+            with suppress(BaseException):  # the function is not needed any more: an error of its `finally` is ignored
                 body.close()
 
     def line(self) -> CallSite | str:
-        """Where it waits."""
+        """Return the line of user code at which the function waits."""
         frame = _innermost(self._body)
         return CallSite.of(frame) if frame is not None else "an unknown line"
 
     def doing(self) -> str:
-        """What it does at the moment, for errors."""
+        """Return a text for errors: the function had ended, or the line at which it waits."""
         return "had ended" if self._body is None else f"waited at {self.line()}"
 
-    def _given_up(self, text: str) -> OrchestrationError:
+    def _closed_error(self, text: str) -> OrchestrationError:
         self.close()
         return OrchestrationError(f"orchestrator {self._name!r} {text}", retryable=False)
 
@@ -107,11 +111,12 @@ def _resumed(body: Body, task: Task[Any] | None) -> Any:
     error = task.get_exception()
     if error is None:
         return body.send(task.get_result())
-    return body.throw(error.with_traceback(None))  # or every await would add its frames to the same traceback
+    # Several awaits may raise the same error object. Without `with_traceback` its traceback would grow at each await.
+    return body.throw(error.with_traceback(None))
 
 
 def _innermost(body: Any) -> FrameType | None:
-    """The user's frame that waits, through nested coroutines and ``yield from``."""
+    """Return the innermost frame of user code that waits. It looks through nested coroutines and ``yield from``."""
     found: FrameType | None = None
     while body is not None:
         frame = getattr(body, "cr_frame", None) or getattr(body, "gi_frame", None)

@@ -1,6 +1,7 @@
-"""What an episode of an orchestrator decides: values, carried out by the checkpoint.
+"""The result of an episode: the events to store and the messages to send, as plain values.
 
-The engine says *what* leaves an instance and in which order; queues, rows and blobs are the hub's.
+The engine decides which messages leave an instance, and in which order. The checkpoint writes them to the hub's queues,
+rows and blobs.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 class Outbound:
     """An event that leaves the instance as a message.
 
-    :param event: TaskScheduled → work items; TimerFired → own control queue, visible at ``fire_at``; ExecutionStarted
-        (child), EventRaised, SubOrchestrationInstanceCompleted/Failed (to the parent) → the target's control queue.
-    :param target: instance (and generation, where one is meant) in the message's ``OrchestrationInstance``; for
-        activities and timers the instance itself.
-    :param action_id: the action's identity (UUIDv5), sent as the message's ``ActivityId``; None for responses.
-    :param context_tags: OrchestrationExecutionContext's tags (activities and children only), the sender's own.
+    :param event: the event in the message. A TaskScheduled goes to the work-item queue. A TimerFired goes to the
+        instance's own control queue and is hidden until ``fire_at``. An ExecutionStarted (of a child), EventRaised,
+        ExecutionTerminated (to a child) and SubOrchestrationInstanceCompleted/Failed (to the parent) go to the control
+        queue of the target.
+    :param target: the message's ``OrchestrationInstance``: the instance that the message is for, with its execution id
+        if the message is for one generation only. For activities and timers, the sending instance itself.
+    :param action_id: identity of the action (a UUIDv5), sent as the message's ``ActivityId``; None for messages that
+        no action made, such as responses to the parent.
+    :param context_tags: tags of the sending instance, for the message's ``OrchestrationExecutionContext``; only
+        activities and children have them.
     """
 
     event: HistoryEvent
@@ -41,21 +46,21 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """The outcome of one run of an orchestrator over new events, generations that it went through included.
+    """The result of one run of an orchestrator over new events. ``continue_as_new`` may have changed the generation.
 
-    :param loaded: instance and generation as loaded: the ``Sender`` of what leaves.
-    :param current: the generation at the end of the episode.
-    :param switched: the generation changed: ``history`` replaces what is stored from ordinal 0.
-    :param history: the events to store: appended, or, if ``switched``, the whole new generation.
-    :param first_ordinal: ordinal of ``history[0]``.
-    :param outbound: messages to send, in the order decided.
-    :param number: OrchestratorStarted events of the loaded generation, this one included (``Episode`` of messages).
-    :param status: runtime status at the end; a running instance says RUNNING or SUSPENDED.
-    :param custom_status: JSON text, or None for null.
-    :param completed: the completion event, when the instance ended in this episode.
-    :param awaits: what the instance waits for at the end; nothing when it has ended.
-    :param stale: new events that the episode set aside unprocessed (other generation, wrong echo, duplicates), with a
-        reason each; their messages are deleted and the reason is logged.
+    :param loaded: instance and execution id before the episode: the ``Sender`` of the messages.
+    :param current: instance and execution id at the end of the episode.
+    :param switched: whether the generation changed. Then ``history`` replaces all stored rows, from row number 0.
+    :param history: the events to store. They are appended to the stored history, or replace it if ``switched``.
+    :param first_ordinal: row number of ``history[0]``.
+    :param outbound: messages to send, in the order in which they were decided.
+    :param number: number of this episode in the loaded generation, from 1: the ``Episode`` field of messages.
+    :param status: runtime status at the end of the episode; RUNNING or SUSPENDED for an instance that has not ended.
+    :param custom_status: custom status as JSON text; None for null.
+    :param completed: the completion event if the instance ended in this episode; else None.
+    :param awaits: what the instance waits for at the end of the episode; empty if the instance has ended.
+    :param stale: new events that the episode did not use, each with its reason: the event is a duplicate, belongs to
+        another generation, or answers another decision. The worker deletes their messages and logs the reasons.
     """
 
     loaded: OrchestrationInstance
@@ -73,12 +78,16 @@ class Episode:
 
     @property
     def started(self) -> bool:
-        """The ExecutionStarted event is among ``history`` (the instance row then gets all its columns)."""
+        """Whether ``history`` has an ExecutionStarted event. It makes the checkpoint write the whole instance row."""
         return any(isinstance(event, ExecutionStarted) for event in self.history)
 
     @property
     def output(self) -> str | None:
-        """What readers see as the instance's output (completion, terminate, suspend, resume); None: unchanged."""
+        """The output that readers of the instance see after this episode; None: the output does not change.
+
+        After a completion it is the result, the failure's headline, or the reason of a terminate. After a suspend or
+        resume it is the reason that the client gave.
+        """
         completed = self.completed
         if completed is None:
             reasons = [e.reason for e in self.history if isinstance(e, ExecutionSuspended | ExecutionResumed)]

@@ -10,7 +10,7 @@ from itertools import islice
 
 from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
-from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT, AwaitedEvent
+from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedEvent
 
 
 class ExternalEvents:
@@ -58,9 +58,9 @@ class ExternalEvents:
         self._raised += 1
 
     def awaited(self) -> list[AwaitedEvent]:
-        """The oldest open wait of each of at most ``LOOKED_AT`` names."""
+        """The oldest open wait of each of at most ``MAX_EXAMINED`` names."""
         return [
             AwaitedEvent(name=task.name, since=task.since)
-            for waits in islice(self._waits.values(), LOOKED_AT)
-            if (task := next((one for one in islice(waits, LOOKED_AT) if not one.is_complete), None))
+            for waits in islice(self._waits.values(), MAX_EXAMINED)
+            if (task := next((one for one in islice(waits, MAX_EXAMINED) if not one.is_complete), None))
         ]

@@ -34,11 +34,11 @@ from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
-from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, LOOKED_AT, NAMED, Awaits
+from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import RetryDecision
-from airflow_provider_taskhub.engine.wait_changes import Notes
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000
@@ -86,10 +86,10 @@ class Generation:
         self._wants_generation = False
         self._past = past or Recorded()
         self._actions = OpenActions()
-        self._forgets = False  # what is undecided: the instance was terminated while a suspend held it back
+        self._drops_unrecorded = False  # what is unrecorded: the instance was terminated while a suspend held it back
         self._events = ExternalEvents()
         self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
-        self.notes = Notes()
+        self.wait_changes = WaitRecorder()
         self._carried: list[HistoryEvent] = []
         self._driver = Driver(definition.name)
         self._closed = False
@@ -117,12 +117,12 @@ class Generation:
         if happening is None:
             return f"{event.event_type.name} is not an event that a message brings"
         reaction, status = react_instance(self.status, happening)
-        if reaction is Reaction.SET_ASIDE:
+        if reaction is Reaction.DISCARD:
             is_start = happening is Happening.STARTED
             return "duplicate start" if is_start else f"the orchestration is {self.status} already"
-        if isinstance(event, Answer) and (reason := self._actions.unfit(event, self.numbers)):
+        if isinstance(event, Answer) and (reason := self._actions.mismatch(event, self.numbers)):
             return reason
-        self._forgets = reaction is Reaction.TERMINATE and self.status is Status.SUSPENDED
+        self._drops_unrecorded = reaction is Reaction.TERMINATE and self.status is Status.SUSPENDED
         self.status = status
         self._limit = self.numbers + MAX_ACTIONS
         _REACT[reaction](self, event)
@@ -140,30 +140,30 @@ class Generation:
 
         :raises NonDeterminismError: when the code decides more than the history has.
         """
-        self.notes.clear()
+        self.wait_changes.clear()
         # Before the end that was taken back the code may decide what it had not come to for its failure.
         live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
-        if self._actions.undecided and live and not self.is_decided:
+        if self._actions.unrecorded and live and not self.is_decided:
             self._actions.check_recorded()
         self.time = time
 
     def answers(self, event: HistoryEvent) -> bool:
         """Whether an answer fits an open action."""
-        return isinstance(event, Answer) and self._actions.unfit(event, self.numbers) is None
+        return isinstance(event, Answer) and self._actions.mismatch(event, self.numbers) is None
 
-    def overrule(self, error: NonDeterminismError, last: int) -> None:
+    def fail_nondeterministic(self, error: NonDeterminismError, last: int) -> None:
         """The past does not fit the code: the instance fails, whatever the code has come to meanwhile.
 
         :param last: the highest action number of the past; the completion comes after it.
         """
         self.close()
-        self._actions.undecided.clear()
+        self._actions.unrecorded.clear()
         self.numbers = max(self.numbers, last + 1)
         self._wants_generation = False
         self.result, self.failure = message_of(error), failure_of(error)
         self.status = Status.FAILED
 
-    def give_up(self, error: OrchestrationError) -> None:
+    def fail_with(self, error: OrchestrationError) -> None:
         """The engine ends it with an error of its own."""
         self.close()
         self.result, self.failure = message_of(error), failure_of(error)
@@ -176,9 +176,9 @@ class Generation:
         that were decided in the same breath are cancelled before they ever were. Of what a suspend held
         back nothing is kept when a terminate ends it (as in DurableTask).
         """
-        if self._forgets:
-            self._actions.undecided.clear()
-        if self.status is Status.SUSPENDED or not self._actions.undecided:
+        if self._drops_unrecorded:
+            self._actions.unrecorded.clear()
+        if self.status is Status.SUSPENDED or not self._actions.unrecorded:
             return []
         scope = Scope(instance=self.instance, started=self.started, time=time, rewinds=self.rewinds)
         return self._actions.flush(scope, ended=self.is_decided)
@@ -189,14 +189,14 @@ class Generation:
         events = self._events.awaited()
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
         return Awaits(
-            activities=tuple(islice(activities, NAMED)),
-            children=tuple(islice(children, NAMED)),
+            activities=tuple(islice(activities, MAX_NAMES)),
+            children=tuple(islice(children, MAX_NAMES)),
             child_ids=tuple(child_ids[:CHILD_IDS]),
             child_count=len(child_ids),
-            events=tuple(events[:NAMED]),
+            events=tuple(events[:MAX_NAMES]),
             timer=timer,
-            complete=max(len(activities), len(children), len(events)) <= NAMED
-            and max(len(self._actions), len(self._events)) <= LOOKED_AT,
+            complete=max(len(activities), len(children), len(events)) <= MAX_NAMES
+            and max(len(self._actions), len(self._events)) <= MAX_EXAMINED,
         )
 
     def carried(self) -> list[HistoryEvent]:
@@ -225,14 +225,14 @@ class Generation:
         self.numbers += 1
         self._actions.add(action, waiter)
 
-    def recorded_verdict(self, number: int) -> tuple[RetryDecision, Timestamp]:
+    def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """What followed the failure of attempt ``number``. If a timer of its policy did, that timer is next."""
         return self._past.verdict(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
 
     def wait(self, name: str, annotation: Any) -> EventWait:
         """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
-        task = EventWait(name, annotation, self.time, self.notes)
-        self.notes.begin(task)
+        task = EventWait(name, annotation, self.time, self.wait_changes)
+        self.wait_changes.begin(task)
         self._events.wait(task)
         return task
 
@@ -245,9 +245,9 @@ class Generation:
     # ---- events
 
     def _deliver(self, event: HistoryEvent) -> None:
-        self._give(self._actions.take(event), event)
+        self._dispatch(self._actions.take(event), event)
 
-    def _give(self, entry: OpenAction | None, event: HistoryEvent) -> None:
+    def _dispatch(self, entry: OpenAction | None, event: HistoryEvent) -> None:
         if isinstance(event, EventRaised):
             if self._wants_generation:
                 self._carried.append(event)
@@ -255,7 +255,7 @@ class Generation:
                 self._events.offer(event)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
-            entry.waiter.refused(error_of(event, entry.action.name), recorded=recorded)
+            entry.waiter.failed(error_of(event, entry.action.name), recorded=recorded)
         elif entry:
             entry.waiter.answered(getattr(event, "result", None))
         self._run(self._driver.turn)
@@ -269,7 +269,7 @@ class Generation:
             if self.is_decided:
                 self._carry(kept)
             else:
-                self._give(entry, kept)
+                self._dispatch(entry, kept)
 
     def _carry(self, event: HistoryEvent) -> None:
         if not isinstance(event, Answer):
@@ -285,11 +285,11 @@ class Generation:
         """A rewind's message, or a row that a rewind rewrote: that action is decided again."""
         if isinstance(event, GenericEvent):
             if event.event_id >= 0:
-                self._actions.excuse(event.event_id)
+                self._actions.allow_again(event.event_id)
             # the row, not the message: that may come after an answer or a timer that wakes the instance, or never
             if event.is_rewind:
                 self.rewinds += 1
-                self._actions.excuse_all()
+                self._actions.allow_all_again()
 
     # ---- the coroutine
 

@@ -44,7 +44,7 @@ def input_arguments(
     try:
         decoded = decode(value, annotation, what=what)
     except InputError as error:
-        if misspelt := "; ".join(_told(*found) for found in _unknown_at_top(value, annotation)):
+        if misspelt := "; ".join(_unknown_key_text(*found) for found in _unknown_at_top(value, annotation)):
             raise InputError(f"{error}; {misspelt}") from error.__cause__
         raise
     if not recorded and annotation is not None:
@@ -65,10 +65,10 @@ def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -
     :raises InputError: naming the key, where it stands, and the nearest known key.
     """
     for found in _unknown(raw, decoded, annotation, "value"):
-        raise InputError(f"{what}: {_told(*found)}")
+        raise InputError(f"{what}: {_unknown_key_text(*found)}")
 
 
-def _told(path: str, key: str, known: frozenset[str]) -> str:
+def _unknown_key_text(path: str, key: str, known: frozenset[str]) -> str:
     spelt = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(key.casefold(), spelt, n=1)
     hint = f", did you mean {spelt[near[0]]!r}?" if near else ""

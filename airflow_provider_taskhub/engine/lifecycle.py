@@ -44,7 +44,7 @@ class Reaction(StrEnum):
     NOTE = "note"  # recorded, nothing else
     CARRY = "carry"  # into the next generation
     LATER = "later"  # its message is kept: the start is under way
-    SET_ASIDE = "set aside"  # recorded as stale, nothing changes
+    DISCARD = "discard"  # the event is reported as stale and changes nothing
     END = "end"
     IMPOSSIBLE = "impossible"
 
@@ -76,7 +76,7 @@ HAPPENINGS = {
 def _ended(state: Status) -> dict[Happening, Move]:
     """A final state accepts nothing further."""
     outcomes = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
-    row = dict.fromkeys(Happening, Move(Reaction.SET_ASIDE, state))
+    row = dict.fromkeys(Happening, Move(Reaction.DISCARD, state))
     row.update(dict.fromkeys(outcomes, Move(Reaction.IMPOSSIBLE, state)))
     return row
 
@@ -84,18 +84,18 @@ def _ended(state: Status) -> dict[Happening, Move]:
 INSTANCE: dict[Status, dict[Happening, Move]] = {
     Status.PENDING: {
         Happening.STARTED: Move(Reaction.BEGIN, Status.RUNNING),
-        Happening.ANSWERED: Move(Reaction.SET_ASIDE, Status.PENDING),
+        Happening.ANSWERED: Move(Reaction.DISCARD, Status.PENDING),
         Happening.RAISED: Move(Reaction.LATER, Status.PENDING),
         Happening.SUSPENDED: Move(Reaction.LATER, Status.PENDING),
         Happening.RESUMED: Move(Reaction.LATER, Status.PENDING),
         Happening.TERMINATED: Move(Reaction.LATER, Status.PENDING),
-        Happening.REWOUND: Move(Reaction.SET_ASIDE, Status.PENDING),
+        Happening.REWOUND: Move(Reaction.DISCARD, Status.PENDING),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
     },
     Status.RUNNING: {
-        Happening.STARTED: Move(Reaction.SET_ASIDE, Status.RUNNING),
+        Happening.STARTED: Move(Reaction.DISCARD, Status.RUNNING),
         Happening.ANSWERED: Move(Reaction.DELIVER, Status.RUNNING),
         Happening.RAISED: Move(Reaction.DELIVER, Status.RUNNING),
         Happening.SUSPENDED: Move(Reaction.SUSPEND, Status.SUSPENDED),
@@ -107,7 +107,7 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.CONTINUED: Move(Reaction.END, Status.CONTINUED_AS_NEW),
     },
     Status.SUSPENDED: {
-        Happening.STARTED: Move(Reaction.SET_ASIDE, Status.SUSPENDED),
+        Happening.STARTED: Move(Reaction.DISCARD, Status.SUSPENDED),
         Happening.ANSWERED: Move(Reaction.HOLD, Status.SUSPENDED),
         Happening.RAISED: Move(Reaction.HOLD, Status.SUSPENDED),
         Happening.SUSPENDED: Move(Reaction.NOTE, Status.SUSPENDED),
@@ -119,8 +119,8 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
     Status.CONTINUED_AS_NEW: {  # decided in this episode, the next generation not begun
-        Happening.STARTED: Move(Reaction.SET_ASIDE, Status.CONTINUED_AS_NEW),
-        Happening.ANSWERED: Move(Reaction.SET_ASIDE, Status.CONTINUED_AS_NEW),
+        Happening.STARTED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
+        Happening.ANSWERED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.RAISED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.SUSPENDED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.RESUMED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
@@ -192,7 +192,7 @@ class ActivityReaction(StrEnum):
     CLOSE = "close"  # record that nothing runs any more, delete the work item
     DROP = "drop"  # delete the work item; nothing ever ran
     WAIT = "wait"  # somebody else holds it: look again later
-    SET_ASIDE = "set aside"
+    IGNORE = "ignore"
 
 
 class ActivityMove(NamedTuple):
@@ -206,7 +206,7 @@ def _row(
     state: ActivityState, **moves: tuple[ActivityReaction, ActivityState]
 ) -> dict[ActivityHappening, ActivityMove]:
     """A row: everything not named is set aside."""
-    row = dict.fromkeys(ActivityHappening, ActivityMove(ActivityReaction.SET_ASIDE, state))
+    row = dict.fromkeys(ActivityHappening, ActivityMove(ActivityReaction.IGNORE, state))
     row.update({ActivityHappening[name]: ActivityMove(*move) for name, move in moves.items()})
     return row
 

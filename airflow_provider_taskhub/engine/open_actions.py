@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerFired,
 )
 from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
-from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT
+from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED
 from airflow_provider_taskhub.errors import NonDeterminismError
 
 Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
@@ -62,22 +62,22 @@ class OpenAction:
 class OpenActions:
     """See the module. The generation numbers the actions.
 
-    :ivar undecided: actions that the history does not have yet, by number.
+    :ivar unrecorded: actions that the history does not have yet, by number.
     """
 
-    __slots__ = ("_excused", "_open", "undecided")
+    __slots__ = ("_allowed_again", "_open", "unrecorded")
 
     def __init__(self) -> None:
-        self.undecided: dict[int, Action] = {}
+        self.unrecorded: dict[int, Action] = {}
         self._open: dict[int, OpenAction] = {}
-        self._excused: set[int] = set()
+        self._allowed_again: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, action: Action, waiter: Answerable | None) -> None:
         """:param action: with its number. :param waiter: gets the answer; None: there is none."""
-        self.undecided[action.number] = action
+        self.unrecorded[action.number] = action
         if waiter is not None:
             self._open[action.number] = OpenAction(action, waiter)
 
@@ -87,7 +87,7 @@ class OpenActions:
         :param numbers: how many actions the code has decided. :param driver: says what the code does.
         :raises NonDeterminismError: when the code has not decided it, or decided something else.
         """
-        action = self.undecided.pop(event.event_id, None)
+        action = self.unrecorded.pop(event.event_id, None)
         if action is None:
             raise NonDeterminismError(
                 f"the history has {_named(event)} here, but the code {driver.doing()} "
@@ -106,29 +106,29 @@ class OpenActions:
 
     def check_recorded(self) -> None:
         """:raises NonDeterminismError: when the code has decided more than the history has."""
-        for number, action in self.undecided.items():
-            if number not in self._excused:
+        for number, action in self.unrecorded.items():
+            if number not in self._allowed_again:
                 raise NonDeterminismError(
                     f"the code decided {action} at {action.where}, but the history goes on without it. {ADVICE}"
                 )
 
-    def excuse(self, number: int) -> None:
+    def allow_again(self, number: int) -> None:
         """A rewind took the scheduling event of this action back: the code decides it again."""
-        self._excused.add(number)
+        self._allowed_again.add(number)
 
-    def excuse_all(self) -> None:
-        """The history of everything that is undecided now was taken back."""
-        self._excused.update(self.undecided)
+    def allow_all_again(self) -> None:
+        """The history of everything that is unrecorded now was taken back."""
+        self._allowed_again.update(self.unrecorded)
 
     def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
-        """What is undecided as events and messages, in the order of the numbers.
+        """What is unrecorded as events and messages, in the order of the numbers.
 
         :param ended: only children and sent events are kept, which live on without the instance.
         """
         decided = []
-        runs = self._runs() if any(one.kind is EventType.EventSent for one in self.undecided.values()) else {}
-        for number in sorted(self.undecided):
-            action = self.undecided[number]
+        runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}
+        for number in sorted(self.unrecorded):
+            action = self.unrecorded[number]
             if ended and action.kind in (EventType.TaskScheduled, EventType.TimerCreated):
                 continue
             action.run = runs.get(action.instance_id or "")
@@ -139,7 +139,7 @@ class OpenActions:
                 entry.recorded(pair[0], pair[1].action_id)
                 if entry.child_id is not None and pair[1].action_id is not None:
                     runs[entry.child_id] = child_execution_id(pair[1].action_id)
-        self.undecided.clear()
+        self.unrecorded.clear()
         return decided
 
     def _runs(self) -> dict[str, str]:
@@ -155,14 +155,14 @@ class OpenActions:
                 runs[entry.child_id] = child_execution_id(entry.identity)
         return runs
 
-    def unfit(self, event: Answer, numbers: int) -> str | None:
+    def mismatch(self, event: Answer, numbers: int) -> str | None:
         """Why an answer does not fit an open action; None: it does. :param numbers: as for :meth:`confirm`."""
         number = _number(event)
         entry = self._open.get(number)
         if entry is None:
             known = "answered before" if 0 <= number < numbers else "never scheduled in this generation"
             return f"duplicate or stray {event.event_type.name}: action {number} was {known}"
-        if number in self.undecided:
+        if number in self.unrecorded:
             return f"{event.event_type.name} for action {number}, which is only decided in this episode"
         if entry.action.kind is not _QUESTION[event.event_type]:
             return f"{event.event_type.name} for action {number}, which is {entry.action}"
@@ -179,11 +179,11 @@ class OpenActions:
         return self._open.pop(_number(event)) if isinstance(event, Answer) else None
 
     def awaited(self) -> tuple[dict[EventType, dict[str, None]], list[str], Timestamp | None]:
-        """Names by kind of action, ids of children, and the time of the next timer: of ``LOOKED_AT`` actions."""
+        """Names by kind of action, ids of children, and the time of the next timer: of ``MAX_EXAMINED`` actions."""
         named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
         timer: Timestamp | None = None
         child_ids: list[str] = []
-        for entry in islice(self._open.values(), LOOKED_AT):
+        for entry in islice(self._open.values(), MAX_EXAMINED):
             if isinstance(entry.waiter, Timer):
                 if not entry.waiter.is_complete:
                     timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
-LOOKED_AT = 200
+MAX_EXAMINED = 200
 """Open tasks of one kind that are looked at, at most: a wide fan-out would cost too much in each episode."""
-NAMED = 20
+MAX_NAMES = 20
 """Names of one kind that are kept, at most."""
 LONGEST_NAME = 200
 """Characters of a name that are stored: 60 names at most, so a column stays within Azure's 64 KiB."""

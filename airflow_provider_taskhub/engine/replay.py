@@ -128,7 +128,7 @@ class Execution:
         :raises InputError: neither the history nor ``new`` has a start.
         """
         if self._past.completed:
-            return self._set_aside([(event, f"the orchestration is {self._past.status} already") for event in new])
+            return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first(new)
         generation = self._load(new)
         loaded = self._instance
@@ -137,7 +137,7 @@ class Execution:
         history: list[HistoryEvent] = [OrchestratorStarted(timestamp=time)]
         stale = self._receive(generation, new, time, history)
         if len(history) == 1 and not generation.is_decided:
-            return self._set_aside(stale)
+            return self._unchanged(stale)
         self._past.episodes += 1
         number = self._past.episodes
         outbound: list[Outbound] = []
@@ -146,7 +146,7 @@ class Execution:
         while generation.status is Status.CONTINUED_AS_NEW:
             generations += 1
             if generations > self._max_generations + len(new):
-                generation = self._endless(generation)
+                generation = self._fail_endless(generation)
                 break
             decided = generation.flush(time)
             outbound += [message for _, message in decided]
@@ -158,8 +158,8 @@ class Execution:
             history.append(event)
             outbound.append(message)
         completed = self._complete(generation, time, history, outbound)
-        outbound += self._ends(completed, history, switched=switched)
-        history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.notes.text()))
+        outbound += self._child_terminations(completed, history, switched=switched)
+        history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.wait_changes.text()))
         first = 0 if switched else len(self._past.events)
         self._commit(generation, history, switched=switched)
         return Episode(
@@ -198,9 +198,9 @@ class Execution:
             history.append(event)
             outbound.append(message)
         completed = None if self._past.completed else self._complete(generation, self._past.time, history, outbound)
-        outbound += self._ends(completed, history)
+        outbound += self._child_terminations(completed, history)
         if not history:
-            return self._set_aside([])
+            return self._unchanged([])
         history.append(OrchestratorCompleted(timestamp=self._past.time))
         first, number = len(self._past.events), self._past.episodes
         self._past.extend(history)
@@ -248,7 +248,7 @@ class Execution:
         also: Sequence[HistoryEvent] = (),
     ) -> Episode:
         if self._past.completed:
-            return self._set_aside([(event, f"the orchestration is {self._past.status} already") for event in new])
+            return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first(new)
         loaded = self._instance
         started, self._instance = self._start(new)
@@ -264,7 +264,7 @@ class Execution:
             OrchestratorCompleted(timestamp=time),
         ]
         response = response_of(started, self._instance, completed) if family.reports_end(new) else None
-        outbound = [*([response] if response else []), *self._ends(completed, [*also, *history])]
+        outbound = [*([response] if response else []), *self._child_terminations(completed, [*also, *history])]
         first, number = len(self._past.events), self._past.episodes + 1
         self._past.extend(history)
         return Episode(
@@ -280,7 +280,7 @@ class Execution:
             completed=completed,
         )
 
-    def _ends(
+    def _child_terminations(
         self, completed: ExecutionCompleted | None, new: Sequence[HistoryEvent], *, switched: bool = False
     ) -> list[Outbound]:
         """The messages that end the children of an instance that is terminated. :param new: what its history gets."""
@@ -339,7 +339,7 @@ class Execution:
                 elif not isinstance(event, OrchestratorCompleted):
                     generation.receive(event)
         except NonDeterminismError as error:
-            generation.overrule(error, self._past.last_number)
+            generation.fail_nondeterministic(error, self._past.last_number)
         finally:
             generation.replaying = generation.recorded = False
 
@@ -353,7 +353,7 @@ class Execution:
         try:
             generation.episode(time)
         except NonDeterminismError as error:
-            generation.overrule(error, self._past.last_number)
+            generation.fail_nondeterministic(error, self._past.last_number)
         for event in new:
             if generation.status is Status.PENDING and isinstance(event, ExecutionStarted):
                 history.append(replace(event, is_played=True))
@@ -407,13 +407,13 @@ class Execution:
             generation.receive(event)
         return generation, history
 
-    def _endless(self, generation: Generation) -> Generation:
+    def _fail_endless(self, generation: Generation) -> Generation:
         error = OrchestrationError(
             f"orchestrator {generation.definition.name!r} continued as new {self._max_generations} times "
             "in one episode without waiting for anything: await an activity, a timer or an event in each generation",
             retryable=False,
         )
-        generation.give_up(error)
+        generation.fail_with(error)
         return generation
 
     def _complete(
@@ -444,7 +444,7 @@ class Execution:
             self._past.episodes -= 1  # its OrchestratorStarted is counted below
         self._past.extend(history)
 
-    def _set_aside(self, stale: Sequence[tuple[HistoryEvent, str]]) -> Episode:
+    def _unchanged(self, stale: Sequence[tuple[HistoryEvent, str]]) -> Episode:
         generation = self._generation
         return Episode(
             loaded=self._instance,

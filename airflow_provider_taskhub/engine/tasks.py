@@ -75,14 +75,14 @@ class Task(Generic[T_co]):
         if not self._done:
             self._done = True
             self._result = result
-            self._tell()
+            self._notify_groups()
 
     def fail(self, error: BaseException) -> None:
         """For the engine: fail the task. A settled task stays as it is. :param error: why."""
         if not self._done:
             self._done = True
             self._error = error
-            self._tell()
+            self._notify_groups()
 
     def join(self, group: Group[Any]) -> None:
         """For the engine: tell a group when this task is settled; at once if it is.
@@ -99,7 +99,7 @@ class Task(Generic[T_co]):
                 self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
 
-    def _tell(self) -> None:
+    def _notify_groups(self) -> None:
         groups, self._groups = self._groups, None
         for group in groups or ():
             group.settled(self)

@@ -46,7 +46,7 @@ def begun(started: ExecutionStarted, instance: OrchestrationInstance, now: Times
     return replace(started, parent_trace_context=replace(carried, id=name, span_id=span, activity_start_time=now))
 
 
-def passed_on(carried: TraceContext | None, action: str) -> TraceContext | None:
+def context_for_action(carried: TraceContext | None, action: str) -> TraceContext | None:
     """What an action of an orchestration carries: its own span's id, if the orchestration is recorded.
 
     :param carried: of the orchestration's start. :param action: identity of the action.

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NAMED, AwaitedEvent
+from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, MAX_NAMES, AwaitedEvent
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MOST_TIMERS = 1_000
-"""Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.NAMED` are stored."""
+"""Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.MAX_NAMES` are stored."""
 
 
 class BegunWait(Protocol):
@@ -67,7 +67,7 @@ class Waits:
             return cls()
 
 
-class Notes:
+class WaitRecorder:
     """Collects what an episode changes. A wait that begins and ends in the same episode is left out."""
 
     def __init__(self) -> None:
@@ -103,4 +103,4 @@ class Notes:
 
 
 def _first(waits: Iterable[BegunWait]) -> list[BegunWait]:
-    return [*waits][:NAMED]
+    return [*waits][:MAX_NAMES]

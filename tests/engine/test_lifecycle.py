@@ -51,10 +51,10 @@ def test_every_reaction_of_an_instance(state: Status, happening: Happening) -> N
         assert happening in OUTCOMES
         return
     assert react_instance(state, happening) is move
-    if move.reaction in (Reaction.SET_ASIDE, Reaction.NOTE, Reaction.HOLD, Reaction.LATER, Reaction.CARRY):
+    if move.reaction in (Reaction.DISCARD, Reaction.NOTE, Reaction.HOLD, Reaction.LATER, Reaction.CARRY):
         assert move.state is state, "nothing may change"
     if state.is_final:
-        assert move.reaction is Reaction.SET_ASIDE, "a final state accepts nothing further"
+        assert move.reaction is Reaction.DISCARD, "a final state accepts nothing further"
     if move.state.is_final and not state.is_final:
         assert move.reaction in (Reaction.END, Reaction.TERMINATE)
 
@@ -97,14 +97,14 @@ def test_every_event_that_arrives_has_a_meaning() -> None:
 @pytest.mark.rows("D56", "D57", "D60", "D66")
 def test_every_reaction_of_an_activity(state: ActivityState, happening: ActivityHappening) -> None:
     move = react_activity(state, happening)
-    if move.reaction in (AR.SET_ASIDE, AR.REFRESH, AR.WAIT, AR.REPEAT):
+    if move.reaction in (AR.IGNORE, AR.REFRESH, AR.WAIT, AR.REPEAT):
         assert move.state is state
     if state.is_final and state is not A.LOST and happening is not AH.CLAIMED:
-        assert move.reaction is AR.SET_ASIDE, "a final attempt accepts nothing further"
+        assert move.reaction is AR.IGNORE, "a final attempt accepts nothing further"
     if move.reaction is AR.REPORT:
         assert move.state in (A.COMPLETED, A.FAILED)
     if happening in (AH.BEAT, AH.SUCCEEDED) and state in (A.LOST, A.CANCELLED, A.FAILED):
-        assert move.reaction is AR.SET_ASIDE, "an old word for an old state freezes nothing"
+        assert move.reaction is AR.IGNORE, "an old word for an old state freezes nothing"
 
 
 @pytest.mark.parametrize(

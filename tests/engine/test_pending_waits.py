@@ -12,7 +12,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCompleted,
     TaskCompleted,
 )
-from airflow_provider_taskhub.engine.pending_waits import LOOKED_AT, NAMED, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, MAX_NAMES, AwaitedEvent, Awaits
 from tests.engine.play import INSTANCE, START, Play
 
 app = App("awaits")
@@ -85,7 +85,7 @@ def test_of_open_children_the_first_ids_and_the_number_are_kept() -> None:
 
 
 def test_a_wide_fan_out_is_cut_and_says_so() -> None:
-    for kinds in (NAMED, NAMED + 1, LOOKED_AT + 1):
+    for kinds in (MAX_NAMES, MAX_NAMES + 1, MAX_EXAMINED + 1):
         awaits = Play(app).start("wide", kinds).awaits
-        assert len(awaits.activities) == NAMED
-        assert awaits.complete is (kinds == NAMED)
+        assert len(awaits.activities) == MAX_NAMES
+        assert awaits.complete is (kinds == MAX_NAMES)

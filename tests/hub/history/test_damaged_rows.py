@@ -115,7 +115,7 @@ def test_what_can_be_reckoned_with(value: object, number: float | None) -> None:
 
 # --- members ------------------------------------------------------------------------------------------------------
 
-NAMED = {"apps": {"flights": "3"}, "orchestrators": ["delays"], "activities": []}
+MAX_NAMES = {"apps": {"flights": "3"}, "orchestrators": ["delays"], "activities": []}
 
 
 @pytest.mark.rows("E49")
