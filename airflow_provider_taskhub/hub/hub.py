@@ -1,6 +1,7 @@
-"""A hub, opened: its store, its names, its row, and the few verbs that join partitions, messages and history.
+"""An opened task hub: its store, its names, its hub row, and the methods that join partitions, messages and history.
 
-The siblings below do not know each other; what needs two of them stands here. Used by the client and by workers.
+The packages ``hub.partitions``, ``hub.queues`` and ``hub.history`` do not import each other. Code that needs two of
+them is in this module. The client and the workers use this module.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Uni
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """A ready hub over an open store.
+    """A task hub whose store is open.
 
-    :param info: the hub row as read when opened.
-    :param process, sequence: the sending process, and its count of messages.
+    :param info: the hub row, as it was read when the hub was opened.
+    :param process: random id of this process; messages carry it.
+    :param sequence: returns the number of the next message that this process sends.
     """
 
     store: Store
@@ -51,20 +53,22 @@ class Hub:
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
 
     def queue_of(self, instance_id: str) -> str:
-        """The control queue that serves an instance."""
+        """Return the name of the control queue that receives the messages for an instance."""
         return self.names.control(partition_of(instance_id, self.info.partitions))
 
     @property
     def container_url(self) -> str:
-        """Address of the container of large payloads, as written into instance rows."""
+        """Address of the container of large payloads. Instance rows contain this address."""
         return self.store.container_url(self.names.large_messages)
 
     # rows
 
     async def instance(self, instance_id: str, *, payloads: bool | Collection[str] = False) -> InstanceState | None:
-        """An instance's row.
+        """Read the row of an instance.
 
-        :param payloads: fetch the texts that lie in blobs, or those of these fields; the others are None.
+        :param payloads: True: also read the texts that are stored in blobs. A collection of field names: read only the
+            blobs of these fields. Texts in blobs that are not read are None.
+        :returns: the instance; None if it has no row.
         """
         entity = await self._row(instance_id)
         while entity is not None:
@@ -77,7 +81,7 @@ class Hub:
             texts = {column: await self._text(name) for column, name in large.items()}
             missing = [column for column, text in texts.items() if text is None]
             if missing and (again := await self._row(instance_id)) != entity:
-                entity = again  # its blobs went with their generation while they were read
+                entity = again  # the row changed during the read, and the blobs of its old generation were deleted
                 continue
             found = {
                 column: inline_text(entity, column) if text is None else text_of_blob(large[column], text)
@@ -87,7 +91,11 @@ class Hub:
         return None
 
     async def custom_status(self, column: str) -> str | None:
-        """A custom status. :param column: as the instance row's column has it."""
+        """Read a custom status.
+
+        :param column: value of the column ``CustomStatus`` of the instance row: JSON text, or the address of a blob.
+        :returns: JSON text; None if there is no custom status.
+        """
         blob = status_blob(column, self.container_url)
         text = None if blob is None else await self._text(blob)
         return text or (None if column == "null" else column)
@@ -96,7 +104,10 @@ class Hub:
         return await self.store.get(self.names.instances, escape(instance_id), "")
 
     async def _text(self, blob: str) -> str | None:
-        """None when the blob is gone or damaged, or has an impossible name: a damaged row raises no error."""
+        """Read the text of a blob.
+
+        :returns: None if the blob is missing or damaged, or if its name is invalid. A damaged row thus raises no error.
+        """
         try:
             return await self.store.get_text(self.names.large_messages, blob)
         except InputError as error:
@@ -104,7 +115,7 @@ class Hub:
             return None
 
     def state_of(self, entity: Entity) -> InstanceState:
-        """An instance as its row, just read or written, says it."""
+        """Decode an instance row that was just read or written."""
         return decode_instance(entity, container_url=self.container_url)
 
     # messages
@@ -120,10 +131,11 @@ class Hub:
         action_id: str | None = None,
         now: Timestamp | None = None,
     ) -> OutboundMessage:
-        """A message to an instance.
+        """Make a message to an instance. The message is not sent yet.
 
-        :param action_id: identity of the action that it carries out.
-        :param now: by the clock that a timer's time is of; None: by this machine's.
+        :param claim: this process receives the message itself with the put, for this time; None: it does not.
+        :param action_id: identity of the action of the sender that this message carries out.
+        :param now: present time by the clock that set the timer's time; None: the present time of this machine.
         """
         return outbound_message(
             event,
@@ -139,7 +151,7 @@ class Hub:
         )
 
     async def send(self, made: OutboundMessage) -> None:
-        """Put a message, its payload before it."""
+        """Put a message into its queue. A large payload is written before the message."""
         blobs = (made.blob,) if made.blob is not None else ()
         steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
         await self.store.commit(Unit(steps=steps))
@@ -147,7 +159,11 @@ class Hub:
     # checkpoints
 
     def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
-        """An episode's messages, encoded."""
+        """Encode the messages that an episode sends.
+
+        :param claims: by the name of a queue, how many more messages this worker may receive itself with the put, and
+            for how long.
+        """
         routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
         return outbound_messages(episode, routing, self.clock.utc_now())
 
@@ -163,7 +179,11 @@ class Hub:
         check: Callable[[], None],
         commit_id: str,
     ) -> checkpoint.CheckpointPlan:
-        """An episode's checkpoint."""
+        """Build the checkpoint of an episode. Nothing is written yet.
+
+        :param mail: the messages that the episode sends.
+        :param check: called before each write; raises an error if the lease is lost.
+        """
         return checkpoint.build(
             episode,
             history,
@@ -182,14 +202,15 @@ class Hub:
 
 
 def processed(batch: Sequence[Delivery], *, leave: bool = False) -> checkpoint.Processed:
-    """The messages that an episode consumed, as the checkpoint deletes them: with their newest receipts.
+    """Return the messages that an episode consumed, for its checkpoint.
 
-    :param leave: it deletes none.
+    :param leave: the checkpoint deletes no message.
+    :returns: the identity of each message and its deletion with the newest pop receipt.
     """
     deletes = () if leave else tuple([held.deletion() for held in batch])
     return checkpoint.Processed(deletes=deletes, message_ids=tuple([held.identity for held in batch]))
 
 
 def brought(held: Delivery) -> HistoryEvent:
-    """A message's event, marked with the message that brought it."""
+    """Return the event of a delivered message. The event names the identity of the message."""
     return replace(held.message.event, taskhub_message_id=held.identity)

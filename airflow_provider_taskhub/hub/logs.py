@@ -1,4 +1,4 @@
-"""Logs of activities' attempts: a blob for each attempt, in a folder of its instance."""
+"""Read the logs of activities. Each attempt of an activity has its own blob, in the folder of the instance."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from airflow_provider_taskhub.storage.primitives import Store
 
 
 async def names_of(store: Store, names: HubNames, instance_id: str) -> tuple[str, ...]:
-    """Names of the logs of all attempts of an instance's activities."""
+    """Return the names of the logs of all activity attempts of an instance."""
     blobs = await store.list_blobs(names.logs, f"{history_folder(instance_id)}/")
     return tuple(blob.name for blob in blobs)
 
 
 async def read(store: Store, names: HubNames, name: str, *, last: int | None = None) -> str:
-    """The text of a log; "" if there is none. :param last: only so many lines, from the end."""
+    """Read a log.
+
+    :param name: name of the log, as :func:`names_of` returns it.
+    :param last: return only this number of lines from the end; None: the whole log.
+    :returns: the text; "" if there is no such log.
+    """
     blob = await store.get_blob(names.logs, name)
     text = blob.data.decode(errors="replace") if blob else ""
     return text if last is None else "\n".join(text.splitlines()[-last:])

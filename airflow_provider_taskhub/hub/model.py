@@ -1,7 +1,7 @@
-"""What the parts of a hub and those above share: names, identities and plain records. No I/O, no decisions.
+"""Names, identities and plain values that all packages of the hub share. No I/O, no decisions.
 
-This module is longer than others: it is the vocabulary of the hub on one page. It holds values only, nearly all of them
-public, and users and the documentation find every one of them in one place.
+This module has more than 400 lines because it defines all the words of the hub in one place. It contains only values,
+and nearly all of them are public.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import hub_name
 
 FORMAT_VERSION = 1
-"""Of what is ours alone; a hub with a higher one is refused."""
+"""Version of the tables and columns that DurableTask does not have. A hub with a higher version is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubNames:
-    """Names of a hub's queues, tables and containers; the hub name's case is kept in tables.
+    """Names of the queues, tables and containers of a hub.
 
-    :raises ConfigurationError: for a hub name that Azure refuses.
+    Table names keep the case of the hub name. Names of queues and containers are in lower case.
+
+    :raises ConfigurationError: Azure does not allow the hub name.
     """
 
     hub: str
@@ -37,7 +39,7 @@ class HubNames:
             raise ConfigurationError(str(error)) from None
 
     def control(self, partition: int) -> str:
-        """Queue of a partition; two digits or more."""
+        """Return the name of a partition's control queue. The number in the name has at least two digits."""
         return f"{self.hub.lower()}-control-{partition:02d}"
 
     @property
@@ -76,7 +78,7 @@ class HubNames:
     def app_lease_info(self) -> str:
         return f"{self.hub.lower()}-appleaseinfo"
 
-    # ours alone
+    # DurableTask does not have the following tables and containers.
 
     @property
     def controls(self) -> str:
@@ -105,7 +107,7 @@ class HubNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """A worker process: ``name@host/incarnation``, unique whatever the user sets as a name."""
+    """Identity of a worker process: ``name@host/incarnation``. Processes of the same name have different identities."""
 
     name: str
     host: str
@@ -127,29 +129,33 @@ class Tenure(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Count of owners; for display and records of change only."""
+        """How many owners the partition has had. For display and logs only: no decision depends on the number."""
 
     @property
     def draining(self) -> bool:
-        """Asked to hand over: take no new messages, finish what runs, then call :meth:`drained`."""
+        """True if this worker must hand the partition over: it takes no new messages, finishes the running work, and
+        then calls :meth:`drained`."""
 
     def check(self) -> None:
-        """Called right before every state-changing operation.
+        """Raise an error if this worker may no longer serve the partition. Call this before each write.
 
-        :raises LeaseLost: when the lease is gone or older than give-up by this machine's monotonic clock.
+        :raises LeaseLost: the lease is lost, or it was not renewed for the give-up time by this machine's monotonic
+            clock.
         """
 
     def drained(self) -> None:
-        """The host has nothing of the partition in its hands any more: the lease may be given up now."""
+        """Tell the owner that no work of the partition runs in this worker any more. The lease is then given up."""
 
 
 class TenureListener(Protocol):
-    """Who serves partitions. Called from the owner's thread, once per event; must return at once."""
+    """Receives the changes of a worker's partitions. The owner's thread calls these methods, so each must return at
+    once."""
 
     def taken(self, tenure: Tenure) -> None: ...
 
     def asked(self, tenure: Tenure) -> None:
-        """Drain (handover or stop): finish, make prefetched messages visible, then ``tenure.drained()``."""
+        """Drain the partition because of a handover or a stop: finish the running work, make prefetched messages
+        visible, then call ``tenure.drained()``."""
 
     def lost(self, tenure: Tenure, reason: str) -> None: ...
 
@@ -157,30 +163,32 @@ class TenureListener(Protocol):
 FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
 ORCHESTRATOR: Final = "orchestrator"
 ACTIVITY: Final = "activity"
-"""The kinds of functions; a worker that runs functions of a kind has the role of the same name."""
+"""The kinds of functions. A worker that runs activities has the role ``activity``; the same for orchestrators."""
 WATCHER = "watcher"
-"""Role of a member that waits for instances on behalf of Airflow's tasks, and runs nothing."""
+"""Role of an Airflow triggerer, which waits for instances and runs no functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker as it lists itself in the hub.
+    """A worker, as its row in ``{Hub}Members`` describes it.
 
-    :param worker: ``name@host/incarnation``. :param started: when, by its own clock.
-    :param apps: versions by the app's name. :param orchestrators: names of those that it can run.
-    :param activities: names of those that it can run. :param running: activities that run in it.
-    :param roles: of ``orchestrator``, ``activity``, or ``watcher`` for a reader that runs nothing.
-    :param weight: its share of partitions against that of others.
-    :param alive: judged by the reader from the row's ETag still changing (never from clocks); True when just written.
-    :param accepts: by orchestrator, the versions of instances that it can continue, its own included. An
-        orchestrator that is not listed can continue every version.
+    :param worker: full name: ``name@host/incarnation``.
+    :param started: when the worker started, by its own clock.
+    :param apps: version of each app, by the app's name.
+    :param orchestrators: names of the orchestrators that the worker can run.
+    :param activities: names of the activities that the worker can run.
+    :param running: how many activities run in the worker now.
+    :param roles: ``orchestrator``, ``activity``, or ``watcher`` for a triggerer that runs no functions.
+    :param weight: relative share of partitions: a worker of weight 2 serves twice as many as a worker of weight 1.
+    :param alive: True while the ETag of the row changes; the reader compares no clocks. True for a row just written.
+    :param accepts: by the name of an orchestrator, the versions of instances that the worker can continue, its own
+        version included. An orchestrator that is not listed can continue every version.
     """
 
     worker: str
     started: Timestamp
     roles: tuple[str, ...]
     apps: Mapping[str, str]
-    """App name → version."""
     orchestrators: tuple[str, ...]
     activities: tuple[str, ...]
     running: int = 0
@@ -189,15 +197,19 @@ class Member:
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
-        """Names of its orchestrators, or of its activities. :param kind: ``orchestrator`` or ``activity``."""
+        """Return the names of the worker's functions of one kind.
+
+        :param kind: ``orchestrator`` or ``activity``.
+        """
         return self.orchestrators if kind == ORCHESTRATOR else self.activities
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Need:
-    """A function that some work needs.
+    """A function that some work waits for.
 
-    :param version: of the instance that an orchestrator runs; "" is any. Activities have none.
+    :param version: version of the instance that the orchestrator must continue; "" means any version, and for an
+        activity it is always "".
     """
 
     kind: FunctionKind
@@ -209,32 +221,39 @@ class Need:
 
 
 class RecordState(StrEnum):
-    """Of an activity record."""
+    """State of an activity record, that is, of one attempt of an activity."""
 
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-    LOST = "lost"  # superseded: its holder fell silent and another attempt was claimed
+    LOST = "lost"  # the worker stopped its heartbeats, and another worker claimed the next attempt
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
-    UNKNOWN = "unknown"  # written by a newer version of this package, or damaged: shown, never changed
+    UNKNOWN = "unknown"  # a newer version of this package wrote the state, or it is damaged: show it, never change it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityRecord:
-    """One attempt of a recorded activity: a row of ``{Hub}Activities``.
+    """One attempt of an activity: a row of ``{Hub}Activities``.
 
-    :param instance: the orchestration and its generation. :param task_id: number of its TaskScheduled event.
-    :param action_id: of the call, the same for each of its attempts.
-    :param attempt: from 1; counts deliveries that were claimed, loss of workers included.
-    :param name: of the activity. :param state: what became of the attempt.
-    :param worker: that runs or ran it. :param executor: the process of that worker.
-    :param claimed: when it began, by the worker's clock. :param ended: when it ended; None: it has not.
-    :param progress: between 0 and 1, or None. :param message: what the activity last said of its progress.
-    :param application_id: Spark's. :param job_group: Spark's. :param spark_ui: address of Spark's own page.
-    :param log: name of its log, for ``InstanceHandle.log``.
-    :param result: JSON text; None if it has none, or if it is stored apart.
-    :param failure: why it failed.
+    :param instance: instance id and execution id of the orchestration that called the activity.
+    :param task_id: number of the event TaskScheduled of the call.
+    :param action_id: identity of the call, the same for all attempts of the call.
+    :param attempt: number of the attempt, from 1. Attempts that were lost with their worker count too.
+    :param name: name of the activity.
+    :param state: whether the attempt runs, or how it ended.
+    :param worker: full name of the worker that runs or ran the attempt.
+    :param executor: executor of that worker that runs or ran the attempt.
+    :param claimed: when the attempt began, by the worker's clock.
+    :param ended: when the attempt ended, by the worker's clock; None: it has not ended.
+    :param progress: progress that the activity reported, between 0 and 1; None: the activity reported none.
+    :param message: text that the activity reported last with its progress.
+    :param application_id: id of the Spark application.
+    :param job_group: name of the Spark job group.
+    :param spark_ui: address of Spark's web page.
+    :param log: name of the attempt's log, for ``InstanceHandle.log``.
+    :param result: JSON text; None if there is no result, or if the result is stored in a blob.
+    :param failure: why the attempt failed.
     """
 
     instance: OrchestrationInstance
@@ -262,11 +281,11 @@ _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """When a suspension or resume was sent, as far as that is known (``facts.precedes``).
+    """When a message was sent. ``facts.precedes`` compares the stamps of suspensions and resumes.
 
-    :param inserted: when its message was enqueued, by the storage service; Azure tells the second.
-    :param process: which process sent it; "" if the message does not say so, as of .NET.
-    :param number: how many messages that process had sent by then.
+    :param inserted: when the message was enqueued, by the storage service. Azure tells whole seconds.
+    :param process: id of the process that sent the message; "" for a .NET client, whose messages have no such id.
+    :param number: number of the message among the messages of that process.
     """
 
     inserted: Timestamp
@@ -274,13 +293,13 @@ class Stamp:
     number: int = 0
 
     def text(self) -> str:
-        """``ticks``, or ``ticks/process/number``, as our columns hold it."""
+        """Return the text for a column: ``ticks/process/number``, or only ``ticks`` if the process is not known."""
         text = f"{self.inserted.ticks}/{self.process}/{self.number}"
         return text if _STAMP.fullmatch(text) else str(self.inserted.ticks)
 
     @classmethod
     def parse(cls, text: object) -> Stamp | None:
-        """Read a column; None when it is missing or damaged."""
+        """Parse the value of a column. :returns: None if the value is missing or damaged."""
         found = _STAMP.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             return None
@@ -289,10 +308,12 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    """A suspension that came before the first checkpoint of its run: the run begins with it.
+    """A suspension that arrived before the first checkpoint of its run. The run therefore begins suspended.
 
-    :param run: execution id of the run. :param by: who ordered it; "" where the message does not say so.
-    :param at: when, by that machine's clock.
+    :param run: execution id of the run.
+    :param reason: why the user suspended the instance.
+    :param by: user who ordered the suspension; "" if the message does not name the user.
+    :param at: when the suspension was ordered, by the clock of the sender.
     """
 
     run: str
@@ -303,20 +324,27 @@ class Suspension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
-    """An instance as its row says it; large values already fetched when asked for.
+    """An instance, as its row describes it.
 
-    :param instance_id: its id. :param execution_id: of its present generation.
-    :param name: of the orchestrator. :param status: its status. :param version: that it was started with.
-    :param created: when it was started. :param updated: when its row was last written.
-    :param completed: when it ended; None: it has not.
-    :param scheduled_start: it does not begin before this time; None: at once.
-    :param generation: how often its id was started before; None: unknown, as with a .NET client.
-    :param tags: that it was started with.
-    :param input, output, custom_status: JSON texts; ``output`` of a failed instance is plain text.
-    :param failure: details of the failure where our own column has them (``retryable`` is in its ``is_non_retriable``).
-    :param suspended_by: who ordered its suspension; None: it is not suspended, or the order does not say so.
-    :param suspended_at: when, by that machine's clock; for people.
-    :param etag: of the row.
+    :param instance_id: id of the instance.
+    :param execution_id: execution id of the present generation.
+    :param name: name of the orchestrator.
+    :param status: status of the instance.
+    :param version: version of the app with which the instance was started.
+    :param input: JSON text. Texts that are stored in blobs are None unless the reader asked for them.
+    :param output: JSON text; plain text if the instance has failed.
+    :param custom_status: JSON text.
+    :param created: when the instance was started.
+    :param updated: when the row was last written.
+    :param completed: when the instance ended; None: it has not ended.
+    :param scheduled_start: the instance does not begin before this time; None: it begins at once.
+    :param generation: how often this instance id was started before; None: unknown, as a .NET client started it.
+    :param tags: tags that the instance was started with.
+    :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
+        ``is_non_retriable`` tells whether a retry makes sense.
+    :param suspended_by: user who suspended the instance; None: it is not suspended, or the user is not known.
+    :param suspended_at: when the instance was suspended, by the clock of the sender. For people only.
+    :param etag: ETag of the row.
     """
 
     instance_id: str
@@ -340,31 +368,35 @@ class InstanceState:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is suspended, or will be as soon as it begins. One that was rewound is Pending too, but has an end
-        in its row."""
+        """True if the instance is suspended, or begins suspended.
+
+        A rewound instance is Pending as well. Its row still has the time of its failure in ``completed``, so it does
+        not count as suspended.
+        """
         begins_held = self.status is Status.PENDING and self.suspended_at is not None and self.completed is None
         return begins_held or self.status is Status.SUSPENDED
 
 
 class StartPolicy(StrEnum):
-    """What a start does when its instance id is taken."""
+    """What a start does if an instance with this id exists already."""
 
-    REFUSE = "refuse"  # InstanceExists, whatever its status
-    ATTACH = "attach"  # nothing, except that a Pending instance's start message is put again
-    REPLACE_FINISHED = "replace_finished"  # a new generation if it has ended; InstanceExists while it runs
+    REFUSE = "refuse"  # the start raises InstanceExists, whatever the status of the instance
+    ATTACH = "attach"  # the start changes nothing; it only sends the start message of a Pending instance again
+    REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; InstanceExists while it runs
 
 
 TABLE, BLOB = "table", "blob"
-"""Lease stores: rows of ``{Hub}Partitions``; blobs of ``{hub}-leases``."""
+"""Where leases are stored: in rows of ``{Hub}Partitions``, or in blobs of ``{hub}-leases``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubInfo:
-    """How a hub is made, as its row says it.
+    """The properties of a hub, as its hub row describes them.
 
-    :param partitions: number of its control queues, fixed for ever.
-    :param lease_store: where its leases are: ``table`` or ``blob``.
-    :param format_version: of what is stored. :param ready: whether its creation was finished.
+    :param partitions: number of control queues. It never changes.
+    :param lease_store: where the leases are stored: ``table`` or ``blob``.
+    :param format_version: version of the tables and columns that DurableTask does not have.
+    :param ready: True if the creation of the hub is finished.
     """
 
     partitions: int
@@ -374,24 +406,26 @@ class HubInfo:
 
 
 class OwnerState(StrEnum):
-    """What a reader's looks say of who serves a partition."""
+    """State of a partition's owner, as an observer of the leases sees it."""
 
-    LIVE = "live"  # its owner goes on to renew the lease
-    SILENT = "silent"  # its owner has not renewed it when it should have: dead, paused, or cut off from the store
-    UNPROVEN = "unproven"  # it has an owner, and the reader has not watched for long enough to say whether it lives
-    KICKED = "kicked"  # an administrator made its owner hand it over, and nobody has taken it since
-    RELEASED = "released"  # its owner gave it up, and nobody has taken it since
-    NEW = "new"  # nobody has served it yet
-    OFFLINE = "offline"  # nobody serves it, nor is to, by order
-    MISSING = "missing"  # it has no lease row
+    LIVE = "live"  # the owner renews the lease
+    SILENT = "silent"  # the owner did not renew the lease in time: it is dead, paused or cut off from the store
+    UNPROVEN = "unproven"  # the lease names an owner; the observer does not know yet whether the owner renews the lease
+    KICKED = "kicked"  # an administrator made the owner hand the partition over, and no worker has taken it since
+    RELEASED = "released"  # the owner gave the partition up, and no worker has taken it since
+    NEW = "new"  # no worker has served the partition yet
+    OFFLINE = "offline"  # no worker serves the partition, because an administrator ordered so
+    MISSING = "missing"  # the partition has no lease row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """Who serves a partition.
+    """Which worker serves a partition.
 
-    :param owner: full name of the worker in its lease, alive or not as ``state`` says.
-    :param offline: by order nobody is to serve it; a live owner hands it over within a scan, a dead one stays.
+    :param owner: full name of the worker in the lease. ``state`` says whether this worker is alive.
+    :param state: state of the owner.
+    :param offline: an administrator ordered that no worker serves the partition. A live owner gives the partition up at
+        its next scan. The lease of a dead owner keeps its name.
     """
 
     partition: int
@@ -402,17 +436,22 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """A partition: who serves it, and how much waits.
+    """A partition: which worker serves it, and how many messages wait.
 
-    :param partition: its number. :param queue: name of its control queue. :param state: whether its owner lives.
-    :param next_owner: the worker that is to take it; None: nobody. :param draining: its owner is handing it over.
-    :param epoch: count of its owners. :param owned_since: by the owner's clock.
-    :param last_renewal: of the lease, by the owner's clock. :param messages: in its queue, about.
-    :param owner: of the lease, alive or not as ``state`` says. :param load: messages a second, as its owner
-        published it; None: it has not been served for long enough to tell.
-    :param offline: by order nobody is to serve it.
-    :param polled: when its owner last asked its queue for messages, by the owner's own clock. :param kicked: who made
-        an owner hand it over last, and when.
+    :param partition: number of the partition.
+    :param queue: name of its control queue.
+    :param owner: full name of the worker in the lease. ``state`` says whether this worker is alive.
+    :param state: state of the owner.
+    :param next_owner: the worker that takes the partition after a handover; None: no handover is planned.
+    :param draining: True while the owner hands the partition over.
+    :param epoch: how many owners the partition has had.
+    :param owned_since: when the owner took the partition, by the owner's clock.
+    :param last_renewal: when the lease was last renewed, by the owner's clock.
+    :param messages: approximate number of messages in the queue.
+    :param load: messages a second, as the owner published them; None: not measured yet.
+    :param polled: when the owner last asked the queue for messages, by the owner's clock.
+    :param kicked: the administrator who last made an owner hand the partition over, and when.
+    :param offline: an administrator ordered that no worker serves the partition.
     """
 
     partition: int
@@ -432,22 +471,28 @@ class PartitionState:
 
 
 class ControlKind(StrEnum):
-    """What an administrator can order."""
+    """Kinds of orders that an administrator can give."""
 
-    OFFLINE = "offline"  # a partition: nobody serves it
-    PROHIBIT = "prohibit"  # a partition and a node: that node never serves it
-    CAP = "cap"  # of partitions, for a node or for every worker
-    TURN = "turn"  # of partitions that a worker takes or asks for in one scan
-    DRAIN = "drain"  # a node: it hands everything over and takes nothing
-    UNKNOWN = "unknown"  # of a newer version of this package
+    OFFLINE = "offline"  # no worker serves the partition
+    PROHIBIT = "prohibit"  # the node never serves the partition
+    CAP = "cap"  # the node, or every worker, serves at most so many partitions
+    TURN = "turn"  # a worker takes or asks for at most so many partitions in one scan
+    DRAIN = "drain"  # the node hands over all its partitions and takes none
+    UNKNOWN = "unknown"  # a newer version of this package wrote the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """An order in force: a row of ``{Hub}Controls``.
+    """An administrator's order that is in force: a row of ``{Hub}Controls``.
 
-    :param node: ``name@host/incarnation``, ``name@host``, ``name`` or ``@host``; None: every worker.
-    :param by, at: who gave it, and when by that machine's clock; for people.
+    :param kind: kind of the order.
+    :param partition: the partition that the order is about; None: the order is about no single partition.
+    :param node: the workers that the order is about: ``name@host/incarnation``, ``name@host``, ``name`` or ``@host``;
+        None: every worker.
+    :param value: the limit of a ``cap`` or ``turn``, in partitions.
+    :param by: the administrator who gave the order. For people only.
+    :param at: when the order was given, by the administrator's clock. For people only.
+    :param reason: why the order was given. For people only.
     """
 
     kind: ControlKind
@@ -461,11 +506,13 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a host says of a partition that it serves.
+    """What a worker's host reports about a partition that the worker serves.
 
-    :param load: messages a second, smoothed; None: not known yet. :param unpolled: seconds since it made progress with
-        the queue. :param runs: orchestrators of the partition's instances that ran lately. :param lacks: orchestrators
-        that messages wait for and this worker does not have; the longest waiting first.
+    :param load: messages a second, smoothed; None: not known yet.
+    :param unpolled: seconds since the host last read the queue or processed a message of the queue.
+    :param runs: orchestrators of the partition's instances that ran lately.
+    :param lacks: orchestrators that messages wait for and that this worker does not have. The orchestrator that
+        messages have waited for longest is first.
     """
 
     load: float | None = None

@@ -1,7 +1,9 @@
-"""Carrying out a rewind: rows of the history, the children's, the instance row, the message that wakes it.
+"""Carry out a rewind of a failed instance.
 
-In this order, so that what is cut off anywhere is finished by a second rewind: the history is failed until the last of
-its rows is rewritten, and from then on the row says Failed, or Pending with nothing run since.
+A rewind first rewrites rows of the history, then rewinds the failed children, then changes the instance row to Pending,
+and then sends the message that wakes the instance. If a rewind is interrupted, a second rewind finishes the work: the
+history counts as failed until its last row is rewritten. After that, the instance row says Failed, or Pending while no
+episode has run since the rewind.
 """
 
 from __future__ import annotations
@@ -34,44 +36,45 @@ from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, T
 
 TRIES = 5
 CHECKPOINT = 3.0
-"""Seconds after which the checkpoint of a child that has answered is expected to stand."""
-Going = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
-"""A parent, and what created a child of it."""
+"""Seconds after which the checkpoint of a child that has just ended should be complete."""
+RunningChild = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
+"""A parent, and the event of the parent's history that created the running child."""
 
 
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
-    """Take back what a failed instance failed with, and let it go on.
+    """Remove the failure of a failed instance from its history, so that the instance continues from before the failure.
 
-    :raises InstanceNotFound: when there is none.
-    :raises InvalidStateError: when it has not failed, or was started anew since.
-    :raises Conflict: when others keep changing it.
+    :raises InstanceNotFound: there is no such instance.
+    :raises InvalidStateError: the instance has not failed, or was started again since.
+    :raises Conflict: another process changed the instance during each try.
     """
-    going = await _rewind(hub, instance_id, reason)
-    if going:
+    running = await _rewind(hub, instance_id, reason)
+    if running:
         await hub.clock.sleep(CHECKPOINT)
-    for parent, created in going:
+    for parent, created in running:
         child = await _child(hub, created, parent)
         if child is not None and child.status.is_final:
             await _answer_again(hub, child.instance_id)
 
 
-async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[Going]:
-    """:returns: children, of it and of those that are rewound with it, that run.
+async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
+    """Rewind an instance and its failed children.
 
-    One of them may have put its answer before its parent's history was rewritten, for nobody, and its own row says that
-    it has ended only after that.
+    :returns: children that still run: children of the instance, and of the children that are rewound. The caller must
+        look at these children again. A child may have sent its answer before the parent's history was rewritten, so
+        that the answer was lost, while the child's row did not say yet that the child has ended.
     """
     last: Conflict | None = None
     for _ in range(TRIES):
         try:
             return await _once(hub, instance_id, reason)
-        except Conflict as error:  # a purge, a restart or another rewind came between: look again
+        except Conflict as error:  # a purge, a restart or another rewind changed the instance: read it again
             last = error
     assert last is not None
     raise last
 
 
-async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
+async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
     row = await hub.instance(instance_id)
     if row is None:
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
@@ -80,7 +83,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
     sentinel, rewinding = rows.sentinel, rules.plan(past)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
-        # a history of another start is what failed before the id was started anew
+        # A history of another run belongs to an earlier start of this id, which failed. The new start must go on.
         raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only a failed instance can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     pairs = zip(past, rows.committed, strict=True)
@@ -91,17 +94,20 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[Going]:
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
-    waits, going = await _children(hub, past, target, reason)
+    waits, running = await _children(hub, past, target, reason)
     await _timers(hub, past, target, written)
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason, taskhub_execution_id=sentinel.execution_id)
         await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
-    return going
+    return running
 
 
 def _asks_again(rewinding: Rewinding) -> bool:
-    """Whether more is taken back than the failures of children and the completion: then it must decide itself."""
+    """Return True if the rewind removes more events than the failures of children and the completion.
+
+    Then the instance must run at once, to make the removed decisions again. Else the end of a child wakes it.
+    """
     return len(rewinding.taken) > 1 + len(rewinding.children)
 
 
@@ -116,7 +122,7 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
 
 
 async def _mark(hub: Hub, row: InstanceState) -> None:
-    """The row says Pending, unless it says by now that the instance runs or has ended again."""
+    """Set the instance row to Pending. Keep the row if the instance runs already or has ended again."""
     current: InstanceState | None = row
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):
@@ -126,7 +132,7 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
         if current is not row:
             history = (await load(hub.store, hub.names, row.instance_id)).past
             if any(isinstance(event, ExecutionCompleted) for event in history):
-                return  # woken by a timer or a child it has failed once more, and the row says that
+                return  # a timer or a child woke the instance, and it failed once more: the row must go on saying so
         merge = rewound_row(row.instance_id, hub.clock.utc_now())
         operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
         try:
@@ -136,13 +142,18 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
             current = await hub.instance(row.instance_id)
 
 
-# --- what it waits for --------------------------------------------------------------------------------------------
+# --- the children and timers that the rewound instance waits for -----------------------------------------------------
 
 
 async def _child(
     hub: Hub, created: SubOrchestrationInstanceCreated, parent: OrchestrationInstance
 ) -> InstanceState | None:
-    """The child's row; None: it is gone, or of another start. .NET's actions have no identity: its start tells."""
+    """Read the instance row of a child.
+
+    A .NET parent stores no identity of the action. For its child, the start event in the child's history is compared.
+
+    :returns: None if the child was deleted, or if its id was started again by another client or parent.
+    """
     child = await hub.instance(created.instance_id)
     if child is None:
         return None
@@ -156,9 +167,9 @@ async def _child(
 
 
 async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationInstance) -> bool:
-    """Whether a child whose failure is taken back starts anew: it is gone, or has ended otherwise for good.
+    """Return True if the parent must start a failed child again: the child was deleted, terminated or cancelled.
 
-    One that was rewound by itself meanwhile, and runs or has completed, answers.
+    A child that failed is rewound instead. A child that was already rewound runs or has completed, so it answers.
     """
     assert isinstance(event, SubOrchestrationInstanceCreated)
     child = await _child(hub, event, parent)
@@ -167,27 +178,27 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
 
 async def _children(
     hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str
-) -> tuple[bool, list[Going]]:
-    """Children that failed are rewound; of those that ended while nobody listened the answer is put again.
+) -> tuple[bool, list[RunningChild]]:
+    """Rewind the failed children. Send the answer of each ended child again, as the failed parent did not take it.
 
-    :returns: whether one was rewound: its end wakes the parent; and those that run.
+    :returns: True if a child was rewound, whose end then wakes the parent; and the children that run.
     """
     waits = False
-    going: list[Going] = []
+    running: list[RunningChild] = []
     for created in rules.open_children(past):
         child = await _child(hub, created, parent)
         if child is None:
             continue
         if child.status in (Status.FAILED, Status.PENDING):
-            with suppress(InvalidStateError):  # it has only just been started, or goes on by itself
-                going += await _rewind(hub, child.instance_id, reason)
+            with suppress(InvalidStateError):  # the child has just been started, or runs again already
+                running += await _rewind(hub, child.instance_id, reason)
                 waits = True
                 continue
         elif child.status.is_final:
             await _answer_again(hub, child.instance_id)
             continue
-        going.append((parent, created))
-    return waits, going
+        running.append((parent, created))
+    return waits, running
 
 
 async def _answer_again(hub: Hub, instance_id: str) -> None:
@@ -204,12 +215,14 @@ async def _answer_again(hub: Hub, instance_id: str) -> None:
 async def _timers(
     hub: Hub, past: Sequence[HistoryEvent], target: OrchestrationInstance, written: Mapping[int, Timestamp | None]
 ) -> None:
-    """A timer that was due while nobody listened fires again; one that is not gone is known by its action.
+    """Send the message of each timer that has not fired again.
 
-    What is left of it is counted by the store, from its row to the rewind's rows: this machine's clock may be ahead of
-    the one that set it, and it would fire early. One that is gone was due before those rows were written.
+    The message of such a timer may have been discarded while the instance was failed. If the first message still
+    exists, the instance recognizes the second one by the identity of its action. The remaining time is measured by the
+    clock of the store, from the timer's history row to the rows that the rewind wrote. This machine's clock is not used
+    because it may be ahead of the clock that set the timer, and the timer would fire too early.
 
-    :param written: the store's time of a timer's row, by its number.
+    :param written: the store's time of each timer's history row, by the event id of the timer.
     """
     timers = rules.open_timers(past)
     lock = await sentinel_of(hub.store, hub.names, target.instance_id) if timers else None

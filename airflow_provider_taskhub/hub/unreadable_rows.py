@@ -1,4 +1,4 @@
-"""Warnings about rows that cannot be read: one for each row, although a scan reads the row every second."""
+"""Warnings about rows that cannot be read. A scan may read a damaged row every second; it is logged only once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ log = structlog.get_logger(__name__)
 
 @lru_cache(maxsize=1024)
 def unreadable(table: str, row: str, reason: str) -> None:
-    """Warn of a row that is left out, or shown without its unreadable parts; once for each reason.
+    """Log a warning about a damaged row or blob. The same row is logged once for each reason.
 
-    :param table: of the row; of a blob its container. :param row: its keys, or the blob's name.
+    The reader of the row ignores the row, or only its damaged values.
+
+    :param table: table of the row, or container of the blob.
+    :param row: keys of the row, or name of the blob.
+    :param reason: what is damaged.
     """
     log.warning("row_unreadable", table=table, row=row, reason=reason)

@@ -1,7 +1,8 @@
-"""Watch rows: which Airflow task waits for which instance. They are how the sweep finds instances without a task.
+"""Watch rows. Each row says which Airflow task waits for which instance.
 
-A start by Airflow writes the row before the instance. The rows are in ``{Hub}Completions``, in a partition of their
-own, beside the hints of ended instances. The sweep, or a purge, deletes a row that is not needed any more.
+The sweep reads these rows and terminates instances whose Airflow task does not wait any more. An Airflow task that
+starts an instance writes the watch row first. The rows are in the table ``{Hub}Completions``, under their own
+PartitionKey, beside the completion hints. The sweep or a purge deletes a row that is not needed any more.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 PARTITION = "watch"
-"""PartitionKey of the watch rows. Hints have the empty one."""
+"""PartitionKey of the watch rows. The PartitionKey of completion hints is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """One Airflow task instance that waits for one instance.
+    """A watch row: one Airflow task instance that waits for one instance of the hub.
 
-    :param deployment: name of the Airflow deployment: two of them may share a hub.
-    :param map_index: -1 for a task that is not mapped.
-    :param owner: value of the instance's tag ``taskhub.owner``: the start that this row is about.
-    :param generation: of the task; a clear raises it. :param etag: as read.
+    :param instance_id: id of the instance that the Airflow task waits for.
+    :param deployment: name of the Airflow deployment. Two deployments may share a hub.
+    :param map_index: Airflow's map index; -1 for a task that is not mapped.
+    :param owner: value of the instance's tag ``taskhub.owner``. It identifies the start that this row is about.
+    :param generation: generation of the Airflow task. A clear of the task raises it.
+    :param etag: ETag of the row, as it was read.
     """
 
     instance_id: str
@@ -49,7 +52,7 @@ class Watch:
 
 
 async def write(store: Store, names: HubNames, watch: Watch) -> None:
-    """Insert the row, or replace the one of an older start with the same instance id."""
+    """Insert the watch row. A row of an earlier start with the same instance id is replaced."""
     entity = Entity(
         partition_key=PARTITION,
         row_key=escape(watch.instance_id),
@@ -68,14 +71,14 @@ async def write(store: Store, names: HubNames, watch: Watch) -> None:
 
 
 async def read(store: Store, names: HubNames, deployment: str) -> tuple[Watch, ...]:
-    """The rows of one Airflow deployment. A damaged row is left out with a warning."""
+    """Read the watch rows of one Airflow deployment. A damaged row is omitted, and a warning is logged."""
     wanted = And((Compare("PartitionKey", "eq", PARTITION), Compare("Deployment", "eq", deployment)))
     found = [_watch(names, entity) async for entity in store.rows(names.completions, wanted)]
     return tuple(watch for watch in found if watch is not None)
 
 
 async def delete(store: Store, names: HubNames, watch: Watch) -> None:
-    """Delete the row as it was read; one that a newer start has replaced stays."""
+    """Delete the watch row if it has not changed since it was read. The row of a newer start stays."""
     entity = Entity(partition_key=PARTITION, row_key=escape(watch.instance_id))
     row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag=watch.etag)
     with suppress(Conflict, NotFound):

@@ -1,6 +1,6 @@
-"""What admission asks and answers: the message as it is judged, the facts of its instance, and the verdicts.
+"""Input and output of admission: the message, the facts about its instance, and the verdict.
 
-Times of messages and of the sentinel come from the storage service, so no clock of a worker matters.
+The times of messages and of the sentinel come from the storage service. Admission does not use the clock of a worker.
 """
 
 from __future__ import annotations
@@ -37,18 +37,22 @@ LATER_CEILING = 600.0
 
 
 class Verdict(StrEnum):
-    PROCESS = "process"  # it goes into the episode
-    DISCARD = "discard"  # it is deleted, and the log says why
-    DEFER = "defer"  # it is hidden for a while, and no failure is counted
-    RETRY_SOON = "retry_soon"  # a checkpoint is under way: 0.1, 0.2 … 4 s, counted
-    RETRY_LATER = "retry_later"  # 2, 4 … 600 s, counted; at the limit it goes to quarantine
-    ORPHAN = "orphan"  # none is there, but a start may come: it waits two minutes, then it is discarded
-    NEEDS_ROW = "needs_row"  # what decides, the instance row or the time of the last checkpoint, was not read yet
-    RECORD = "record"  # a suspension or resume before the first checkpoint: it is stored in the sentinel
-    END = "end"  # a terminate before the first checkpoint: start, terminate and completion are one checkpoint
+    """What the worker does with a message."""
+
+    PROCESS = "process"  # the next episode processes the message
+    DISCARD = "discard"  # delete the message, and log the reason
+    DEFER = "defer"  # hide the message for a while; no failure is counted
+    RETRY_SOON = "retry_soon"  # a checkpoint is under way: hide the message for 0.1, 0.2 … 4 s, and count a failure
+    RETRY_LATER = "retry_later"  # hide for 2, 4 … 600 s, and count a failure; at the limit move it to quarantine
+    ORPHAN = "orphan"  # no run exists for the message, but a start may come: discard the message after two minutes
+    NEEDS_ROW = "needs_row"  # read the instance row and the time of the last checkpoint, then judge the message again
+    RECORD = "record"  # a suspension or resume came before the first checkpoint: store it in the sentinel
+    END = "end"  # a terminate came before the first checkpoint: commit start, terminate and completion together
 
 
 class Kind(StrEnum):
+    """Kind of a message."""
+
     CLIENT_START = "start by a client"
     CHILD_START = "start by a parent"
     ANSWER = "answer"
@@ -60,10 +64,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the instance row says.
+    """The columns of the instance row that admission uses.
 
-    :param execution_id: None: there is no row. :param generation: its count of starts.
-    :param due: when it is scheduled to start.
+    :param execution_id: execution id of the run that the row belongs to; None: the instance has no row.
+    :param status: status of the instance.
+    :param generation: how often the instance id was started before this run; None: unknown.
+    :param due: time of a scheduled start; None: the run starts at once.
     """
 
     execution_id: str | None = None
@@ -82,16 +88,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of an instance.
+    """The facts about an instance that admission uses. The stored run is the run that the sentinel names.
 
-    :param execution_id: of the sentinel; None when there is no history.
+    :param execution_id: execution id in the sentinel; None: the instance has no history.
     :param ended: names of earlier runs under this id (``identity.run_name``).
-    :param checkpointed: the storage service's time of the sentinel's last change; None: not read, or no sentinel.
-    :param scheduled: event ids of the scheduling events in the history.
-    :param final: the history ends in a completion. :param parent: who has started the stored run.
-    :param seen: identities of messages whose events are in the history, or that the sentinel remembers.
-    :param steered: stamp of the newest suspension or resume that was taken, in any run.
-    :param row: None: not read.
+    :param checkpointed: time of the sentinel's last change, by the storage service; None: not read, or no sentinel.
+    :param scheduled: event ids of the events in the history that scheduled an activity, child or timer.
+    :param final: True if the history ends with a completion.
+    :param parent: parent that started the stored run; None: a client started it.
+    :param seen: identities of messages that were processed: events are in the history, or the sentinel lists them.
+    :param steered: stamp of the newest suspension or resume that was processed, in any run of this id.
+    :param row: the instance row; None: it was not read.
     """
 
     execution_id: str | None = None
@@ -106,24 +113,27 @@ class Facts:
 
     @property
     def live(self) -> bool:
-        """Whether there is a stored run that has not ended."""
+        """True if there is a stored run that has not ended."""
         return self.execution_id is not None and not self.final
 
     def ended_with(self, execution_id: str | None) -> Set[str]:
-        """The earlier runs, and one more."""
+        """Return the names of the earlier runs and of one more run. :param execution_id: of this run; None: no run."""
         return self.ended if execution_id is None else {*self.ended, run_name(execution_id)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """A message, as far as it is judged.
+    """The parts of a received message that admission uses.
 
-    :param execution_id: the generation that it is addressed to; None: whatever is current.
-    :param identity: by what a redelivery is known (``Delivery.identity``).
-    :param stamp: when it was enqueued, and by whom. :param now: the storage service's time, or one shortly before.
-    :param sender: the orchestration that has sent it, with its generation; None: a client has.
-    :param deliveries: how often somebody has begun to process it, or may have; this time included.
-    :param failures: how often it was given back as failed. :param spent: once more is one time too many.
+    :param event: event that the message carries.
+    :param execution_id: generation that the message is for; None: the current generation.
+    :param identity: identity of the message, the same in each delivery (``Delivery.identity``).
+    :param stamp: when the message was enqueued, and by which process.
+    :param now: present time, by the storage service. The value may be a little old.
+    :param sender: orchestration that sent the message, with its generation; None: a client sent the message.
+    :param deliveries: how many deliveries a worker has begun to process, or may have begun; this one included.
+    :param failures: how often the message was returned to the queue with a counted failure.
+    :param spent: True if the next counted failure exceeds the limit.
     """
 
     event: HistoryEvent
@@ -151,7 +161,7 @@ class Incoming:
 
     @property
     def run(self) -> str | None:
-        """The run that it is for, by the execution id of one of its generations; None: it does not say."""
+        """Execution id of a generation of the run that the message is for; None: the message names no run."""
         event = self.event
         if isinstance(event, ExecutionStarted):
             return event.instance.execution_id
@@ -167,10 +177,13 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """
-    :param pause: until a deferred message may be processed, or has to be judged again.
-    :param forgotten: nothing is left of what a discarded message was for: its payload is deleted too. A purge may have
-        come before the payload was written.
+    """The result of admission for one message.
+
+    :param verdict: what the worker does with the message.
+    :param reason: text for the log.
+    :param pause: how long a deferred message is hidden. Then it is judged again.
+    :param forgotten: True if nothing is stored of the instance that a discarded message was for. The worker then
+        deletes the payload of the message too, because the purge of the instance may have come before the payload.
     """
 
     verdict: Verdict
@@ -180,7 +193,7 @@ class Judged:
 
 
 def scheduling_id(event: HistoryEvent) -> int | None:
-    """The action number that an answer is for; None for everything else."""
+    """Return the number of the action that an answer belongs to; None if the event is not an answer."""
     match event:
         case TaskCompleted() | TaskFailed() | SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
             return event.task_scheduled_id
@@ -191,10 +204,11 @@ def scheduling_id(event: HistoryEvent) -> int | None:
 
 
 def precedes(one: Stamp, other: Stamp) -> bool:
-    """Whether a suspension or resume was sent before another one, or is the same one again.
+    """Return True if a suspension or resume was sent before another one, or if both are the same message.
 
-    One process numbers what it sends. Of two processes the queue's time tells the order; within one second of Azure's
-    clock nothing does, and neither precedes the other: the one that is processed later then counts.
+    A process numbers its messages, so the numbers give the order of two messages of one process. For messages of two
+    processes, the times of the queue give the order. Azure's times have whole seconds. If both messages have the same
+    second, neither precedes the other: then the message that is processed later wins.
     """
     if one.process and one.process == other.process:
         return one.number <= other.number
@@ -202,14 +216,19 @@ def precedes(one: Stamp, other: Stamp) -> bool:
 
 
 def newest(one: Stamp | None, other: Stamp | None) -> Stamp | None:
-    """The stamp that was sent last."""
+    """Return the stamp of the message that was sent later. None means no message."""
     if one is None or other is None:
         return one or other
     return other if precedes(one, other) else one
 
 
 def delay(verdict: Verdict, failures: int) -> timedelta:
-    """Until a counted message comes again: soon 0.1, 0.2 … 4 s; orphans 0.1, 0.4 … 102 s; later 2, 4 … 600 s."""
+    """Return how long a message with a counted failure is hidden.
+
+    RETRY_SOON: 0.1, 0.2 … 4 s. ORPHAN: 0.1, 0.4 … 102 s. RETRY_LATER: 2, 4 … 600 s.
+
+    :param failures: how many failures were counted before this one.
+    """
     if verdict is Verdict.ORPHAN:
         return timedelta(seconds=0.1 * 4**failures)
     if verdict is Verdict.RETRY_SOON:
@@ -218,5 +237,5 @@ def delay(verdict: Verdict, failures: int) -> timedelta:
 
 
 def unknown_delay(dequeue_count: int) -> timedelta:
-    """Until a message comes again whose orchestrator or activity this worker does not have: 2, 4 … 15 s."""
+    """Return how long a message is hidden whose orchestrator or activity this worker does not have: 2, 4 … 15 s."""
     return timedelta(seconds=min(15.0, 2.0 * max(1, dequeue_count)))

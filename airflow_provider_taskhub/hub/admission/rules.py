@@ -1,7 +1,8 @@
-"""The rules of admission: what becomes of a message of one kind that has one relation to what is stored.
+"""The rules of admission. Each rule decides about a message of one kind that has one relation to the stored run.
 
-A rule that cannot decide without the instance row says so, and is asked again. Only the sentinel is evidence of what
-has happened. The instance row tells what was asked for, and when.
+The stored run is the run that the sentinel names. A rule that needs the instance row returns NEEDS_ROW; the worker then
+reads the row and calls the rule again. Only the sentinel proves what has happened. The instance row only tells which
+start a client asked for, and when.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from airflow_provider_taskhub.hub.admission.facts import (
 )
 
 SHORTEST, LONGEST_START, LONGEST = timedelta(seconds=2), timedelta(minutes=1), timedelta(seconds=15)
-"""A deferred message comes again after a quarter of its age, at least and at most so long. A start may wait longer than
-the messages behind it: nothing is late when the start waits, since nothing has begun."""
+"""Shortest and longest pause of a deferred message. The pause is a quarter of the message's age, within these limits.
+The pause of a start may be longer than the pause of the messages behind the start, because no run has begun that
+could be delayed."""
 START_APPEARS = timedelta(minutes=2)
-"""How long a message is deferred although nothing tells of its start. A start may be hidden for half of that by a
-worker that died."""
+"""How long a message waits for a start that no row tells of. A worker that died may hide the start for half of this
+time."""
 
 Rule = Callable[[Incoming, Facts], Judged]
 
@@ -59,7 +61,10 @@ def _defer(message: Incoming, reason: str, longest: timedelta = LONGEST) -> Judg
 
 
 def _until(due: Timestamp | None, now: Timestamp) -> Judged | None:
-    """Deferred until its start is due. Times of receipts are in seconds."""
+    """Defer a message until the scheduled start of its run.
+
+    :returns: None if the start is due, or due within a second: the queue's times have whole seconds.
+    """
     if due is None or due.ticks - now.ticks < SECOND:
         return None
     return Judged(verdict=Verdict.DEFER, reason=f"its instance is to start at {due}", pause=due - now)
@@ -86,7 +91,8 @@ def older(message: Incoming, facts: Facts) -> Judged:
 
 
 def client_start(message: Incoming, facts: Facts) -> Judged:
-    """A client writes the row before the start. A .NET client puts the start first."""
+    """Decide about a start by a client. A TaskHub client writes the instance row before it sends the start message. A
+    .NET client sends the message first."""
     event, row = message.event, facts.row
     assert isinstance(event, ExecutionStarted)
     if row is None:
@@ -102,26 +108,28 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
         if older and (event.generation or 0) < (row.generation or 0):
             return discard(f"the instance was started again as {row.execution_id}")
         return _soon(f"the instance row still belongs to {row.execution_id}")
-    if row.ended:  # TaskHub writes that only behind the sentinel; .NET ends a Pending instance by its row alone
+    if row.ended:  # TaskHub writes a final status only after the sentinel; .NET ends a Pending instance in its row only
         return discard("the instance has ended before it started")
     if facts.live and facts.parent is not None:
         return _defer(message, f"child {facts.execution_id} has not ended", LONGEST_START)
-    return PROCESS  # a client replaces the row of an ended run only: one that is live again was rewound since
+    return PROCESS  # a client only replaces the row of an ended run, so a live run was rewound after that: replace it
 
 
 def child_start(message: Incoming, facts: Facts) -> Judged:
-    """A child needs no row, but an id that is free."""
+    """Decide about a start by a parent. A child needs no instance row. It waits until no other run uses its id."""
     if _has_gone_on(message, facts):
         return discard("a later generation of its parent has started it again")
     return _defer(message, "another instance of this id is running", LONGEST_START) if facts.live else PROCESS
 
 
 def _has_gone_on(message: Incoming, facts: Facts) -> bool:
-    """Whether an earlier generation of the same parent asked for the child, to which that has answered.
+    """Return True if an earlier generation of the same parent started this child, and a later generation has started
+    the stored run.
 
-    Its worker may have died between the answer and the history, so the sentinel does not list the run. Within one
-    generation a parent may wait for both runs. A generation that ends without an answer it asked for cannot be told
-    from one that has it, so a child without the tag for fire and forget counts as awaited.
+    The child has then answered its parent already, else the parent's generation would not have ended. The sentinel does
+    not list the child's run if its worker died after it sent the answer and before it wrote the history. If both starts
+    come from one generation, the parent may wait for both runs. The worker cannot see whether a generation ended
+    without the answer of a child. So a child without the tag for fire and forget counts as awaited.
     """
     event, since = message.event, facts.parent
     assert isinstance(event, ExecutionStarted)
@@ -132,13 +140,16 @@ def _has_gone_on(message: Incoming, facts: Facts) -> bool:
 
 
 def _is_earlier(one: OrchestrationInstance, other: OrchestrationInstance) -> bool:
-    """Whether the first is an earlier generation of the second."""
+    """Return True if the first instance is an earlier generation of the second instance."""
     same = one.instance_id == other.instance_id and same_start(one.execution_id, other.execution_id)
     return same and generation_of(one.execution_id or "") < generation_of(other.execution_id or "")
 
 
 def _both_awaited(message: Incoming, facts: Facts) -> bool:
-    """Whether the sender awaits the live run too, and has done so for two minutes: that run may wait for this event."""
+    """Return True if the sender is the parent of the live run, and the event is older than two minutes.
+
+    The live run may then wait for this very event.
+    """
     if facts.parent is None or message.sender is None:
         return False
     awaits = facts.parent.instance.instance_id == message.sender.instance_id
@@ -146,7 +157,8 @@ def _both_awaited(message: Incoming, facts: Facts) -> bool:
 
 
 def if_asked(message: Incoming, facts: Facts) -> Judged:
-    """The history decides whether an answer is processed. The times only tell what one that nobody asked for is."""
+    """Process an answer if the history contains the event that scheduled the work. If not, the times tell whether the
+    checkpoint with this event may still be under way."""
     if scheduling_id(message.event) in facts.scheduled:
         return PROCESS
     if facts.checkpointed is None and facts.row is None:
@@ -157,17 +169,18 @@ def if_asked(message: Incoming, facts: Facts) -> Judged:
 
 
 def uncommitted(message: Incoming, facts: Facts) -> Judged:
-    """The messages of a checkpoint are sent before its history is written, so an answer may come before that.
+    """Decide about an answer for a run or generation that is not stored.
 
-    Then the row names its run, or a child is just beginning, which no row tells. All other answers are for runs and
-    generations of .NET that are over.
+    A checkpoint sends its messages before it writes its history, so the answer to a message may arrive before the
+    history. In this case the instance row names the run, or the run is a new child, which has no row yet. All other
+    answers are for ended runs and generations of .NET, which the sentinel does not list.
     """
     current = facts.execution_id
     if current is None:
         return _soon("its instance has no history yet")
     known = same_start(message.run, current)
     if facts.row is None and (facts.checkpointed is None or not known):
-        return NEEDS_ROW  # it may be committed by now, by the partition's former owner
+        return NEEDS_ROW  # the partition's former owner may have committed the run since
     if known or _is_named(facts.row, message.run):
         return _soon(f"generation {message.run} is not committed yet")
     if facts.final and _is_newer(message, facts):
@@ -182,13 +195,13 @@ def unnamed_answer(message: Incoming, facts: Facts) -> Judged:
 
 
 def after_the_live_run(otherwise: Rule) -> Rule:
-    """For a message whose run has not begun, while another one is live. It waits for as long as that lives, as the
-    start in front of it does.
+    """Return the rule for a message whose run has not begun while another run of the id is live.
 
-    A client has read the name in the row. If the row names another run by now, the run is over, or it was an earlier
-    generation of .NET's, whose generations share no name.
+    The message waits until the live run ends, like the start message of its own run. Exception: a client takes the name
+    of the run from the instance row. If the row names another run now, the run of the message has ended, or a .NET
+    worker has begun a new generation: generations of .NET share no run name.
 
-    :param otherwise: the rule then.
+    :param otherwise: the rule for this exception.
     """
 
     def rule(message: Incoming, facts: Facts) -> Judged:
@@ -206,16 +219,17 @@ def after_the_live_run(otherwise: Rule) -> Rule:
 
 
 def order(message: Incoming, facts: Facts) -> Judged:
-    """A suspension or resume whose worker died may come back after a newer one was taken: the newer one counts."""
+    """Process a suspension or resume unless a newer one was processed. The queue may deliver the older message again if
+    its worker died."""
     if facts.steered is not None and precedes(message.stamp, facts.steered):
         return discard("a newer suspension or resume was processed before it")
     return PROCESS
 
 
 def before_the_start(pending: Rule) -> Rule:
-    """For a message that names its run, when nothing is stored of that.
+    """Return the rule for a message that names its run when that run is not stored and no other run is live.
 
-    :param pending: the rule while the row tells that the run waits for its start.
+    :param pending: the rule if the instance row says that the run waits for its start.
     """
 
     def rule(message: Incoming, facts: Facts) -> Judged:
@@ -230,9 +244,11 @@ def before_the_start(pending: Rule) -> Rule:
 
 
 def without_name(pending: Rule, ended: Rule) -> Rule:
-    """For a message that names no run, when none is live: it is for the run that the row tells of, if that waits.
+    """Return the rule for a message that names no run when no run is live. If the instance row tells of a run that
+    waits for its start, the message is for this run.
 
-    :param pending: the rule then. :param ended: the rule when no start is known to come.
+    :param pending: the rule if the row tells of such a run.
+    :param ended: the rule if the stored run has ended and the row tells of no other start.
     """
 
     def rule(message: Incoming, facts: Facts) -> Judged:
@@ -249,13 +265,17 @@ def without_name(pending: Rule, ended: Rule) -> Rule:
 
 
 def with_its_start(message: Incoming, facts: Facts) -> Judged:
-    """No failure, and no end of it: the start may wait for a worker that has the code."""
+    """Defer the message until its run starts. No failure is counted and there is no time limit, because the start may
+    wait for a worker that has the orchestrator's code."""
     assert facts.row is not None
     return _until(facts.row.due, message.now) or _defer(message, "its instance has not started yet")
 
 
 def _not_in_row(message: Incoming, facts: Facts) -> Judged:
-    """A client has read the name in the row, which says another one by now; a child has no row yet."""
+    """Decide about a message whose run is neither stored nor named by the instance row.
+
+    A client takes the run's name from the row, so for a client's message the run is over. A child has no row yet.
+    """
     assert facts.row is not None
     if message.sender is not None or facts.row.execution_id is None:
         return _start_missing(message, facts)
@@ -263,7 +283,8 @@ def _not_in_row(message: Incoming, facts: Facts) -> Judged:
 
 
 def _start_missing(message: Incoming, facts: Facts) -> Judged:
-    """No row tells of its start, as of a child's: it should appear within two minutes, or after the end before it."""
+    """Defer a message whose run has no instance row, such as the run of a child. Its start should appear within two
+    minutes after the message was sent, or after the previous run of the id ended."""
     since = message.stamp.inserted
     if facts.final and facts.checkpointed is not None:
         since = max(since, facts.checkpointed)
@@ -284,7 +305,8 @@ def end(message: Incoming, facts: Facts) -> Judged:
 
 
 def end_unstarted(message: Incoming, facts: Facts) -> Judged:
-    """A row, or for a child the terminate, has what is needed to make the start."""
+    """End a run that has not begun. The worker makes the start event from the instance row. For a child, the worker
+    makes it from the terminate message."""
     event, row = message.event, facts.row
     assert isinstance(event, ExecutionTerminated)
     if row is None:
@@ -297,7 +319,8 @@ def end_unstarted(message: Incoming, facts: Facts) -> Judged:
 
 
 def orphan(message: Incoming, facts: Facts) -> Judged:
-    """A child's start has no row that tells of it, and what comes behind it may have waited with it."""
+    """Decide about an event that names no run after the stored run has ended. No row tells of the next start of a
+    child, so the event may be for that start, and waits for it."""
     if message.sender is not None or _is_newer(message, facts):
         return Judged(verdict=Verdict.ORPHAN, reason="its instance has ended")
     return ended(message, facts)
@@ -308,6 +331,6 @@ def _is_named(row: Row | None, run: str | None) -> bool:
 
 
 def _is_newer(message: Incoming, facts: Facts) -> bool:
-    """Whether a message came after the last checkpoint. Times of queues are in seconds."""
+    """Return True if the message was enqueued after the last checkpoint. The queue's times have whole seconds."""
     last = facts.checkpointed
     return last is None or message.stamp.inserted.ticks >= last.ticks // SECOND * SECOND

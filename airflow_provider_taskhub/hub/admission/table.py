@@ -1,8 +1,8 @@
-"""Admission: what becomes of a message, before any code of its instance runs. One pure, total table.
+"""Admission: decide what the worker does with a message, before any code of the instance runs.
 
-Each message has a kind, such as an event. It has a relation to the run that is stored of its instance, and that run is
-live or not. The table has one rule for each combination of the three. The page "Admission" of the documentation
-explains it.
+The module is one table. A message has a kind, such as "event". It has a relation to the stored run of its instance:
+the run that the sentinel names. The stored run is live, or it has ended. The table has one rule for each combination
+of kind, relation and state. The page "Admission" of the documentation explains the rules.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged
 from airflow_provider_taskhub.hub.admission.rules import Rule
 
 ORPHAN_TURNS = 6
-"""Turns, of 0.1, 0.4, 1.6 … s, two minutes together, that an orphan waits for another start of its id."""
+"""How often a message without a run is retried, after 0.1, 0.4, 1.6 … s, before it is discarded. The delays add up to
+two minutes. Another start of the instance id may come in this time."""
 
 
 class Relation(StrEnum):
-    """Of the run that a message is for to the run that is stored."""
+    """How the run that a message is for relates to the stored run."""
 
-    SAME = "same"
-    OVER = "over"  # an ended run, or for an answer an earlier generation
-    WAITING = "waiting"  # neither stored nor known to have ended: its start, or its generation, is not committed yet
+    SAME = "same"  # the message is for the stored run
+    OVER = "over"  # the message is for an ended run; an answer may also be for an earlier generation of the stored run
+    WAITING = "waiting"  # the run is neither stored nor ended: its start, or its generation, is not committed yet
     UNNAMED = "unnamed"  # the message does not say which run it is for
 
 
 class State(StrEnum):
-    """Of the run that is stored."""
+    """State of the stored run."""
 
-    LIVE = "live"
-    FREE = "free"  # there is no stored run, or it has ended
+    LIVE = "live"  # the stored run has not ended
+    FREE = "free"  # there is no stored run, or the stored run has ended
 
 
 def judge(message: Incoming, facts: Facts) -> Judged:
-    """What becomes of a message."""
+    """Decide what the worker does with a message."""
     if message.identity in facts.seen:
         return rules.discard("it is already in the history")
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
@@ -48,7 +49,11 @@ def judge(message: Incoming, facts: Facts) -> Judged:
 
 
 def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
-    """At the limit. What named a run of which nothing is left was for an instance that was purged: nobody misses it."""
+    """Decide about a message whose next counted failure exceeds the limit.
+
+    If the message names a run, and neither a history nor a row of its instance exists, the instance was purged. Then
+    the message is discarded. Quarantine would only keep a message that no instance waits for.
+    """
     names = message.run is not None or message.kind is Kind.ANSWER
     if isinstance(message.event, ExecutionStarted) or not names or facts.execution_id is not None:
         return judged
@@ -58,7 +63,7 @@ def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
 
 
 def relation(message: Incoming, facts: Facts) -> Relation:
-    """Of a message's run to the stored one."""
+    """Return the relation of the message's run to the stored run."""
     run, current = message.run, facts.execution_id
     if run is None:
         return Relation.UNNAMED
