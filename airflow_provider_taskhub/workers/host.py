@@ -37,6 +37,7 @@ from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, Exec
 from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.incarnation import Incarnation
 from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
+from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
 from airflow_provider_taskhub.workers.orchestrations.watchdog import EpisodeWatchdog, Running
 from airflow_provider_taskhub.workers.peers import Peers
 from airflow_provider_taskhub.workers.waiting_metrics import WaitingFigures
@@ -269,7 +270,7 @@ class Host:
 
         async def keep(running: Running, cause: str) -> None:
             async with open_store(self._settings) as store:
-                await processor.keep_stuck(running, cause, store)
+                await quarantine_stuck(running, cause, store, backend.hub.names)
 
         watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()

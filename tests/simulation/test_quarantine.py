@@ -40,6 +40,7 @@ from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.orchestrations import triage
 from airflow_provider_taskhub.workers.orchestrations.commit import Committer
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
+from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
@@ -561,7 +562,7 @@ async def stuck(world: World, **options: Any) -> str:
     (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))
     batch = [await decode_message(world.store, names, queue, message, 0.0)]
     running = Running("one", state.execution_id, batch)
-    await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+    await quarantine_stuck(running, "it did not end", world.store, machine.backend.hub.names)
     await world.join("two", **options)
     await world.clock.sleep(60.0)
     return state.execution_id
@@ -639,7 +640,7 @@ def test_the_terminate_that_found_its_code_without_end_ends_it_without_its_code(
         messages = await world.store.receive(queue, limit=2, visibility=timedelta(seconds=30))
         batch = [await decode_message(world.store, names, queue, message, 0.0) for message in messages]
         running = Running("one", state.execution_id, batch)
-        await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+        await quarantine_stuck(running, "it did not end", world.store, machine.backend.hub.names)
 
         def endless(execution: Execution, *arguments: Any, **named: Any) -> Any:
             raise AssertionError("its code runs")
@@ -676,7 +677,7 @@ def test_no_code_of_an_instance_in_quarantine_runs_to_resume_its_switch(
         assert loaded.sentinel is not None
         assert not loaded.sentinel.complete
         running = Running("one", loaded.sentinel.execution_id, [held])
-        await machine.backend.processor.keep_stuck(running, "it did not end", world.store)
+        await quarantine_stuck(running, "it did not end", world.store, machine.backend.hub.names)
 
         def endless(execution: Execution) -> Any:
             raise AssertionError("its code runs")
@@ -717,7 +718,7 @@ def test_a_start_that_is_put_back_does_not_revive_what_was_terminated_meanwhile(
         assert isinstance(held.message.event, ExecutionStarted)
         assert held.message.event.taskhub_row_etag is not None
         running = Running("one", held.message.instance.execution_id, [held])
-        await world.machines[0].backend.processor.keep_stuck(running, "it did not end", world.store)
+        await quarantine_stuck(running, "it did not end", world.store, world.machines[0].backend.hub.names)
         await client.terminate("one", "enough")
         await world.join("two")
         ended = await world.wait("one")

@@ -190,7 +190,7 @@ def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: 
                 assert "413 (fault)" in (state.output or "")
                 await world.settle()
             else:
-                assert "and its failure neither: 413 (fault)" in kept[0].cause
+                assert "the store refuses to record this failure too: 413 (fault)" in kept[0].cause
                 assert kept[0].dequeue_count < 5
             assert not world.defects(), world.defects()
 
@@ -212,7 +212,7 @@ def test_an_end_before_the_first_checkpoint_that_the_store_refuses_is_an_end_all
             state, history = await world.client.get("one"), await world.client.instance("one").history()
             assert state is not None
             assert state.status is Status.FAILED
-            assert "the store does not take what it decided" in (state.output or "")
+            assert "the store refuses the checkpoint of the orchestration" in (state.output or "")
             assert [event.event_type.name for event in history[1:-1]] == [
                 "ExecutionStarted",
                 "ExecutionTerminated",
@@ -295,7 +295,7 @@ def test_so_it_does_where_its_record_holds_what_no_message_takes(place: Place, m
             await world.join("does", roles=(ACTIVITY,))
             await world.client.start("trying", ["grown", size], instance_id="one")
             ended = await world.wait("one", SOON)
-            assert "the store does not take what activity 'grown' came to" in json.loads(ended.output or "")
+            assert "the store refuses the result of activity 'grown'" in json.loads(ended.output or "")
             await world.settle()
             assert await world.client.admin.quarantined() == ()
 

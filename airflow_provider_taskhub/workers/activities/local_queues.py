@@ -1,12 +1,12 @@
-"""The short way of a message whose sender and reader are the same worker.
+"""A shortcut for messages whose sender and reader are the same worker.
 
 A checkpoint puts messages into queues: work items, responses, events for other instances. Often this worker itself
-reads the queue. Then it claims the message with the put (the message is invisible to others from its first moment), and
-hands it to its own reader in memory once the commit is done: that saves a receive and the wait for it. The response of
-an activity may even go to its instance without a message.
+reads the queue. Then it claims the message when it puts it, so that the message is never visible to other workers.
+After the commit it hands the message to its own reader in memory. That saves a receive and the wait for the receive.
+The response of an activity may even reach its instance without a message.
 
-If the worker dies, nothing is lost: a claimed message becomes visible when its claim ends, and an activity whose
-response had no message keeps its work item until the response is in the history.
+If the worker dies, nothing is lost. A claimed message becomes visible when its claim ends. A response without a message
+leaves the work item in the queue until the response is in the history.
 """
 
 from __future__ import annotations
@@ -25,33 +25,38 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 
 POLLS_WHILE_BUSY = 80
-"""Receives a second, over all partitions, that traffic in one of them may cost (50 ms a partition at four)."""
+"""Limit of the extra receives per second, over all partitions, that :meth:`ServedQueues.poll_soon` causes. A worker
+with four partitions polls each of them every 50 ms at most."""
 
 
 class LocalQueues(Protocol):
-    """What the processors of orchestrations and activities know of the queues that this worker reads."""
+    """The queues that this worker reads, as the processors of orchestrations and activities use them."""
 
     def claimable(self, queue: str) -> tuple[int, timedelta]:
-        """How many messages this worker may claim when it puts them into this queue, and for how long."""
+        """Return how many messages this worker may claim when it puts them into ``queue``, and for how long."""
 
     def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
-        """Keep room for the messages that a commit claims, until the end of the block."""
+        """Keep room for the messages that a commit claims, until the end of the ``with`` block."""
 
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
-        """Give claimed messages to their readers after the commit; those without a reader or room go back."""
+        """Give claimed messages to their readers after the commit.
+
+        Messages whose queue has no reader here or no room are given back to their queue.
+        """
 
     def offer(self, response: LocalResponse) -> bool:
-        """Give an activity's response to its instance without a message.
+        """Hand the response of an activity to its instance in memory, without a message.
 
-        :returns: whether this worker serves the instance and has room for the response.
+        :returns: True if the response was handed over; False if this worker does not serve the instance or has no room.
         """
 
 
 class ServedQueues:
     """The control queues of the partitions that this worker serves, and the work-item queue.
 
-    :param work_items: this worker's share of the work-item queue.
-    :param takes_work: whether this worker runs activities.
+    :param work_items: the work items that this worker has claimed.
+    :param takes_work: True if this worker runs activities.
+    :param supervisor: runs the task that gives messages back.
     """
 
     def __init__(
@@ -73,14 +78,17 @@ class ServedQueues:
         return iter(tuple(self._readers.values()))
 
     def get(self, queue: str) -> ControlReader | None:
-        """The reader of a control queue, if this worker serves its partition."""
+        """Return the reader of a control queue; None if this worker does not serve the partition of the queue."""
         return self._readers.get(queue)
 
     def add(self, reader: ControlReader) -> None:
         self._readers[reader.queue] = reader
 
     def remove(self, reader: ControlReader) -> bool:
-        """Forget a reader; :returns: False when another tenure's reader has its place."""
+        """Forget a reader.
+
+        :returns: False if the queue has no reader or the reader of another tenure; that reader stays.
+        """
         if self._readers.get(reader.queue) is not reader:
             return False
         del self._readers[reader.queue]
@@ -88,21 +96,22 @@ class ServedQueues:
 
     @property
     def buffered(self) -> int:
-        """Messages prefetched and not yet taken into an episode."""
+        """Number of messages that were received and that no episode has taken yet."""
         return sum(reader.buffered for reader in self)
 
     @property
     def oldest_poll(self) -> float:
-        """Seconds since the least recently polled partition was polled; 0 without partitions."""
+        """Seconds since the last poll of the queue that was polled least recently; 0 if there is no queue."""
         now = self._clock.monotonic()
         return max((now - reader.last_poll for reader in self), default=0.0)
 
     def poll_soon(self) -> None:
-        """After a message was found in one partition: poll all partitions now.
+        """Poll all partitions now, because a message was found in one of them.
 
-        On Azure a reader does not hear of a put on another machine, and each of P queues is polled ever more seldom, up
-        to every 30 s. Clients that start one orchestration after another would each time meet a queue that has been
-        quiet for P starts. DurableTask leaves it so; each start takes seconds there.
+        Azure does not tell a reader about a message that another machine puts. Each queue is polled more and more
+        rarely while it is empty, up to every 30 s. A client that starts one orchestration after another may send each
+        start to another queue, which has been empty for some time. Without this method each start would wait for
+        seconds, as it does in DurableTask.
         """
         now, pace = self._clock.monotonic(), len(self._readers) / POLLS_WHILE_BUSY
         if now - self._polled_all >= pace:
@@ -137,7 +146,9 @@ class ServedQueues:
 
     def _reader_for(self, held: Delivery) -> Reader | None:
         if held.queue == self._work_items.reader.queue:
-            return self._work_items.reader if self._work_items.slots.free > 0 else None  # fewer than there were
+            return (
+                self._work_items.reader if self._work_items.slots.free > 0 else None
+            )  # the slot may have been taken since the claim
         return self._readers.get(held.queue)
 
     def offer(self, response: LocalResponse) -> bool:

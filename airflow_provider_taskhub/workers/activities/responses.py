@@ -1,4 +1,7 @@
-"""What ends a work item: a response to its instance, as a stored message or in memory; or its deletion."""
+"""Ends a work item: sends the response to the instance of the activity, or deletes the work item without a response.
+
+The response is a message in a control queue, or a value that is handed to the instance in memory.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,15 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 OUTCOMES = Retries(after=(Unavailable, Throttled), within=3600.0, first=0.2, longest=5.0)
-"""The outcome of an activity is kept in memory for so long while the store does not answer."""
+"""How writing the outcome of an activity is repeated while the store does not answer: for up to one hour. Then the
+work item is given back."""
 
 
 class Responses:
     """Sends the response of an activity, and settles its work item.
 
-    :param queues: takes responses to partitions that this worker serves itself.
+    :param work_items: the work items that this worker has claimed, and their slots.
+    :param queues: takes responses for instances of the partitions that this worker itself serves.
     """
 
     def __init__(self, hub: Hub, work_items: WorkItems, queues: LocalQueues) -> None:
@@ -49,7 +54,10 @@ class Responses:
     async def respond_or_fail(
         self, held: Delivery, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
     ) -> None:
-        """Respond. If the store does not take the response, the activity fails with that error."""
+        """Send the response. If the store refuses it as too large or invalid, send a failure with that error instead.
+
+        The parameters are those of :meth:`respond`.
+        """
         try:
             await self.respond(held, event, outcome, cheap=cheap)
         except (PayloadTooLarge, InputError) as error:
@@ -64,9 +72,17 @@ class Responses:
         before: tuple[Step, ...] = (),
         cheap: bool = True,
     ) -> None:
-        """Hand the response to the instance if this worker serves it; else put a message and delete the work item.
+        """Send the response of an activity, and delete its work item.
 
-        :param before: steps that record the outcome. :param cheap: the activity may run again without much loss.
+        If this worker serves the instance, the instance gets the response in memory, and its next checkpoint deletes
+        the work item. Otherwise one commit puts a response message and deletes the work item.
+
+        :param held: the work item of the activity.
+        :param event: the event that scheduled the activity.
+        :param outcome: the result or the failure of the activity.
+        :param before: storage steps that record the outcome; they run before the response is sent.
+        :param cheap: True if running the activity again costs little. False: the response is always stored as a
+            message, because a response in memory is lost if this worker dies.
         """
         self._work_items.leave(held)
         answer, target = answer_of(event, outcome, self._hub.clock.utc_now()), held.message.instance
@@ -94,7 +110,7 @@ class Responses:
             Step(name="delete", operations=(held.deletion(),)),
         )
         unit = Unit(steps=steps)
-        if before:  # these steps are conditional: their caller repeats them
+        if before:  # these steps need the newest ETag of the record, so their caller repeats them
             sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
         else:
             sent, results = await self._put(event, unit)
@@ -102,9 +118,12 @@ class Responses:
         self._queues.hand_over(claimed([response], results[-2], sent=sent))
 
     async def _put(self, event: TaskScheduled, unit: Unit) -> tuple[float, Results]:
-        """Commit; repeat it while the store does not answer, since the activity has run.
+        """Commit the response, and repeat the commit while the store does not answer, because the activity has run.
 
-        It is repeated even if another worker has the work item by then: two responses to one action count once.
+        The commit is repeated even if another worker has received the work item meanwhile: the instance counts two
+        responses to one action once.
+
+        :returns: the monotonic second before the last try, and the results of the storage operations.
         """
         sent = 0.0
 
@@ -117,7 +136,11 @@ class Responses:
         return sent, results
 
     async def _offered(self, held: Delivery, answer: HistoryEvent, queue: str) -> bool:
-        """Whether an episode has taken the response and deleted the work item with its checkpoint."""
+        """Hand the response to the instance in memory, and wait for the checkpoint that stores the response.
+
+        :param queue: the control queue of the instance.
+        :returns: True if that checkpoint has deleted the work item; False if the response must be sent as a message.
+        """
         offered = LocalResponse(
             queue=queue,
             envelope=Envelope(
@@ -142,13 +165,16 @@ class Responses:
             raise
 
     async def drop(self, held: Delivery, why: str) -> None:
-        """Delete a work item whose response nobody needs."""
+        """Delete a work item without a response, because no instance waits for the response.
+
+        :param why: the reason for the log.
+        """
         log.info("work_item_set_aside", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
         self._work_items.reader.release([held])
 
     async def drop_purged(self, held: Delivery) -> None:
-        """Delete a work item whose instance was purged while it ran, and what it has written since."""
+        """Delete a work item whose instance was purged, and the activity records that were written after the purge."""
         await purge_activities(self._hub.store, self._hub.names, held.message.instance)
         if held.gone:
             self._work_items.reader.release([held])
@@ -157,13 +183,15 @@ class Responses:
 
 
 async def write_outcome(write: Callable[[], Awaitable[T]], *, hub: Hub, activity: str) -> T:
-    """Write the outcome of an activity, again while the store does not answer, as :data:`OUTCOMES` says.
+    """Write the outcome of an activity, and repeat the write while the store does not answer (:data:`OUTCOMES`).
 
-    Otherwise an outage would lose the work of every activity that ends in it. The dispatcher of activities bounds how
-    many wait.
+    Without the repetition an outage of the store would lose the work of every activity that ends during the outage.
+    The dispatcher of activities limits how many outcomes wait in memory.
 
-    :param activity: its name, for the log.
-    :raises StorageError: when the store has not answered for too long.
+    :param write: writes the outcome once.
+    :param activity: the name of the activity, for the log.
+    :returns: what ``write`` returned.
+    :raises StorageError: if the store has not answered within the limit of :data:`OUTCOMES`.
     """
     outage = Outage(log.bind(activity=activity), "outcome_unsettled", hub.clock.monotonic)
     done = await retry(write, OUTCOMES, hub.clock, failed=lambda error, _: outage.failed(error))
@@ -172,6 +200,7 @@ async def write_outcome(write: Callable[[], Awaitable[T]], *, hub: Hub, activity
 
 
 def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:
+    """Return the history event that tells the instance the outcome of the activity that ``event`` scheduled."""
     if outcome.failure is None:
         return TaskCompleted(
             timestamp=now,
@@ -189,8 +218,11 @@ def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) ->
 
 
 def refused(event: TaskScheduled, error: Exception) -> ActivityOutcome:
-    """The failure of an activity whose outcome the store does not take, now or at the next delivery."""
+    """Return the failure of an activity whose outcome the store refuses as too large or invalid.
+
+    The failure is not retriable, because the store would refuse the same outcome after the next run too.
+    """
     log.warning("outcome_refused", activity=event.name, error=str(error))
-    text = f"the store does not take what activity {event.name!r} came to: {message_of(error)}"
+    text = f"the store refuses the result of activity {event.name!r}: {message_of(error)}"
     failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
     return ActivityOutcome(failure=failure)

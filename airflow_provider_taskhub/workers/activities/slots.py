@@ -1,8 +1,9 @@
-"""Slots for activities, and the work items that wait in memory for one.
+"""Slots for activities, and the work items that wait in memory for a slot.
 
-If a worker took only as many work items as it has free slots, it would wait for the store between two short activities.
-So it takes more: as many as have ended within the last moment. For long activities that is almost none, so that other
-workers can take them. A work item that still waits too long is given back.
+A worker takes more work items than it has free slots. Otherwise it would wait for the store between two short
+activities. The number of extra work items is the number of activities that have ended within the last :data:`MOMENT`.
+Long activities seldom end, so the worker takes almost no extra ones, and other workers can take them. A work item that
+waits for more than :data:`PATIENCE` is given back.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 MOMENT = 0.25
-"""Seconds. As many work items are taken ahead as have ended within this time."""
+"""Seconds. The worker takes as many extra work items as activities have ended within this time."""
 MAX_AHEAD = 256
+"""Most extra work items."""
 PATIENCE = 1.0
 """Seconds after which a work item that waits for a slot is given back to the other workers."""
 
 
 class Slots:
-    """:param limit: activities at once."""
+    """The slots of a worker, and the work items that wait for a slot.
+
+    :param limit: the number of activities that may run at once.
+    """
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._limit, self._clock = limit, clock
@@ -33,7 +38,7 @@ class Slots:
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
         self._reserved = 0
         self._paused = 0
-        """Work items that wait to go on, see :meth:`resume`."""
+        """Number of paused work items that wait for a slot, see :meth:`resume`."""
         self._changed = asyncio.Event()
         self._arrived = asyncio.Event()
 
@@ -52,7 +57,10 @@ class Slots:
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
-        """Keep so many slots free until the end of the block: otherwise two episodes would count on the same slots."""
+        """Keep ``count`` slots free until the end of the block.
+
+        Otherwise two episodes could claim work items for the same free slots.
+        """
         self._reserved += count
         try:
             yield
@@ -63,21 +71,21 @@ class Slots:
     def room(self) -> int:
         """How many work items to ask the store for now.
 
-        While one waits for a slot, no slot is idle; then the worker waits until it can ask for many, since a receive of
-        few costs about as much as a receive of many.
+        While a work item waits for a slot, all slots are busy. Then the worker waits until it can ask for many work
+        items, because receiving a few costs about as much as receiving many.
         """
         free = self.free
         enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
         return 0 if self._waiting and free < enough else free
 
     def put(self, held: Delivery) -> None:
-        """Add a work item; it waits for a slot from now on."""
+        """Add a work item, which waits for a slot from now on."""
         self._waiting.append((self._clock.monotonic(), held))
         self._changed.set()
         self._arrived.set()
 
     async def take(self) -> Delivery:
-        """Wait for a work item and a slot for it. It has the slot until :meth:`leave`."""
+        """Wait for a work item and a free slot, and return the work item. It keeps the slot until :meth:`leave`."""
         while not self._waiting or len(self._running) + self._paused >= self._limit:
             self._changed.clear()
             await self._changed.wait()
@@ -93,13 +101,16 @@ class Slots:
             self._changed.set()
 
     def pause(self, held: Delivery) -> None:
-        """Free the slot of a work item that only waits, until :meth:`resume`. A second call has no effect."""
+        """Free the slot of a work item that waits for another worker, until :meth:`resume`.
+
+        A second call has no effect.
+        """
         if held in self._running:
             self._running.remove(held)
             self._changed.set()
 
     async def resume(self, held: Delivery) -> None:
-        """Wait for a slot for a paused work item; it comes before those that have not begun."""
+        """Wait for a slot for a paused work item. Paused work items get slots before work items that are new."""
         self._paused += 1
         try:
             while len(self._running) >= self._limit:
@@ -117,7 +128,10 @@ class Slots:
         return left
 
     async def overdue(self) -> list[Delivery]:
-        """Wait until work items have waited for too long; remove and return them. The caller gives them back."""
+        """Wait until work items have waited for longer than :data:`PATIENCE`; remove and return these work items.
+
+        The caller gives them back.
+        """
         while True:
             while not self._waiting:
                 self._arrived.clear()

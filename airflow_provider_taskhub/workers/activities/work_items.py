@@ -1,4 +1,4 @@
-"""This worker's share of the work-item queue: the reader of the queue, and the slots that activities run in."""
+"""The work items that this worker has claimed: the reader of the work-item queue, and the slots for activities."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from airflow_provider_taskhub.workers.activities.slots import Slots
 
 
 class WorkItems:
-    """Work items in this worker's hands.
+    """The work items that this worker has claimed and not yet settled.
 
-    A slot that becomes free is room for the reader, so the two are used through this class only.
+    The reader may claim one more work item for each slot that becomes free. So other modules change slots through this
+    class, which tells the reader.
 
-    :ivar reader: claims work items, renews them, and gives them back.
-    :ivar slots: which of them run, and which wait for a slot.
+    :ivar reader: claims work items, renews their receipts, and gives them back.
+    :ivar slots: the work items that run, and those that wait for a slot.
     """
 
     def __init__(self, reader: Reader, slots: Slots) -> None:
@@ -25,36 +26,40 @@ class WorkItems:
 
     @property
     def visibility(self) -> timedelta:
-        """For how long a receipt is asked for."""
+        """The time for which a received work item is hidden from other workers."""
         return self.reader.visibility
 
     @property
     def claimable(self) -> int:
-        """How many new work items this worker may claim while it puts them.
+        """How many new work items this worker may claim at the moment when it puts them into the queue.
 
-        None while the queue waits for its turn: the work items that stand in it would never be read.
+        The number is 0 while older work items of the queue wait for a free slot here. Otherwise new work items would
+        take every free slot, and this worker would never read the older ones.
         """
         return 0 if self.reader.stopping or self.reader.starved else self.slots.free
 
     async def next(self) -> Delivery:
-        """The next work item, once it has a slot; :meth:`leave` frees the slot."""
+        """Wait for the next work item and a slot for it, and return the work item; :meth:`leave` frees the slot."""
         held = await self.slots.take()
-        self.reader.freed()  # what made it wait for a slot may have kept the reader from asking for more
+        self.reader.freed()  # the reader may have paused because this work item waited for a slot
         return held
 
     def leave(self, held: Delivery) -> None:
-        """Free the slot of a work item: only the store has work with it now. A second call has no effect."""
+        """Free the slot of a work item whose activity no longer runs. A second call has no effect."""
         self.slots.leave(held)
         self.reader.freed()
 
     def pause(self, held: Delivery) -> None:
-        """Free the slot of a work item that only waits, until ``slots.resume``. A second call has no effect."""
+        """Free the slot of a work item that waits for another worker, until ``slots.resume``.
+
+        A second call has no effect.
+        """
         self.slots.pause(held)
         self.reader.freed()
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
-        """Keep slots free for so many work items until the end of the block; fewer of them may come."""
+        """Keep ``count`` slots free until the end of the block, for the work items that a commit claims."""
         try:
             with self.slots.reserved(count):
                 yield
@@ -63,10 +68,10 @@ class WorkItems:
                 self.reader.freed()
 
     async def return_overdue(self) -> None:
-        """Give back work items that have waited too long for a slot here. Runs for ever."""
+        """Give back work items that have waited too long for a slot in this worker. Runs until cancelled."""
         while True:
             await self.reader.give_back(await self.slots.overdue(), begun=False)
 
     async def return_waiting(self) -> None:
-        """Give back the work items that wait for a slot."""
+        """Give back all work items that wait for a slot."""
         await self.reader.give_back(self.slots.clear(), begun=False)

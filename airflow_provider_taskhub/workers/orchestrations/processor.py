@@ -1,8 +1,8 @@
-"""Episodes: from a batch of messages to a committed checkpoint.
+"""The processor of orchestrations: turns a batch of messages into an episode and commits the episode.
 
-Has an instance loaded (``live``), its messages judged (``sorting``) and what no episode takes settled (``aside``); runs
-the engine, commits, and hands over what the commit claimed. Everything that decides is elsewhere and pure
-(``admission``, the engine, ``checkpoint``).
+For each batch it loads the instance (``loading``), applies admission to the messages (``triage``), settles the messages
+that no episode takes (``settling``), runs the orchestrator (the engine), and commits the checkpoint (``commit``). The
+decisions are pure functions of other modules: admission, the engine and the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 import structlog
 
@@ -30,39 +29,39 @@ from airflow_provider_taskhub.engine.identity import next_execution_id, same_sta
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.trace_context import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.admission.facts import STEERING, Facts, Row, newest, scheduling_id
+from airflow_provider_taskhub.hub.admission.facts import Facts, Row, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
-from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded, mark_unreadable
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.model import Need, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.demand import Demand
-from airflow_provider_taskhub.workers.missing_functions import MissingFunctions, wait_of
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, Loader, current_execution_id
+from airflow_provider_taskhub.workers.orchestrations.missing_code import MissingCode
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session, Sessions
 from airflow_provider_taskhub.workers.orchestrations.settling import Settler
+from airflow_provider_taskhub.workers.orchestrations.stuck_instances import terminates_if_stuck
 from airflow_provider_taskhub.workers.orchestrations.triage import Triage, TriagedBatch
-from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes, Running
+from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes
 
 log = structlog.get_logger(__name__)
 
-AGAIN = timedelta(seconds=1)
-"""Until what came with a terminate is delivered again."""
 SHOWN_ERROR = 500
-"""Characters of a failure in the worker's log."""
+"""Longest error text in the log line ``instance_ended``, in characters."""
 
 
 class Orchestrations:
     """The processor of orchestrations.
 
-    :param queues: takes messages for queues that this worker reads itself.
-    :param absences: functions that this worker does not have.
-    :param demand: remembers what the instances of each partition need.
+    :param sessions: the instances that this worker has in memory; their messages arrive there.
+    :param queues: takes messages for queues that this worker itself reads.
+    :param absences: the functions that this worker does not have.
+    :param demand: remembers which functions the instances of each partition need.
     """
 
     def __init__(
@@ -76,11 +75,19 @@ class Orchestrations:
         demand: Demand,
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
-        self._absences, self._demand = absences, demand
+        self._demand = demand
         self._committer = Committer(hub)
-        self._loader, self._sorter = Loader(hub, registry), Triage(hub)
+        self._loader, self._triage = Loader(hub, registry), Triage(hub)
         self.episodes, self._cancelling = Episodes(), ActivityCancellation(hub, registry)
-        self._aside = Settler(hub, self.episodes, self._cancelling)
+        self._settler = Settler(hub, self.episodes, self._cancelling)
+        self._missing_code = MissingCode(
+            sessions=sessions,
+            loader=self._loader,
+            triage=self._triage,
+            settler=self._settler,
+            absences=absences,
+            demand=demand,
+        )
 
     async def next(self) -> tuple[Session[LoadedInstance], list[Delivery]]:
         return await self._sessions.next()
@@ -96,28 +103,16 @@ class Orchestrations:
         except StorageError as error:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
             self._sessions.keep(session, None)
-            await self._aside.give_back(session, batch, error, failed=False)
-        except asyncio.CancelledError:  # what was in hand stays renewed until its reader gives it back, or ends
+            await self._settler.give_back(session, batch, error, failed=False)
+        except asyncio.CancelledError:  # the reader still renews the messages of the batch, and gives them back
             self._sessions.keep(session, None)
             raise
         except Exception as error:
             log.exception("episode_defect", instance_id=session.instance_id)
             self._sessions.keep(session, None)
-            await self._aside.give_back(session, batch, error)
+            await self._settler.give_back(session, batch, error)
         finally:
             self._sessions.done(session, now=self._hub.clock.monotonic())
-
-    async def keep_stuck(self, running: Running, cause: str, store: Store) -> None:
-        """Bring an instance whose episode does not end into quarantine.
-
-        From another thread, which has a store of its own: this one's loop is what does not come to an end. A terminate
-        stays in its queue: who reads that next finds the instance in quarantine, and ends it without its code. One that
-        is all there is leaves its copy in quarantine, to say so.
-        """
-        ends = [held for held in running.batch if isinstance(held.message.event, ExecutionTerminated)]
-        for held in [held for held in running.batch if held not in ends] or ends[:1]:
-            item = quarantine.of_held(held, cause, stuck=running.execution_id)
-            await quarantine.keep(store, self._hub.names, item, None if held in ends else held.deletion())
 
     async def _process(self, session: Session[LoadedInstance], batch: list[Delivery]) -> None:
         session.reader.tenure.check()
@@ -126,9 +121,9 @@ class Orchestrations:
             try:
                 live, loaded = await self._loader.open(session.instance_id, batch[0])
             except HistoryUnreadable as error:
-                await self._unread(session, batch, error)
+                await self._process_unreadable(session, batch, error)
                 return
-        ends = await self._aside.ends(session, batch, live.execution_id) if session.reader.stuck else None
+        ends = await terminates_if_stuck(session, batch, live.execution_id) if session.reader.stuck else None
         live.stuck = ends is not None
         if ends is not None:
             batch = ends
@@ -137,14 +132,14 @@ class Orchestrations:
         try:
             facts = await self._facts(session, live, loaded, batch)
         except UnknownOrchestrator as error:
-            batch = await self._without_code(session, live, batch, error)
+            batch = await self._missing_code.terminates_or_wait(session, live, batch, error)
             if not batch:
                 return
             facts = live.facts()
-        found = await self._sorter.sort(session, live, batch, facts)
+        found = await self._triage.judge_batch(session, live, batch, facts)
         suspension = found.suspension(live.stored.suspension)
-        live = await self._begun(session, live, found)
-        await self._aside.settle(session, live, found)
+        live = await self._state_to_continue(session, live, found)
+        await self._settler.settle(session, live, found)
         if not found.process:
             if live.execution_id is not None and live.ended is None and not live.stuck:
                 self._keep(session, live)
@@ -153,57 +148,49 @@ class Orchestrations:
             return
         await self._run(session, live, found.process, made=found.made, suspension=suspension)
 
-    async def _without_code(
-        self, session: Session[LoadedInstance], live: LoadedInstance, batch: list[Delivery], error: UnknownOrchestrator
-    ) -> list[Delivery]:
-        """The rest of a generation switch needs code that this worker does not have. A terminate needs none.
-
-        :returns: what can be processed nevertheless.
-        """
-        ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
-        if not ends:
-            await self._wait_for_code(session, batch, error)
-            return []
-        live.stuck = True
-        await session.reader.give_back([held for held in batch if held not in ends], delay=AGAIN, begun=False)
-        return ends
-
-    async def _begun(
+    async def _state_to_continue(
         self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch
     ) -> LoadedInstance:
-        """The state that the batch continues, set in the session; a new one if the batch starts the instance again."""
+        """Put the instance that the batch continues into the session, and return it.
+
+        :param live: the instance as loaded.
+        :returns: ``live``; or a new value with an empty history if the batch starts the ended instance again.
+        """
         if found.start is not None and live.execution_id is not None:
-            if self._cancelling.concerns(
-                live.open_tasks
-            ):  # its activities may still run, and only the old history names them
+            # activities of the ended run may still run, and the new history does not name them
+            if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
         live.stored = replace(live.stored, steered=found.facts.steered)
-        self._take_in(session, live)
+        self._put_into_session(session, live)
         return live
 
-    async def _unread(self, session: Session[LoadedInstance], batch: list[Delivery], error: HistoryUnreadable) -> None:
-        """Process a batch of an instance with a damaged history: it can be terminated or started again, nothing else.
+    async def _process_unreadable(
+        self, session: Session[LoadedInstance], batch: list[Delivery], error: HistoryUnreadable
+    ) -> None:
+        """Process a batch of an instance whose history cannot be read.
 
-        :raises HistoryUnreadable: when no message of the batch does that.
+        Such an instance can only be terminated or started again. All other messages are given back.
+
+        :raises HistoryUnreadable: if the batch has neither a terminate nor a start.
         """
         starts = isinstance(batch[0].message.event, ExecutionStarted)
         able = [held for held in batch if starts or isinstance(held.message.event, ExecutionTerminated)]
         if not able:
-            await self._mark_unreadable(session.instance_id, error)
+            await self._settler.mark_unreadable(session.instance_id, error)
             raise error
         live, facts, start, readable = await self._loader.salvage(session.instance_id)
-        found = await self._sorter.sort(session, live, able, facts)
+        found = await self._triage.judge_batch(session, live, able, facts)
         if found.start is None:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
-        await self._aside.settle(session, live, found)
+        await self._settler.settle(session, live, found)
         settled = [held for held, _ in (*found.discard, *found.later)]
         left = [held for held in batch if held not in found.process and held not in settled]
-        await self._aside.give_back(session, left, error, failed=False)
+        await self._settler.give_back(session, left, error, failed=False)
         if not found.process:
             return
         suspension = found.suspension(live.stored.suspension)
-        live = await self._begun(session, live, found)
+        live = await self._state_to_continue(session, live, found)
         if found.start is not None:
             await self._run(session, live, found.process, made=found.made, suspension=suspension)
             return
@@ -212,20 +199,15 @@ class Orchestrations:
         episode = live.execution.terminate(events, now=self._hub.clock.utc_now(), also=readable)
         await self._commit(session, live, episode, found.process)
 
-    async def _mark_unreadable(self, instance_id: str, error: HistoryUnreadable) -> None:
-        """Let every reader of the hub see why the instance does not go on."""
-        try:
-            await mark_unreadable(self._hub.store, self._hub.names, instance_id, str(error))
-        except StorageError as failed:  # the next delivery tries again
-            log.warning("mark_failed", instance_id=instance_id, error=str(failed))
-
     async def _facts(
         self, session: Session[LoadedInstance], live: LoadedInstance, loaded: Loaded | None, batch: Sequence[Delivery]
     ) -> Facts:
-        """What a batch is judged by, once a switch that was cut off is whole.
+        """Return the facts that admission needs for a batch.
 
-        :param loaded: of an instance that was just opened.
-        :raises UnknownOrchestrator: when it cannot be made whole here, and may elsewhere.
+        If a generation switch was cut off between two transactions, its rest is committed first.
+
+        :param loaded: the history and sentinel that were just read; None if nothing was read for this batch.
+        :raises UnknownOrchestrator: if the switch needs code that this worker does not have and another may have.
         """
         if loaded is None:
             if live is session.state:
@@ -235,23 +217,30 @@ class Orchestrations:
         sentinel = loaded.sentinel
         cut_off = loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None
         if cut_off and not live.stuck:
-            await self._resume(session, live, batch)
+            await self._complete_switch(session, live, batch)
         return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
-    async def _resume(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
-        """Commit the rest of a generation switch that was cut off between two transactions."""
-        self._take_in(session, live)
+    async def _complete_switch(
+        self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]
+    ) -> None:
+        """Commit the rest of a generation switch (``continue_as_new``) that was cut off between two transactions.
+
+        :raises UnknownOrchestrator: if this worker does not have the code, and another worker may have it.
+        """
+        self._put_into_session(session, live)
         try:
             with self.episodes.computing(session.instance_id, live.execution_id, batch):
                 episode = live.execution.resume()
         except UnknownOrchestrator as error:
-            episode = live.execution.fail([], self._gave_up(session, batch, error), now=self._hub.clock.utc_now())
+            episode = live.execution.fail(
+                [], self._missing_code.failure(session, batch, error), now=self._hub.clock.utc_now()
+            )
         if episode.history:
             log.info("switch_resumed", instance_id=session.instance_id, rows=len(episode.history))
             try:
                 await self._commit(session, live, episode, [])
             except (PayloadTooLarge, InputError) as error:
-                await self._refused(session, batch, error, judged=False)
+                await self._fail_too_large(session, batch, error, admitted=False)
                 raise Aborted("the store refused the next generation of the instance") from error
 
     async def _run(
@@ -263,9 +252,12 @@ class Orchestrations:
         made: ExecutionStarted | None,
         suspension: Suspension | None,
     ) -> None:
-        """
-        :param made: the start of a run that is terminated before it began; the batch has none.
-        :param suspension: with which a run begins.
+        """Run one episode over a batch, and commit it.
+
+        :param batch: the messages that admission has let into the episode.
+        :param made: a start that is not a message of the batch but was built from the instance row or from the
+            terminate, because the run is terminated before its first checkpoint; None otherwise.
+        :param suspension: the suspension that was recorded before the run's first checkpoint; the run begins suspended.
         """
         hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
@@ -290,12 +282,12 @@ class Orchestrations:
                     ran = True
         except UnknownOrchestrator as error:
             try:
-                if any(isinstance(event, ExecutionTerminated) for event in events):  # that needs no code
+                if any(isinstance(event, ExecutionTerminated) for event in events):  # a terminate needs no code
                     episode = live.execution.terminate(events, now=now)
                 else:
-                    episode = live.execution.fail(events, self._gave_up(session, batch, error), now=now)
+                    episode = live.execution.fail(events, self._missing_code.failure(session, batch, error), now=now)
             except UnknownOrchestrator:
-                await self._wait_for_code(session, batch, error)
+                await self._missing_code.wait(session, batch, error)
                 return
         for event, reason in episode.stale:
             log.info(
@@ -304,7 +296,7 @@ class Orchestrations:
         try:
             await self._commit(session, live, episode, batch)
         except (PayloadTooLarge, InputError) as error:
-            await self._refused(session, batch, error, made=made)
+            await self._fail_too_large(session, batch, error, made=made)
             return
         if ran and live.started is not None:
             need = Need("orchestrator", live.started.name, live.started.version or "")
@@ -313,65 +305,32 @@ class Orchestrations:
             stale = [event for event, _ in episode.stale]
             tracing.record(started, asked, [event for event in events if event not in stale], episode.history)
 
-    def _gave_up(
-        self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator
-    ) -> FailureDetails:
-        """Why an instance fails. :raises UnknownOrchestrator: while a worker that has its code may be there."""
-        _, waited = wait_of(batch, session.reader.visibility)
-        text = self._absences.gave_up(_need(error), waited)
-        if text is None:
-            raise error
-        return FailureDetails(error_type="UnknownOrchestrator", error_message=text)
-
-    async def _wait_for_code(
-        self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator
-    ) -> None:
-        need = _need(error)
-        since = min((held.inserted for held in batch), key=lambda time: time.ticks)
-        self._demand.lacks(session.reader.tenure.partition, need, since)
-        level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
-        log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
-        delay = self._absences.delay(need, batch[0].dequeue_count)
-        waiting_since, _ = wait_of(batch, session.reader.visibility)
-        self._sessions.keep(session, None)
-        batch = await self._orders_settled(session, batch)
-        await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
-
-    async def _orders_settled(self, session: Session[LoadedInstance], batch: Sequence[Delivery]) -> list[Delivery]:
-        """Suspensions and resumes that came with a start do not wait for its code: they are recorded, and shown.
-
-        :returns: the rest of the batch.
-        """
-        orders = [held for held in batch if isinstance(held.message.event, STEERING)]
-        if not (orders and isinstance(batch[0].message.event, ExecutionStarted)):
-            return list(batch)
-        live, loaded = await self._loader.load(session.instance_id)
-        checkpointed = loaded.sentinel.timestamp if loaded.sentinel else None
-        found = await self._sorter.sort(session, live, orders, replace(live.facts(), checkpointed=checkpointed))
-        await self._aside.settle(session, live, found)
-        return [held for held in batch if held not in orders or held in found.process]
-
-    async def _refused(
+    async def _fail_too_large(
         self,
         session: Session[LoadedInstance],
         batch: Sequence[Delivery],
         error: Exception,
         *,
-        judged: bool = True,
+        admitted: bool = True,
         made: ExecutionStarted | None = None,
     ) -> None:
-        """No store takes what an episode decided: the instance fails with it, for it would decide the same again.
+        """Fail an instance because the store refuses its checkpoint as too large or invalid.
 
-        With all that came, so that a rewind finds it; else with its start alone; else it is kept aside.
+        Running the episode again was rejected: the orchestrator would decide the same again.
 
-        :param judged: False: nobody knows yet what the batch is to the instance, which fails without it.
-        :param made: as in :meth:`_run`.
+        The failure is committed with all events of the batch, so that a rewind finds the events. If the store refuses
+        this too, the failure is committed with the start alone. If the store refuses that as well, the batch goes to
+        quarantine.
+
+        :param error: why the store refuses the checkpoint.
+        :param admitted: False if admission has not judged the batch yet; the failure then takes no event of the batch.
+        :param made: the same as in :meth:`_run`.
         """
         hub, instance_id = self._hub, session.instance_id
         log.warning("checkpoint_refused", instance_id=instance_id, error=str(error))
-        text = f"the store does not take what it decided: {message_of(error)}"
+        text = f"the store refuses the checkpoint of the orchestration: {message_of(error)}"
         failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
-        taken = list(batch) if judged else []
+        taken = list(batch) if admitted else []
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
         steered = session.state.stored.steered if session.state is not None else None
         for kept in (taken, starts):
@@ -388,7 +347,7 @@ class Orchestrations:
                 await self._commit(session, live, live.execution.fail(events, failure, now=hub.clock.utc_now()), taken)
                 return
             except (PayloadTooLarge, InputError) as again:
-                text = f"{text}; and its failure neither: {message_of(again)}"
+                text = f"{text}; the store refuses to record this failure too: {message_of(again)}"
         self._sessions.keep(session, None)
         for held in batch:
             await session.reader.keep_aside(held, quarantine.of_held(held, text))
@@ -396,15 +355,16 @@ class Orchestrations:
     async def _commit(
         self, session: Session[LoadedInstance], live: LoadedInstance, episode: Episode, batch: list[Delivery]
     ) -> None:
-        if not episode.history:  # every event of it was set aside, but may tell of a checkpoint that was cut off
+        if not episode.history:  # the engine dropped all events; a repeated one may mean a cut-off checkpoint
             if live.past:
-                await self._aside.repair(session, live, batch)
+                await self._settler.repair(session, live, batch)
                 live.past = ()
-            await self._aside.delete(session, batch)
+            await self._settler.delete(session, batch)
             self._keep(session, live)
             return
         live.past = ()
-        if episode.switched:  # the rows that name these messages go, and any of them may come again
+        # the switch deletes the rows that name the consumed messages, and each message may be delivered again
+        if episode.switched:
             live.stored = replace(live.stored, consumed=live.consumed())
             if len(live.stored.consumed) + len(batch) > MAX_CONSUMED and not live.forgetful:
                 live.forgetful = True
@@ -412,10 +372,10 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks)
-        mail = self._hub.outbound(episode, self._queues.claimable)
-        with self._queues.reserved(mail):
+        outgoing = self._hub.outbound(episode, self._queues.claimable)
+        with self._queues.reserved(outgoing):
             done = await self._committer.commit(
-                episode, live.stored, mail, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
+                episode, live.stored, outgoing, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
             )
         live.remember(done.stored)
         live.forget(done.deleted)
@@ -439,16 +399,12 @@ class Orchestrations:
         self._sessions.keep(session, None)
         if cancels:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
-            await self._aside.delete(session, batch)
+            await self._settler.delete(session, batch)
 
-    def _take_in(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
-        """Its code may run from now on: it is the session's, which puts it aside whatever happens."""
+    def _put_into_session(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
+        """Give the instance to its session before its code runs, so that the session closes the orchestrator later."""
         if session.state is not live:
             self._sessions.keep(session, live)
 
     def _keep(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         self._sessions.keep(session, live, live.execution.size)
-
-
-def _need(error: UnknownOrchestrator) -> Need:
-    return Need("orchestrator", error.name, error.version)

@@ -15,13 +15,13 @@ from secrets import token_hex
 
 import structlog
 
-from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
-from airflow_provider_taskhub.errors import Conflict, NotFound, UnknownOrchestrator
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, Status
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
 from airflow_provider_taskhub.hub.formats.instance_rows import changed, order_row, repair_row
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import completion
-from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
@@ -36,7 +36,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
-from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, current_execution_id
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 from airflow_provider_taskhub.workers.orchestrations.triage import TriagedBatch, unchanged
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Episodes
@@ -93,22 +93,12 @@ class Settler:
         for held in poison:
             await session.reader.keep_aside(held, quarantine.spent(held, error))
 
-    async def ends(
-        self, session: Session[LoadedInstance], batch: list[Delivery], execution_id: str | None
-    ) -> list[Delivery] | None:
-        """What an instance in quarantine is given nevertheless: its end. All else joins what is kept of it.
-
-        :returns: None: it is not in quarantine.
-        """
-        generation = current_execution_id(execution_id, batch)
-        if generation is None or not await session.reader.is_quarantined(session.instance_id, generation):
-            return None
-        ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
-        for held in batch:
-            if held not in ends:
-                item = quarantine.of_held(held, "its instance is in quarantine", stuck=generation)
-                await session.reader.keep_aside(held, item)
-        return ends
+    async def mark_unreadable(self, instance_id: str, error: HistoryUnreadable) -> None:
+        """Write into the instance row that the history cannot be read, so that clients see why the instance waits."""
+        try:
+            await mark_unreadable(self._hub.store, self._hub.names, instance_id, str(error))
+        except StorageError as failed:  # the next delivery of the messages writes it
+            log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
     async def repair(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
         """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest.

@@ -83,7 +83,7 @@ class Triage:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    async def sort(
+    async def judge_batch(
         self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery], facts: Facts
     ) -> TriagedBatch:
         """:param facts: what is known of the instance.

@@ -39,7 +39,7 @@ def sort(
     hub: Any = SimpleNamespace(instance=instance, clock=SimpleNamespace(utc_now=lambda: NOW))
     session: Any = SimpleNamespace(instance_id="i", reader=SimpleNamespace(visibility=timedelta(seconds=30)))
     live: Any = SimpleNamespace(stored=Stored(sentinel_etag="e"))
-    coming = Triage(hub).sort(session, live, batch, facts)
+    coming = Triage(hub).judge_batch(session, live, batch, facts)
     with pytest.raises(StopIteration) as done:
         coming.send(None)
     found = done.value.value
