@@ -1,6 +1,6 @@
-"""Which executor runs which waiting activity: the queue of a pool, and the places of its executors.
+"""Decides which executor runs which waiting activity: the queue of a pool, and the places of the pool's executors.
 
-Starts no process and awaits nothing but an executor for a request.
+This module starts no process. Its only wait is the wait of a request for an executor.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from airflow_provider_taskhub.workers.executors.executor import Executor, Execut
 from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
-"""Pauses before an executor is started again: none after the first death, then these."""
+"""Pauses before an executor is started again. After its first death in a row an executor is started without a pause."""
 
 
 class Ticket:
     """A request that waits for an executor.
 
-    :param key: requests of one key take turns with those of others. :param alone: it wants nothing beside it.
-    :ivar failed_starts: starts of executors that failed while it waited. :ivar failing_since: when the first one did.
+    :param lane: the kind of executor that the request needs.
+    :param key: requests with different keys take turns.
+    :param alone: True if the request needs an executor that runs nothing else meanwhile.
+    :ivar failed_starts: number of executor starts that failed while the request waited.
+    :ivar failing_since: monotonic time of the first of these failed starts.
+    :ivar executor: a future; its result is the executor that the request gets.
     """
 
     def __init__(self, lane: Lane, key: str, *, alone: bool) -> None:
@@ -32,10 +36,15 @@ class Ticket:
 
 
 class Seat:
-    """The place of one executor, taken by one process after another.
+    """The place of one executor in a pool. If the executor dies, a new executor takes the same seat.
 
-    :ivar wanted: set while there shall be one. :ivar broken: its last start failed.
-    :ivar failures: deaths and failed starts in a row; an activity that ends in an executor of this seat resets it.
+    :param lane: the kind of executor.
+    :ivar wanted: set while an executor is to run in this seat.
+    :ivar broken: True if the last start of an executor in this seat failed.
+    :ivar starts: number of executors that were started in this seat.
+    :ivar failures: deaths and failed starts in a row. The count returns to 0 when an activity ends in this seat without
+        a crash.
+    :ivar executor: the executor that is ready in this seat, or None.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -60,28 +69,30 @@ class Seat:
 
     @property
     def backoff(self) -> float:
-        """Seconds before the next start: none after the first death, then 1, 2, 4 … 30."""
+        """Seconds to wait before the next start: 0 after the first failure, then 1, 2, 4 … 30."""
         return 0.0 if self.failures < 2 else STARTS.pause(self.failures - 1)
 
 
 class Assignment:
     """Gives waiting requests to the executors of a pool.
 
-    :param size: activities at once.
-    :ivar idle: set while nothing runs and nothing waits.
+    :param seats: the places of all executors of the pool.
+    :param size: number of activities that may run at the same time.
+    :ivar busy: number of requests that have an executor now.
+    :ivar idle: set while no request has or waits for an executor.
     """
 
     def __init__(self, seats: Sequence[Seat], size: int, clock: Clock) -> None:
         self._seats, self._size, self._clock = seats, size, clock
         self._queues: dict[bool, FairQueue[Ticket]] = {True: FairQueue(), False: FairQueue()}
-        """By whether they hold suspects, which run alone."""
+        """Two queues: True holds the suspects, which run alone; False holds all other requests."""
         self.busy = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
     @property
     def free(self) -> int:
-        """Requests that would not have to wait for others."""
+        """Number of further requests that could start now, without waiting for other requests to end."""
         return max(0, self._size - self.busy - self._waiting)
 
     @property
@@ -89,13 +100,15 @@ class Assignment:
         return sum(len(queue) for queue in self._queues.values())
 
     def waits(self, lane: Lane) -> bool:
-        """Whether a request waits for an executor of this lane."""
+        """Return whether a request waits for an executor of this lane."""
         return any(queue.has(lane) for queue in self._queues.values())
 
     async def executor_for(self, ticket: Ticket) -> Executor:
-        """Wait for an executor, and count the request as assigned to it until :meth:`release`.
+        """Wait until the request gets an executor, and return the executor.
 
-        :raises ExecutorError: from :meth:`refuse` or :meth:`give_up`.
+        The request counts as work of this executor until the caller calls :meth:`release`.
+
+        :raises ExecutorError: if :meth:`refuse` or :meth:`give_up` ends the wait.
         """
         self._queues[ticket.alone].put(ticket.lane, ticket.key, ticket)
         self.idle.clear()
@@ -108,13 +121,14 @@ class Assignment:
         except BaseException:
             self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
-                self.release(ticket.executor.result())  # cancelled in the very turn in which it got one
+                # The request got an executor and was cancelled before this task ran again.
+                self.release(ticket.executor.result())
             else:
                 self.settle()
             raise
 
     def assign(self) -> None:
-        """Give waiting requests to executors, as long as there is room."""
+        """Give waiting requests to executors until no executor has room."""
         self._serve(alone=True)
         self._serve(alone=False)
 
@@ -125,45 +139,48 @@ class Assignment:
         ):
             executor = self._place(ticket.lane, alone=alone)
             if ticket.executor.done() or executor is None:
-                continue  # its task was cancelled a moment ago
+                continue  # the task that waited for this ticket was just cancelled
             self.busy += 1
             executor.load += 1
             executor.alone = alone
             ticket.executor.set_result(executor)
 
     def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
-        """The executor that takes the next attempt, if any does now."""
+        """Return the executor that takes the next attempt of this lane; None if no executor can take an attempt now."""
         coming = [seat for seat in self._seats if seat.executor or (seat.wanted.is_set() and not seat.broken)]
         seats = [seat for seat in coming if seat.lane is lane]
         seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
         return seat.executor if seat is not None else None
 
     def release(self, executor: Executor) -> None:
-        """A request no longer needs its executor."""
+        """Free the room of one request in its executor, then assign waiting requests."""
         self.busy -= 1
         executor.load -= 1
         self.settle()
 
     def settle(self) -> None:
-        """Something has changed: assign what can be assigned."""
+        """Assign waiting requests after any change, and set ``idle`` if there is no request left."""
         self.assign()
         if not self.busy and not self._waiting:
             self.idle.set()
 
     def refuse(self, error: ExecutorError) -> None:
-        """Fail everything that waits."""
+        """Fail all waiting requests with ``error``."""
         for lane in Lane:
             for ticket in (*self._queues[True].drain(lane), *self._queues[False].drain(lane)):
                 if not ticket.executor.done():
                     ticket.executor.set_exception(error)
 
     def give_up(self, lane: Lane, error: ExecutorError, *, patience: float, worker: str) -> None:
-        """Fail the requests for which no executor could be started for too long; the others wait on.
+        """Note a failed start of an executor, and fail the requests that have waited too long; other requests wait on.
 
-        If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for it.
-        So no attempt of the activity is used up.
+        If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for the
+        executor. So the requests stay in the queue, and no attempt of an activity is used up.
 
-        :param error: of the last start. :param patience: seconds. :param worker: its name, for the text.
+        :param lane: the kind of executor that did not start.
+        :param error: the error of the last start.
+        :param patience: seconds that a request may wait, counted from the first failed start that happened meanwhile.
+        :param worker: name of the worker, for the error text.
         """
         now = self._clock.monotonic()
         for queue in self._queues.values():
@@ -177,8 +194,9 @@ class Assignment:
                     continue
                 ticket.executor.set_exception(
                     ExecutorError(
-                        f"its worker could start none for {now - ticket.failing_since:.0f} s ({ticket.failed_starts} "
-                        f"tries; see executor_failed_to_start in the log of worker {worker}): {error}",
+                        f"the worker could not start an executor for {now - ticket.failing_since:.0f} s "
+                        f"({ticket.failed_starts} tries; see executor_failed_to_start in the log of worker {worker}): "
+                        f"{error}",
                         error.stack_trace,
                     )
                 )

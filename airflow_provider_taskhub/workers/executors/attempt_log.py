@@ -1,4 +1,4 @@
-"""The output of activities, on its way from an executor to the log container."""
+"""Appends the output of an activity, which comes from an executor, to a log in the hub's storage."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from airflow_provider_taskhub.telemetry import Outage
 _log = structlog.get_logger()
 
 TAIL_LINES = 50
+"""Number of last lines of a log that are kept in memory, for the record of the attempt."""
 _MAX_TAIL_LINE = 2000
 _BATCH_AFTER = 0.5
-"""Seconds in which output is collected before it is appended: on Azure each append is a transaction."""
+"""Seconds for which output is collected before it is appended. On Azure each append costs a transaction."""
 _MAX_BATCH = 1024 * 1024
 _APPENDS = Retries(after=(Unavailable, Throttled), first=0.5, longest=10.0)
-"""Pauses between two tries to append while the store does not answer."""
+"""Pauses between two tries to append, while the store does not answer."""
 _MAX_CLOSING = 10.0
-"""Seconds that an outcome waits for the last of its log."""
+"""Seconds that the outcome of an attempt waits at most until the last lines of its log are appended."""
 
 LogSink = Callable[[str, bytes], Awaitable[None]]
-"""Appends bytes to a named log."""
+"""A function that appends bytes to a named log: ``await sink(name, data)``."""
 
 
 class OutputLog:
-    """Bytes on their way to a log, in batches; remembers the last lines.
+    """Appends output to a log in batches, and remembers the last lines.
 
-    Output is kept while the store does not answer, and appended afterwards; a batch whose answer was lost may be
-    appended twice. What a store still does not take ten seconds after the attempt's end is lost, and that is logged:
-    failing storage costs lines, never the activity.
+    While the store does not answer, output is kept in memory and appended later. A batch whose answer was lost may be
+    appended twice. Output that the store does not accept within ten seconds after the end of the attempt is lost, and
+    the log event ``log_lost`` says so. Failing storage may lose lines of a log; it never fails the activity.
 
-    :param limit: bytes accepted at most; the executor keeps to its own limit, this one holds whatever it does.
+    :param name: name of the log.
+    :param sink: appends bytes to a named log.
+    :param limit: number of bytes that are appended at most; later bytes are dropped. The executor has a limit too. This
+        limit holds even if the executor is defective.
     """
 
     def __init__(self, name: str, sink: LogSink, clock: Clock, *, limit: int) -> None:
@@ -65,7 +69,7 @@ class OutputLog:
             self._pump = self._tasks.spawn(self._run(), name=f"log {self._name}")
 
     async def close(self) -> None:
-        """Append what is left, within ten seconds."""
+        """Append the output that is still in memory, and return after ten seconds at most."""
         self._closing.set()
         if self._pump is None:
             return
@@ -83,7 +87,7 @@ class OutputLog:
         self._partial = self._partial[-_MAX_TAIL_LINE:]
 
     async def _run(self) -> None:
-        # not retries.retry: close() must end a pause, and output goes on coming between two tries
+        # retries.retry does not fit here: close() must end a pause, and new output arrives between two tries.
         outage = Outage(_log, "log_delayed", self._clock.monotonic)
         while self._waiting:
             await self._collect()
@@ -94,7 +98,7 @@ class OutputLog:
                 outage.failed(error, log=self._name, bytes=len(self._waiting))
                 await first(self._clock.sleep(_APPENDS.pause(outage.failures, error)), self._closing.wait())
                 if self._closing.is_set():
-                    await self._clock.sleep(_BATCH_AFTER)  # close() ends this after ten seconds
+                    await self._clock.sleep(_BATCH_AFTER)  # close() cancels this loop after ten seconds
                 continue
             except Exception as error:
                 self._lost(len(batch), f"{type(error).__name__}: {error}")
@@ -102,7 +106,7 @@ class OutputLog:
             outage.over(log=self._name)
 
     async def _collect(self) -> None:
-        """Give more output a moment to come, unless the attempt is over or enough is there."""
+        """Wait a moment for more output, unless the attempt has ended or the batch is full."""
         if len(self._waiting) < _MAX_BATCH and not self._closing.is_set():
             await first(self._clock.sleep(_BATCH_AFTER), self._closing.wait())
 

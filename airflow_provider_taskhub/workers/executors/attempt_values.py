@@ -1,8 +1,8 @@
-"""What activities are to executors: request, progress, outcome, and the crashes of their executors. Pure values.
+"""Values about one attempt of an activity: its request, its progress, its outcome, and the crashes of its executors.
 
-When an executor dies with several attempts in it, nobody knows which one is the cause. They run together once more; an
-activity that loses a second executor in company is a *suspect* and runs alone from then on. Only crashes without
-company count.
+If an executor dies while it runs several attempts, nobody knows which attempt is the cause. So these attempts may run
+together once more. If an activity then loses a second executor together with others, the activity is a *suspect* and
+runs alone. Only crashes while an activity runs alone count against it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,32 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.model import ActivityRecord
 
 MAX_CRASHES = 3
-"""Executors that an activity may lose in one delivery while nothing else runs in them. Then it fails."""
+"""If an activity runs alone and so many executors die under it in one delivery of its message, the activity fails."""
 MAX_SHARED = 2
-"""Executors that an activity may lose in one delivery together with others. Then it runs alone. Not after the first
-loss: after most crashes (memory) it is enough to run again, and to run activities one at a time may take long."""
+"""If so many executors die under an activity and others in one delivery of its message, the activity runs alone.
+
+The first such crash is not enough: after most crashes (lack of memory) a second run succeeds, and running activities
+one at a time may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityRequest:
-    """One attempt of an activity.
+    """A request to run one attempt of an activity.
 
-    :param input: JSON array of one argument, or None. :param action_id: identity of the call, the idempotency key.
-    :param attempt: from 1. :param timeout: of this attempt, from when an executor takes it; waiting for one is not
-        counted.
-    :param spark: whether it needs a Spark executor. :param alone: on one that runs nothing else meanwhile.
-    :param log: name of the log that its output goes to.
-    :param trace: W3C context for the spans of its code; None: not traced.
+    :param name: name of the activity.
+    :param version: version of the activity; "" or None if it has none.
+    :param input: a JSON array of one argument, or None if the call has no input.
+    :param instance: the instance that called the activity.
+    :param task_id: number of the call in the history of the instance.
+    :param action_id: identity of the call; it is the idempotency key that the activity sees.
+    :param attempt: number of the attempt, from 1.
+    :param tags: tags of the call.
+    :param timeout: time limit of the attempt, from the moment an executor takes it. The wait for an executor does not
+        count. None: no limit.
+    :param spark: True if the activity needs a Spark executor.
+    :param alone: True if the attempt needs an executor that runs nothing else meanwhile.
+    :param trace: W3C trace context for the spans of the activity's code; None: the attempt is not traced.
+    :param log: name of the log that gets the output of the attempt.
     """
 
     name: str
@@ -51,9 +61,14 @@ class ActivityRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityProgress:
-    """How far an attempt is: the whole picture each time.
+    """The progress of an attempt. Each value holds all that is known so far, not only the last change.
 
-    :param executor: who runs it. :param fraction: between 0 and 1. :param application_id, job_group, spark_ui: Spark's.
+    :param executor: name of the executor that runs the attempt.
+    :param fraction: finished part of the work, from 0 to 1; None: not reported.
+    :param message: the text that the activity has reported last; None: not reported.
+    :param application_id: Spark's application id; None for a plain activity.
+    :param job_group: Spark's job group of the attempt; None for a plain activity.
+    :param spark_ui: URL of Spark's UI; None if there is no UI.
     """
 
     executor: str
@@ -64,7 +79,7 @@ class ActivityProgress:
     spark_ui: str | None = None
 
     def onto(self, record: ActivityRecord) -> ActivityRecord:
-        """The record with what is newly known; what is not known leaves it as it was."""
+        """Return a copy of the activity record with this progress. A field that is None keeps the record's value."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         if "fraction" in known:
             known["progress"] = known.pop("fraction")
@@ -73,12 +88,18 @@ class ActivityProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityOutcome:
-    """How an attempt ended. When there is one, nothing of the attempt runs any more.
+    """How an attempt ended. When this value exists, no code of the attempt runs any more.
 
-    :param result: JSON text, unless it failed. :param failure: why it failed.
-    :param crashed: the executor failed, not the activity: the attempt was lost and does not count against a retry
-        policy. :param shared: others ran in the executor, so any of them may be the cause.
-    :param log_tail: last 50 lines of its output. :param executor: who ran it, empty if nobody could.
+    :param result: the result as JSON text; None if the attempt failed.
+    :param failure: why the attempt failed; None if it succeeded.
+    :param crashed: True if the executor failed and not the activity. The attempt is then lost, and it does not count
+        against a retry policy.
+    :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
+    :param log_tail: the last 50 lines of the attempt's output.
+    :param executor: name of the executor that ran the attempt; empty if no executor ran it.
+    :param application_id: Spark's application id; None for a plain activity.
+    :param job_group: Spark's job group of the attempt; None for a plain activity.
+    :param spark_ui: URL of Spark's UI; None if there is no UI.
     """
 
     result: str | None = None
@@ -94,24 +115,27 @@ class ActivityOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashes:
-    """How often an activity lost its executor in one delivery.
+    """How many executors died under an activity in one delivery of its message.
 
-    :param own: while nothing else ran in it. :param shared: while others ran in it: any of them may be the cause.
+    :param own: deaths while the activity ran alone in the executor.
+    :param shared: deaths while other activities ran in the executor too; any of them may be the cause.
     """
 
     own: int = 0
     shared: int = 0
 
     def after(self, outcome: ActivityOutcome) -> Crashes:
+        """Return the counts after one more outcome."""
         if not outcome.crashed:
             return self
         return replace(self, shared=self.shared + 1) if outcome.shared else replace(self, own=self.own + 1)
 
     @property
     def suspect(self) -> bool:
-        """Whether its next try runs alone: then the cause of the next crash is certain."""
+        """Whether the next attempt must run alone. If the executor then dies too, this activity is surely the cause."""
         return self.shared >= MAX_SHARED
 
     @property
     def too_many(self) -> bool:
+        """Whether the activity fails because of its own crashes."""
         return self.own >= MAX_CRASHES

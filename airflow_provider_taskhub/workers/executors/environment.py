@@ -1,6 +1,6 @@
-"""The environment variables of executors: the worker's own, without those that give access to the hub.
+"""Chooses the environment variables of executors: the worker's variables without those that give access to the hub.
 
-User code prints its environment into logs that many people read, and hands it on to programs that it starts.
+User code may print its environment into logs that many people read, and may pass it to programs that it starts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ from urllib.parse import quote, quote_plus
 from airflow_provider_taskhub.settings import PREFIX
 
 _KEPT = ("TASKHUB_HOME", "TASKHUB_DEMO_RUN")
-"""TaskHub's own variables that stay: the folder for files of user code, and the mark that finds processes of a demo."""
+"""TaskHub's own variables that executors get too: TaskHub's folder, and a mark by which a demo finds its processes."""
 _IDENTITY = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
-"""With them ``DefaultAzureCredential`` gets access to a hub that is configured by its address."""
+"""Secrets by which ``DefaultAzureCredential`` gets access to a hub whose connection is only an account's address."""
 _SECRET_PARTS = ("accountkey", "sharedaccesssignature")
+"""Parts of an Azure Storage connection string whose values are secret."""
 
 
 def child_environment(environ: Mapping[str, str], *, connection: str | None, withheld: Sequence[str]) -> dict[str, str]:
-    """The variables that an executor gets of its worker's environment.
+    """Return the variables of the worker's environment that an executor gets.
 
-    Left out are TaskHub's settings, every variable whose value has the secret of the worker's connection in it (as
-    ``AZURE_STORAGE_CONNECTION_STRING`` or ``AIRFLOW_CONN_…`` may), the secrets of the worker's Azure identity if the
-    connection is an address, and the names in ``withheld``. Everything else stays: ``JAVA_HOME``, ``SPARK_…``, the
-    user's own.
+    These variables are omitted:
 
-    :param connection: of the worker, None for the embedded hub.
-    :param withheld: more names to leave out; ``*`` stands for any characters.
+    - TaskHub's settings;
+    - every variable whose value contains the secret of the worker's connection, as the value of
+      ``AZURE_STORAGE_CONNECTION_STRING`` or ``AIRFLOW_CONN_…`` may;
+    - the secrets of the worker's Azure identity, if the connection is an address;
+    - the names in ``withheld``.
+
+    All other variables stay, for example ``JAVA_HOME``, ``SPARK_…`` and the user's own.
+
+    :param environ: the worker's environment.
+    :param connection: the worker's connection; None for the embedded hub.
+    :param withheld: names of further variables to omit; ``*`` stands for any characters.
     """
     secrets = [form for secret in _secrets(connection) for form in (secret, quote(secret, safe=""), quote_plus(secret))]
     address = connection is not None and connection.lower().startswith(("https://", "http://"))
@@ -43,7 +50,7 @@ def child_environment(environ: Mapping[str, str], *, connection: str | None, wit
 
 
 def _secrets(connection: str | None) -> list[str]:
-    """The secret parts of a connection string, or of an address with a SAS."""
+    """Return the secret parts of a connection string, or of an address with a SAS (shared access signature)."""
     found = []
     for part in (connection or "").split(";"):
         name, _, value = part.partition("=")

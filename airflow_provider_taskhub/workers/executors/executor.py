@@ -1,7 +1,6 @@
-"""An executor: a process that runs activities, and the attempts that are in its hands.
+"""The worker's side of one executor: its child process, and the attempts that this process runs.
 
-An executor ends as a whole: only when nothing of its process and of the process's children runs any more do its
-attempts end.
+If the process dies, its attempts end only after the process and all children of the process have ended.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener, RemoteAttempt
 
 _LOG_SLACK = 1024
-"""Bytes that the line "log truncated" may add to an attempt's limit."""
+"""Bytes that the child process's own line "log truncated" may need above the limit of an attempt's log."""
 
 
 class ExecutorError(Exception):
-    """An executor that did not get ready. The text says why, in full.
+    """An executor did not become ready.
 
-    :param stack_trace: of the import or start that failed, if there is one.
+    :param message: the whole reason, for people.
+    :param stack_trace: stack trace of the import or start that failed; None if there is none.
     """
 
     def __init__(self, message: str, stack_trace: str | None = None) -> None:
@@ -50,11 +50,13 @@ class Executor:
     """One executor and its attempts.
 
     :param configure: the first message to the process.
-    :param logs: takes the attempts' output, and the executor's own under the name ``log``.
-    :ivar ready: what the process has said when it was ready.
-    :ivar ended: set when nothing of it runs any more.
-    :ivar load: attempts that are assigned to it; counted by who assigns them.
-    :ivar alone: whether the newest of them runs without others beside it; set by who assigns it.
+    :param reaper: kills the process if the host dies.
+    :param logs: appends bytes to a named log: the output of the attempts, and the output of the executor itself.
+    :param log: name of the log for the output of the executor itself.
+    :ivar ready: the message by which the process said that it was ready; None before.
+    :ivar ended: set when the process and all its children have ended.
+    :ivar load: number of attempts that are assigned to this executor. ``Assignment`` counts them.
+    :ivar alone: True if the newest attempt must run without other attempts. ``Assignment`` sets the value.
     """
 
     def __init__(
@@ -87,16 +89,21 @@ class Executor:
 
     @property
     def eligible(self) -> bool:
-        """Takes new attempts: ready, alive, and not about to be killed because an attempt does not stop."""
+        """Whether this executor may get new attempts.
+
+        The executor must be ready and alive. No attempt in it may be stopping, because the executor is killed if the
+        attempt does not stop in time.
+        """
         process = self._process
         return self.ready is not None and process.alive and not self._stopping and process.reason is None
 
     async def start(self, environment: Mapping[str, str] | None = None) -> Ready:
-        """Start the process and wait until it is ready.
+        """Start the process and wait until it is ready. If the start fails, the process is killed.
 
-        :param environment: variables of the process; None for those of this one.
-        :raises ExecutorError: saying why it is not ready; nothing of it runs then.
-        :raises OSError: when the machine has no room for it.
+        :param environment: environment variables of the process; None: those of the current process.
+        :returns: the message by which the process said that it is ready.
+        :raises ExecutorError: if the process did not become ready; the text says why.
+        :raises OSError: if the machine cannot start another process.
         """
         try:
             await self._process.start(lock_fd=self._configure.lock_fd, environment=environment)
@@ -105,22 +112,29 @@ class Executor:
                 seconds = self._times.start.total_seconds()
                 await self.kill(f"was not ready within {seconds:g} s")
                 self._started.cancel()
-                raise ExecutorError(f"executor {self.name} was not ready within {seconds:g} s{self._last_words()}")
+                raise ExecutorError(f"executor {self.name} was not ready within {seconds:g} s{self._last_output()}")
             self.ready, self._process.answers_pings = self._started.result(), True
             return self.ready
         except BaseException:
-            await self.kill("was killed because its start was given up")
+            await self.kill("was killed because its start failed or was cancelled")
             raise
 
     async def run(self, request: ActivityRequest, listener: ProgressListener | None) -> ActivityOutcome:
-        """Run an attempt to its end. Cancelling this asks it to stop and ends only when nothing of it runs; a second
-        cancellation kills at once."""
+        """Run an attempt to its end.
+
+        A cancellation of the awaiting task asks the attempt to stop, and goes on only when the attempt has ended. A
+        second cancellation kills the executor at once.
+
+        :param request: the attempt to run.
+        :param listener: called with each change of the attempt's progress; None: nothing is reported.
+        :returns: the outcome; a failure of the attempt is an outcome too.
+        """
         attempt = self._take(request, listener)
         try:
             await self._process.send(attempt.order())
             in_time = await within(attempt.ended, request.timeout)
             if not in_time:
-                await self._stop(attempt, "ran out of its time")
+                await self._stop(attempt, "exceeded its timeout")
             await attempt.output.close()
             return attempt.outcome(self._process.reason) if in_time else attempt.timed_out()
         except asyncio.CancelledError:
@@ -131,9 +145,9 @@ class Executor:
             self._attempts.pop(attempt.number, None)
 
     async def kill(self, reason: str) -> None:
-        """Kill the executor with everything in its session, and wait until that is done.
+        """Kill the executor and every process in its session, and wait until all of them have ended.
 
-        :param reason: continues "executor X …" in the failures of its attempts.
+        :param reason: the rest of a sentence that begins with "executor X", for the failures of its attempts.
         """
         await self._process.kill(reason)
 
@@ -141,7 +155,8 @@ class Executor:
         ready = self.ready
         assert ready is not None, "an executor runs nothing before it is ready"
         number = next(self._numbers)
-        # The number too: Spark refuses all jobs of a cancelled group, and the same attempt may be run here again.
+        # The group's name has the number too: Spark refuses all later jobs of a cancelled group, and the same attempt
+        # may run in this executor again.
         group = f"taskhub-{request.action_id}-{request.attempt}-{number}"
         state = ActivityProgress(
             executor=self.name,
@@ -157,8 +172,11 @@ class Executor:
         return attempt
 
     async def _stop(self, attempt: RemoteAttempt, why: str) -> None:
-        """Ask an attempt to stop; after the grace kill the executor. Meanwhile it gets no new attempts, which would die
-        with it.
+        """Ask an attempt to stop, and kill the executor if the attempt still runs after the grace period.
+
+        Meanwhile the executor gets no new attempts, because they would die with it.
+
+        :param why: the rest of a sentence that begins with "activity X".
         """
         self._stopping += 1
         try:
@@ -166,9 +184,9 @@ class Executor:
                 return
             await self._process.send(Cancel(number=attempt.number))
             if not await within(attempt.ended, self._times.grace):
-                await self._kill_for(attempt, f"{why} and did not stop in {self._times.grace.total_seconds():g} s")
+                await self._kill_for(attempt, f"{why} and did not stop within {self._times.grace.total_seconds():g} s")
         except asyncio.CancelledError:
-            await self._kill_for(attempt, f"{why} at once")
+            await self._kill_for(attempt, f"{why} and must end at once")
             raise
         finally:
             self._stopping -= 1
@@ -177,7 +195,7 @@ class Executor:
         await self.kill(f"was killed because activity {attempt.request.name!r} {why}")
         await asyncio.shield(attempt.ended)
 
-    # Observer of its process
+    # The methods of an Observer: ExecutorProcess calls them.
 
     def received(self, message: Message) -> None:
         match message:
@@ -186,9 +204,9 @@ class Executor:
                     self._started.set_result(message)
             case StartFailed():
                 self._failed = message
-                self._process.blame(f"could not start: {message.reason}")
+                self._process.note_reason(f"could not start: {message.reason}")
             case Dying(reason=reason):
-                self._process.blame(f"ended: {reason}")
+                self._process.note_reason(f"ended: {reason}")
             case Log(number=number, body=body) if number in self._attempts:
                 self._attempts[number].output.add(body)
             case Progress(number=number) if number in self._attempts:
@@ -196,41 +214,42 @@ class Executor:
             case Done(number=number) | Failed(number=number) if number in self._attempts:
                 self._attempts[number].end(message)
             case Pong() | Log() | Progress() | Done() | Failed():
-                pass  # the last four: of an attempt for which nobody waits any more
+                pass  # Log, Progress, Done and Failed arrive here if nobody waits for their attempt any more
             case _:
-                raise InputError(f"a host takes no {type(message).__name__} message")
+                raise InputError(f"an executor must not send a {type(message).__name__} message to its host")
 
     def wrote(self, data: bytes) -> None:
-        """Java and other children write here, and Python code below ``sys.stdout``.
+        """Log raw output: of Java, of other child processes, and of code that bypasses ``sys.stdout``.
 
-        It goes to the executor's own log, and to the attempt's while only one attempt can have written it.
+        The output goes to the executor's own log. If exactly one attempt runs, the output goes to that attempt's log
+        too, because only this attempt can have written it.
         """
         self._output.add(data)
         if len(self._attempts) == 1:
             next(iter(self._attempts.values())).output.add(data)
 
     def exited(self) -> None:
-        aboard = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
-        for attempt in aboard:
-            attempt.shared = len(aboard) > 1
+        running = [attempt for attempt in self._attempts.values() if not attempt.ended.done()]
+        for attempt in running:
+            attempt.shared = len(running) > 1
 
     async def gone(self) -> None:
         self.ended.set()
         if not self._started.done():
             self._started.set_exception(self._start_error())
-            self._started.exception()  # start() raises it, or nobody waits for it
+            self._started.exception()  # marks the error as seen: start() raises it, or no caller waits any more
         for attempt in tuple(self._attempts.values()):
             attempt.end(None)
         await self._output.close()
 
     def _start_error(self) -> ExecutorError:
-        """Why it never got ready, made when it is dead and all of its output is here."""
+        """Return why the executor did not become ready. Called after its end, when all of its output has arrived."""
         if self._failed is None:
-            return ExecutorError(f"executor {self.name} {self._process.reason}{self._last_words()}")
-        words = self._last_words() if self._failed.see_output else ""
-        return ExecutorError(f"{self._failed.reason}{words}", self._failed.stack_trace)
+            return ExecutorError(f"executor {self.name} {self._process.reason}{self._last_output()}")
+        output = self._last_output() if self._failed.see_output else ""
+        return ExecutorError(f"{self._failed.reason}{output}", self._failed.stack_trace)
 
-    def _last_words(self) -> str:
-        """Raw output (of Java, of an interpreter that did not get far) explains most failures to start."""
+    def _last_output(self) -> str:
+        """Return the last lines of raw output (of Java or the interpreter); they explain most failures to start."""
         tail = self._output.tail[-10:]
         return "; its last output was:\n" + "\n".join(tail) if tail else ""

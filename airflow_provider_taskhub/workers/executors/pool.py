@@ -1,8 +1,9 @@
-"""The pool of executors of a worker: how many there are, and what happens when one dies.
+"""The pool of a worker's executors: how many executors there are, and what happens when an executor dies.
 
-Plain activities share a few processes, Spark activities share one with a warm Spark context. A dead executor is
-replaced; one that keeps dying is replaced ever more slowly, and the activities that wait for it fail with the reason.
-An activity that is suspected of a crash gets an executor without company (:func:`scheduling.choose`).
+Plain activities share a few processes. Spark activities share one process with a warm Spark context. A dead executor
+is replaced. The more often it fails in a row, the longer is the pause before the next start. If no executor can be
+started for some minutes, the activities that wait fail with the reason. An activity that is suspected of causing
+crashes runs alone in an executor (:func:`scheduling.choose`).
 """
 
 from __future__ import annotations
@@ -45,19 +46,21 @@ __all__ = [
 _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
-"""Bytes of one attempt's log, and of one executor's own."""
+"""Largest size, in bytes, of the log of one attempt and of the log of one executor."""
 _MAX_SHOWN = 4000
-"""Characters of an error and of its stack trace that a log line has at most."""
+"""Largest number of characters of an error, and of a stack trace, in one log line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """What all executors of a pool have in common.
+    """The configuration that all executors of a pool share.
 
-    :param apps: ``module:attribute`` each, as the host loaded them.
-    :param lock_fd: the incarnation's lock, held open by every process of the pool.
-    :param max_result, max_log: bytes of one result and of one attempt's log.
-    :param environment: variables of the executors; None for those of this process.
+    :param apps: the apps to load, each written as ``module:attribute``; the same that the host has loaded.
+    :param spark: Spark's master and configuration.
+    :param lock_fd: descriptor of the worker's lock file, which every process of the pool keeps open; None: no lock.
+    :param max_result: largest size of one result, in bytes.
+    :param max_log: largest size of one attempt's log, in bytes.
+    :param environment: environment variables of the executors; None: those of the current process.
     """
 
     apps: tuple[str, ...]
@@ -69,12 +72,16 @@ class ExecutorConfig:
 
 
 class ExecutorPool:
-    """Runs activities in child processes. Use it in one event loop.
+    """Runs activities in child processes. All calls must come from the same event loop.
 
-    :param size: activities at once. :param logs: appends bytes to a log.
-    :param name: of the worker; names the executors' own logs, ``executors/NAME/EXECUTOR.log``.
-    :param warm: start the Spark executor at once, if any activity needs it, instead of with the first Spark activity.
-    :param processes: plain executors; by default one per core, and no more than there are activities at once.
+    :param config: the configuration that all executors share.
+    :param size: number of activities that may run at the same time.
+    :param logs: appends bytes to a named log.
+    :param name: name of the worker. The log of an executor itself is named ``executors/NAME/EXECUTOR.log``.
+    :param warm: True: :meth:`start` also starts the Spark executor, if any activity needs it. False: the first Spark
+        activity starts it.
+    :param processes: number of plain executors. None: one for each core, but not more than ``size``.
+    :param times: time limits of executors; None: the defaults.
     """
 
     def __init__(
@@ -101,18 +108,19 @@ class ExecutorPool:
 
     @property
     def free(self) -> int:
-        """Requests that would not have to wait for others."""
+        """Number of further requests that could start now, without waiting for other requests to end."""
         return self._assignment.free
 
     @property
     def activities(self) -> Mapping[str, bool]:
-        """Name → whether it is a Spark activity; as the executors loaded them."""
+        """The activities that the executors have loaded: for each name, whether it is a Spark activity."""
         return self._activities
 
     async def start(self) -> None:
-        """Start the plain executors; returns when they are ready.
+        """Start the plain executors, and return when all of them are ready.
 
-        :raises ConfigurationError: when one cannot load the apps, with the error of the import; nothing runs then.
+        :raises ConfigurationError: if an executor did not become ready, for example because it cannot load an app. The
+            text has the error. No process of the pool runs then.
         """
         self._reaper.start()
         plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
@@ -134,22 +142,27 @@ class ExecutorPool:
             self.supervisor.keep(f"executor {seat.lane} {number}", partial(self._keep, seat))
 
     async def _give_up(self) -> None:
-        """Leave nothing behind of a start that failed or was cancelled."""
+        """Kill all executors and end the reaper after a start that failed or was cancelled."""
         ready = [seat.executor for seat in self._seats if seat.executor is not None]
-        await asyncio.gather(*(executor.kill("was ended because another did not start") for executor in ready))
+        await asyncio.gather(
+            *(executor.kill("was killed because another executor did not start") for executor in ready)
+        )
         await self._reaper.close()
 
     def warm(self) -> None:
-        """Start Spark now, if any activity needs it, so that the first does not wait for it."""
+        """Start the Spark executor now, if any activity needs it, so that the first Spark activity need not wait."""
         if any(self._activities.values()):
             for seat in self._seats:
                 if seat.lane is Lane.SPARK:
                     seat.wanted.set()
 
     async def stop(self, timeout: timedelta) -> None:
-        """Take no more requests, wait for running ones, then kill the executors.
+        """Refuse new and waiting requests, wait for running attempts, then kill the executors.
 
-        What still runs then ends as crashed; what waits for an executor, too.
+        Attempts that still run then, and requests that wait for an executor, end with an outcome whose ``crashed`` is
+        True: they are lost and may run again elsewhere.
+
+        :param timeout: how long to wait for running attempts.
         """
         self._stopped = True
         self._assignment.refuse(ExecutorError("the worker is stopping"))
@@ -158,18 +171,20 @@ class ExecutorPool:
             _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
-        await asyncio.gather(*(executor.kill("was ended with its worker") for executor in alive))
+        await asyncio.gather(*(executor.kill("was killed because its worker stopped") for executor in alive))
         await self._reaper.close()
 
     async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
-        """Run one attempt of an activity, waiting for an executor if need be.
+        """Wait for an executor, run one attempt of an activity in it, and return the outcome.
 
-        Cancelling the awaiting task asks the activity to stop, gives it ``times.grace``, then kills its executor
-        (activities beside it end as crashed; from the request on, no new ones are put there). Only when nothing of it
-        runs any more does the cancellation go on. A second cancellation kills at once.
+        A cancellation of the awaiting task asks the activity to stop. If the activity still runs after ``times.grace``,
+        its executor is killed; other activities in this executor end as crashed. An executor with a stopping activity
+        gets no new activities. The cancellation goes on only when no code of the activity runs any more. A second
+        cancellation kills the executor at once.
 
-        :param progress: called with the executor that runs it, and with everything that it reports; called in this
-            loop, must return at once.
+        :param request: the attempt to run.
+        :param progress: called in the event loop, first with the name of the executor and then with each report of the
+            activity. It must return quickly. None: nothing is reported.
         """
         lane = Lane.SPARK if request.spark else Lane.PLAIN
         ticket = Ticket(lane, request.instance.instance_id, alone=request.alone)
@@ -189,19 +204,17 @@ class ExecutorPool:
         finally:
             self._assignment.release(executor)
         if not outcome.crashed:
-            self._trust(executor)
+            self._reset_failures(executor)
         return outcome
 
-    def _trust(self, executor: Executor) -> None:
-        """It has ended an activity in an orderly way: whatever kills it later is a new story."""
+    def _reset_failures(self, executor: Executor) -> None:
+        """Set the failure count of the executor's seat to 0, because an activity has ended in it without a crash."""
         for seat in self._seats:
             if seat.executor is executor:
                 seat.failures = 0
 
-    # seats
-
     async def _keep(self, seat: Seat) -> None:
-        """Keep a seat taken while it is wanted."""
+        """Keep an executor running in a seat while the seat is wanted. Runs until it is cancelled."""
         while True:
             await seat.wanted.wait()
             if seat.executor is None:
@@ -210,7 +223,9 @@ class ExecutorPool:
             if seat.executor is not None:
                 self._assignment.assign()
                 await seat.executor.ended.wait()
-                if not seat.executor.alone:  # else it is clear what killed it, and that has its own limit
+                # A suspect that runs alone is itself the cause of the end. Its crashes have their own limit
+                # (attempt_values.Crashes), so they do not slow down the starts in this seat.
+                if not seat.executor.alone:
                     seat.failures += 1
                 seat.executor = None
 
@@ -225,7 +240,7 @@ class ExecutorPool:
                 self._assignment.give_up(seat.lane, error, patience=patience, worker=self._name)
             waiting = self._assignment.waits(seat.lane)
             if not waiting:
-                # The next request starts one again. Until then further tries would only fill the log.
+                # The next request starts an executor again. Until then, further tries would only fill the log.
                 seat.wanted.clear()
             _log.error(
                 "executor_failed_to_start",

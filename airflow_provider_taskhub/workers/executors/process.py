@@ -1,7 +1,7 @@
-"""One executor process and the connection to it, seen from the host: start, send, receive, watch, kill.
+"""The host's handle of one executor process: start it, send, receive, watch it, kill it.
 
-Knows messages as frames, not what they are for: an :class:`Observer` takes them. When the process ends, for whatever
-reason, everything in its session is killed, and only then the observer learns that it is gone.
+This module does not know what the messages mean: it passes them to an :class:`Observer`. When the process ends, for
+any reason, all other processes of its session are killed. Only then :meth:`Observer.gone` is called.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorTimes:
-    """How patient a host is with its executors.
+    """Time limits of a host for its executors.
 
-    :param start: until an executor is ready; Spark takes 5 s alone, and half a minute on a machine that is busy.
-    :param ping: between two pings. :param silence: without any sign of life until it is killed. User code that holds
-        the GIL looks like a hung process, hence a minute.
-    :param grace: from asking an attempt to stop to killing its executor.
-    :param patience: how long an activity waits for an executor whose starts fail; they are repeated ever more slowly.
+    :param start: an executor that is not ready after this time is killed. Spark needs 5 s on an idle machine and half
+        a minute on a busy one.
+    :param ping: time between two pings.
+    :param silence: an executor that has sent nothing for this time is killed. User code that holds the GIL looks like
+        a hung process, so the default is a minute.
+    :param grace: time between the request to stop an attempt and the kill of its executor.
+    :param patience: how long an activity waits for an executor whose starts fail. The starts are repeated meanwhile,
+        with growing pauses.
     """
 
     start: timedelta = timedelta(seconds=120)
@@ -46,27 +49,33 @@ class ExecutorTimes:
 
 
 class Observer(Protocol):
-    """Who uses an executor process."""
+    """The user of an executor process: :class:`ExecutorProcess` calls these methods."""
 
     def received(self, message: Message) -> None:
-        """A message of the process. :raises InputError: for one that a host does not take; the process is killed."""
+        """Handle a message that the process has sent.
+
+        :raises InputError: if an executor must not send this kind of message; the process is killed then.
+        """
 
     def wrote(self, data: bytes) -> None:
-        """Raw output of the process and its children, beside its messages."""
+        """Handle raw output that the process or its children wrote to stdout or stderr."""
 
     def exited(self) -> None:
-        """The process has just ended; its children and its last output may not have."""
+        """Note that the process has ended. Its children may still run, and its last output may not have arrived."""
 
     async def gone(self) -> None:
-        """Nothing of the process runs any more."""
+        """Note that the process and its children have ended."""
 
 
 class ExecutorProcess:
-    """A process with everything in its session.
+    """An executor process with all processes in its session.
 
-    :param name: of the executor, for logs. :param reaper: kills the session if the host dies.
-    :ivar answers_pings: set once the process is ready: silence kills it from then on.
-    :ivar reason: why it ends or has ended, as far as the host knows; continues "executor X …".
+    :param name: name of the executor, for logs.
+    :param observer: gets the messages and the output of the process, and learns of its end.
+    :param reaper: kills the session if the host dies.
+    :ivar answers_pings: set to True when the process is ready. From then on the process is killed if it is silent.
+    :ivar reason: why the process ends or has ended, as far as the host knows: the rest of a sentence that begins with
+        "executor X". None while the host knows no reason.
     """
 
     def __init__(self, name: str, observer: Observer, *, reaper: Reaper, times: ExecutorTimes, clock: Clock) -> None:
@@ -89,15 +98,21 @@ class ExecutorProcess:
         return self._child is not None and self._child.alive
 
     async def start(self, *, lock_fd: int | None, environment: Mapping[str, str] | None) -> None:
-        """:raises OSError: when the machine has no room for it."""
+        """Start the process.
+
+        :param lock_fd: descriptor of the worker's lock file, which the process keeps open; None: no lock.
+        :param environment: environment variables of the process; None: those of the current process.
+        :raises OSError: if the machine cannot start another process.
+        """
         self._child = await launch(lock_fd=lock_fd, environment=environment)
         self._reaper.watch(self._child.pid)
         self._life = self._supervisor.spawn(self._live(self._child), name=f"executor {self._name}")
 
     async def send(self, message: Message) -> None:
-        """Errors of a socket whose process is gone are not raised here: the observer learns that it is gone.
+        """Send a message to the process.
 
-        If a process does not read, its next sender waits; what this one sends is written after its turn.
+        No error is raised if the process has ended: :meth:`Observer.gone` reports that. If the process does not read,
+        this call or the next one waits for room in the socket's buffer.
         """
         assert self._child is not None
         frame = encode(message)
@@ -108,44 +123,48 @@ class ExecutorProcess:
             await self._child.writer.drain()
 
     def _flush(self, child: ChildProcess) -> None:
-        """Write what was sent in one turn of the loop in one piece: each piece wakes the process."""
+        """Write all frames of one turn of the event loop together, because each separate write wakes the process."""
         frames, self._frames = self._frames, []
         if not child.writer.is_closing():
             for piece in joined(frames):
                 child.writer.write(piece)
 
-    def blame(self, reason: str) -> None:
-        """Remember why it ends; the first reason counts."""
+    def note_reason(self, reason: str) -> None:
+        """Remember why the process ends. Only the first reason is kept."""
         self.reason = self.reason or reason
 
-    def condemn(self, reason: str) -> None:
-        """Kill the process with everything in its session, if it still runs. Does not wait for its end."""
+    def begin_kill(self, reason: str) -> None:
+        """Kill the process and all processes in its session, if the process still runs. Do not wait for their end."""
         if self._child is not None and self._child.alive:
-            self.blame(reason)
+            self.note_reason(reason)
             process_session.kill(self._child.pid)
 
     async def kill(self, reason: str) -> None:
-        """As :meth:`condemn`, and wait until nothing of it runs."""
-        self.condemn(reason)
+        """Kill the process and all processes in its session, and wait until they have ended."""
+        self.begin_kill(reason)
         if self._life is not None:
             await asyncio.shield(self._life)
 
-    # its life
-
     async def _live(self, child: ChildProcess) -> None:
-        """From the start of the process to its end. Even after a defect here, the observer learns that it has ended."""
+        """Serve the process until its end. Call :meth:`Observer.gone` even if an error of our own code ends the work.
+
+        Without that call the attempts of this executor would never end.
+        """
         code = -signal.SIGKILL
         try:
             code = await self._serve(child)
-        except Exception:  # whatever it is: the attempts of this executor must end
+        except Exception:
             _log.exception("executor_defect", executor=self._name)
-            self.condemn("was killed because its worker met a defect")
-        self.blame(describe(code))
+            self.begin_kill("was killed because of an internal error in its worker")
+        self.note_reason(describe(code))
         await self._observer.gone()
         _log.info("executor_ended", executor=self._name, reason=self.reason)
 
     async def _serve(self, child: ChildProcess) -> int:
-        """:returns: the exit status of the process, once it and its children have ended."""
+        """Read, watch and clean up until the process and its children have ended.
+
+        :returns: the exit status of the process.
+        """
         reading = self._supervisor.spawn(self._read(child.reader), name=f"read {self._name}")
         output = self._supervisor.keep(f"output {self._name}", lambda: self._read_output(child.output))
         watch = self._supervisor.keep(f"watch {self._name}", lambda: self._watch(child))
@@ -153,9 +172,9 @@ class ExecutorProcess:
             code = await self._exit_code(child, reading)
             self._observer.exited()
             watch.cancel()
-            await self._bury(child.pid)
-            # What it said before it died is still in the pipes. Only a process that left the session could keep them
-            # open.
+            await self._kill_leftovers(child.pid)
+            # The pipes may still hold the last output and messages. A process that left the session could keep the
+            # pipes open for ever, so the wait has a limit.
             await asyncio.wait({reading, output}, timeout=2)
         finally:
             for task in (watch, reading, output):
@@ -167,13 +186,14 @@ class ExecutorProcess:
     async def _exit_code(self, child: ChildProcess, reading: asyncio.Task[None]) -> int:
         either: set[asyncio.Future[Any]] = {child.ended, reading}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        # A dying process closes its socket first, and its exit status says more than that; a living one is deaf.
+        # A dying process closes its socket before its exit status is known, and the exit status is the better reason.
+        # A process that lives on without its socket can get no messages any more, so it is killed.
         if not await within(child.ended, timedelta(seconds=1) if reading.done() else None):
-            self.condemn("was killed because it closed its socket")
+            self.begin_kill("was killed because it closed its socket")
         return await child.ended
 
-    async def _bury(self, session: int) -> None:
-        """Kill what the dead process left behind, until nothing is left or five seconds have passed."""
+    async def _kill_leftovers(self, session: int) -> None:
+        """Kill the processes that the dead process has left in its session. Repeat it for five seconds at most."""
         for _ in range(250):
             if not process_session.kill(session, leader=False):
                 self._reaper.forget(session)
@@ -189,7 +209,7 @@ class ExecutorProcess:
                 for message in decoder.feed(data):
                     self._observer.received(message)
         except InputError as error:
-            self.condemn(f"spoke garbage ({error})")
+            self.begin_kill(f"was killed because it sent an invalid message ({error})")
         except ConnectionError:
             pass
 
@@ -198,28 +218,32 @@ class ExecutorProcess:
             self._observer.wrote(data)
 
     async def _watch(self, child: ChildProcess) -> None:
-        """Ping; kill after too many pings without a sign of life. Counted in pings, not in time: a host that was
-        stopped itself (a laptop's lid) must not blame its executors."""
+        """Ping the process, and kill it after too many pings in a row without any data from it.
+
+        Pings are counted instead of seconds: if the host itself was suspended (a closed laptop), much time has passed,
+        but its executors are not at fault.
+        """
         allowed = max(1, round(self._times.silence / self._times.ping))
         while True:
             await self._clock.sleep(self._times.ping.total_seconds())
             if not self.answers_pings:
                 continue
             if self._unanswered >= allowed:
-                self.condemn(
+                self.begin_kill(
                     f"was killed because it gave no sign of life for {self._times.silence.total_seconds():g} s"
                 )
                 return
             self._unanswered += 1
-            # Without waiting for room: a process that does not read must not stop its own watch.
+            # Do not wait for room in the socket's buffer: a process that does not read must not stop its own watch.
             if not child.writer.is_closing():
                 child.writer.writelines(encode(Ping()))
 
 
 async def within(future: asyncio.Future[Any], timeout: timedelta | None) -> bool:
-    """Wait for a future, without cancelling it and without raising its error.
+    """Wait for a future. The future is not cancelled, and its error is not raised.
 
-    :returns: whether it was done in time.
+    :param timeout: longest wait; None: no limit.
+    :returns: True if the future was done in time.
     """
     done, _ = await asyncio.wait({future}, timeout=None if timeout is None else timeout.total_seconds())
     return bool(done)

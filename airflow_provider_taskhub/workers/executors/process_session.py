@@ -1,8 +1,8 @@
-"""The processes of an executor as one thing: found by their session, killed as one.
+"""Finds and kills all processes of an executor by their POSIX session.
 
-A process group is not enough: PySpark's worker daemon makes a group of its own (``os.setpgid`` in
-``pyspark/daemon.py``), so that ``killpg`` leaves it, and the user's code in it, running for seconds. The session
-survives ``setpgid``.
+A process group is not enough. PySpark's worker daemon makes its own group (``os.setpgid`` in ``pyspark/daemon.py``), so
+``killpg`` would let the daemon and the user's code in it run on for seconds. A process stays in its session after
+``setpgid``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import psutil
 
 
 def members(session: int) -> tuple[int, ...]:
-    """Pids of the processes of a session that still run; zombies (nobody reaps them in some containers) do not
-    count.
+    """Return the pids of the processes of a session that still run.
+
+    Zombies are omitted, because in some containers no process ever reaps them.
     """
     return tuple(pid for pid in psutil.pids() if pid != 0 and _is_member(pid, session))
 
@@ -29,11 +30,12 @@ def _is_member(pid: int, session: int) -> bool:
 
 
 def kill(session: int, *, leader: bool = True) -> tuple[int, ...]:
-    """SIGKILL every process of a session, the caller last if it is one of them.
+    """Send SIGKILL to every process of a session. If the caller is in the session, it is killed last.
 
-    :param leader: whether the session's first process is meant too; False once it has been reaped, when its pid may be
-        another's.
-    :returns: the pids that were signalled.
+    :param session: id of the session, which is the pid of its first process (the session's leader).
+    :param leader: whether to kill the leader too. Pass False after the leader was reaped, because its pid may then
+        belong to another process.
+    :returns: the pids that got the signal.
     """
     found = [pid for pid in members(session) if leader or pid != session]
     for pid in sorted(found, key=lambda pid: pid == os.getpid()):

@@ -1,7 +1,7 @@
-"""The messages between a worker's host and its executors. No I/O here.
+"""The messages between a worker's host and its executors, and their encoding as bytes. This module does no I/O.
 
-A message is a frame: the lengths of a JSON header and of a raw body, the header, the body. Inputs, results and log
-bytes travel as bodies, so that megabytes are neither escaped nor parsed on their way.
+Each message is one frame: the length of the header, the length of the body, a JSON header, and a raw body. Inputs,
+results and log output travel as bodies, because escaping and parsing megabytes as JSON is slow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 
 _LENGTHS = struct.Struct("!II")
 MAX_HEADER = 4 * 1024 * 1024
+"""Largest size of a frame's header, in bytes."""
 MAX_BODY = 256 * 1024 * 1024
+"""Largest size of a frame's body, in bytes."""
 LARGE = 64 * 1024
-"""Bytes of a body from which a copy costs more than a system call."""
+"""Size in bytes from which a body is written by a system call of its own. A copy of such a body would cost more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """:param body: raw bytes beside the header; what they are is the message's own business."""
+    """Base of all messages between host and executor.
+
+    :param body: raw bytes after the header. Each kind of message says what its body means.
+    """
 
     body: bytes = b""
 
@@ -36,12 +41,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configure(Message):
-    """First message: what this executor is.
+    """The first message to an executor: its configuration.
 
-    :param name: of the executor, for people. :param apps: ``module:attribute`` each.
-    :param spark: whether to start Spark before getting ready. :param lock_fd: the incarnation's lock, to hand on to the
-        JVM.
-    :param max_result, max_log: bytes of one result and of one attempt's log.
+    :param name: name of the executor, for people.
+    :param apps: the apps to load, each written as ``module:attribute``.
+    :param spark: whether to start Spark before the executor is ready.
+    :param master: the Spark master.
+    :param conf: Spark's configuration.
+    :param lock_fd: descriptor of the worker's lock file, which Spark's JVM must keep open too; None: no lock.
+    :param max_result: largest size of one result, in bytes.
+    :param max_log: largest size of one attempt's log, in bytes.
     """
 
     name: str
@@ -56,9 +65,20 @@ class Configure(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Message):
-    """Run an activity. The body is its input (a JSON array of one argument); ``has_input`` False: there is none.
+    """Run one attempt of an activity. The body is the input: a JSON array of one argument.
 
-    :param number: names this attempt in every other message.
+    :param number: identifies this attempt in all other messages of this executor.
+    :param name: name of the activity.
+    :param instance_id: id of the instance that called the activity.
+    :param execution_id: execution id of that instance's generation.
+    :param task_id: number of the call in the history of the instance.
+    :param action_id: identity of the call; it is the idempotency key that the activity sees.
+    :param attempt: number of the attempt, from 1.
+    :param tags: tags of the call.
+    :param job_group: Spark's job group for the jobs of the attempt; "" for a plain activity.
+    :param has_input: False if the call has no input; the body is empty then.
+    :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
+    :param trace_state: W3C ``tracestate`` of the attempt.
     """
 
     number: int
@@ -77,14 +97,14 @@ class Run(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Message):
-    """Ask an attempt to stop; unknown numbers have just ended and are ignored."""
+    """Ask an attempt to stop. The executor ignores a number that it does not know: that attempt has just ended."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Message):
-    """Answered by ``Pong``, with the newest progress of everything that runs before it."""
+    """Ask the executor for a sign of life. It sends the newest progress of all its attempts, then a ``Pong``."""
 
 
 # executor → host
@@ -92,9 +112,11 @@ class Ping(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
-    """Apps are loaded, Spark (if asked for) is up.
+    """The executor is ready: the apps are loaded, and Spark runs if it was asked for.
 
-    :param activities: name → whether it is a Spark activity.
+    :param activities: the declared activities: for each name, whether it is a Spark activity.
+    :param application_id: Spark's application id; None without Spark.
+    :param spark_ui: URL of Spark's UI; None without a UI.
     """
 
     activities: Mapping[str, bool]
@@ -104,10 +126,11 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed(Message):
-    """The executor cannot work and ends.
+    """The executor did not become ready, and ends.
 
-    :param reason: one text for people. :param stack_trace: of the import or of Spark's start.
-    :param see_output: whether what the process wrote last, Java's words above all, explains it.
+    :param reason: the reason, for people.
+    :param stack_trace: stack trace of the failed import, or of Spark's failed start.
+    :param see_output: whether the last raw output of the process (most often of Java) explains the reason.
     """
 
     reason: str
@@ -117,20 +140,26 @@ class StartFailed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dying(Message):
-    """Something that the executor cannot live without is gone (Spark's JVM); it ends now."""
+    """The executor ends now, because Spark's JVM has ended and the executor cannot work without Spark's JVM."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log(Message):
-    """The body is output of an attempt, as written."""
+    """Output of an attempt. The body has the bytes that the attempt wrote."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
+    """An attempt has reported progress.
+
+    :param fraction: finished part of the work, from 0 to 1; None: unchanged.
+    :param message: one line for people; None: unchanged.
+    """
+
     number: int
     fraction: float | None
     message: str | None
@@ -138,14 +167,18 @@ class Progress(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(Message):
-    """The body is the result, one JSON text."""
+    """An attempt has succeeded. The body is its result as JSON text."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Message):
-    """:param cancelled: the attempt ended because it was asked to."""
+    """An attempt has failed.
+
+    :param failure: the error.
+    :param cancelled: True if the host had asked the attempt to stop.
+    """
 
     number: int
     failure: FailureDetails
@@ -154,7 +187,7 @@ class Failed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
-    pass
+    """The answer to a ``Ping``."""
 
 
 _KINDS: dict[str, type[Message]] = {
@@ -164,19 +197,19 @@ _KINDS: dict[str, type[Message]] = {
 _HEADERS = {
     kind: tuple(field.name for field in dataclasses.fields(kind) if field.name != "body") for kind in _KINDS.values()
 }
-"""What stands in a frame's header."""
+"""For each kind of message: the names of the fields that are written into the header of a frame."""
 
 
 def encode(message: Message) -> tuple[bytes, ...]:
-    """One frame, in one piece or two: a large body is a piece of its own, so that it is not copied.
+    """Return the bytes of a message's frame, in one piece or two. A large body is a separate piece and is not copied.
 
-    :raises InputError: for a message above the frame's limits, naming it.
+    :raises InputError: if the header or the body is larger than a frame allows.
     """
     kind = type(message)
     values = [kind.__name__, {name: getattr(message, name) for name in _HEADERS[kind]}]
     try:
         header = to_json(values)
-    except ValueError:  # a text that no UTF-8 can hold; this one escapes it
+    except ValueError:  # a text has a character that UTF-8 cannot express; dumps escapes the character
         header = dumps(values, what=kind.__name__).encode()
     if len(header) > MAX_HEADER or len(message.body) > MAX_BODY:
         raise InputError(
@@ -188,7 +221,7 @@ def encode(message: Message) -> tuple[bytes, ...]:
 
 
 def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer pieces: neighbours are joined, large pieces stay as they are."""
+    """Yield the same bytes in fewer pieces: small pieces in a row are joined, large pieces stay as they are."""
     small: list[bytes] = []
     for piece in pieces:
         if len(piece) < LARGE:
@@ -203,23 +236,24 @@ def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Decoder:
-    """Bytes in, messages out; keeps what is incomplete.
+    """Turns the bytes of a stream into messages, and keeps the bytes of an incomplete message.
 
-    The chunks of a large body are kept as they come, and joined once.
+    The chunks of a large body are collected in a list and joined once, so that they are not copied again and again.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._header = b""
-        """Of the large body that is on its way."""
+        """Header of the message whose large body is still incomplete."""
         self._body: list[bytes] = []
+        """Chunks of the large body that have arrived."""
         self._missing = 0
-        """Bytes of the large body that have not come."""
+        """Number of bytes of the large body that have not arrived."""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages completed by ``data``.
+        """Return the messages that ``data`` completes.
 
-        :raises InputError: for bytes that are no frame; the stream cannot be trusted after that.
+        :raises InputError: if the bytes are not a valid frame. The caller must then give up the whole stream.
         """
         messages: list[Message] = []
         if self._missing:

@@ -1,9 +1,11 @@
-"""The reaper: a small process that kills the sessions of all executors after their host was killed.
+"""The reaper: a small process that kills the sessions of all executors after their host has died.
 
-An executor notices by itself that the socket to its host is closed, and ends with everything that it started, but not
-while user code holds its GIL. Rejected: ``PR_SET_PDEATHSIG``. It kills only the first process of the executor, before
-that process could kill its children: they stay (measured). The reaper keeps the incarnation's lock open until nothing
-of the executors runs any more, so a worker that can take the lock may rely on that.
+An executor that sees its socket to the host closed kills itself and its children. It cannot do so while user code holds
+its GIL, so the reaper does it from outside. Rejected: ``PR_SET_PDEATHSIG``. It kills only the first process of the
+executor, and the children of that process run on (measured).
+
+The reaper keeps the worker's lock file open until all executors have ended. So a worker that can take the lock knows
+that no executor of the dead worker runs.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.spawn import import_path
 
 _ROUNDS = 500
-"""How often the reaper kills what is left, every 20 ms. A process that cannot be killed must not keep it for ever."""
+"""Number of times, 20 ms apart, that the reaper kills what still runs. Then it ends even if a process has survived."""
 
 
 class Reaper:
-    """The host's side: starts the process, and tells it which sessions there are.
+    """The host's handle of the reaper process: starts it, and sends it the ids of the sessions to kill.
 
-    :param lock_fd: a descriptor that it keeps open for its life.
+    :param lock_fd: descriptor of the worker's lock file, which the reaper process keeps open; None: no lock.
     """
 
     def __init__(self, *, lock_fd: int | None) -> None:
@@ -35,7 +37,10 @@ class Reaper:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """:raises OSError: when the machine has no room for it."""
+        """Start the reaper process.
+
+        :raises OSError: if the machine cannot start another process.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
@@ -49,29 +54,33 @@ class Reaper:
             self._write(f"+{session}\n")
 
     def watch(self, session: int) -> None:
-        """Kill this session when the host is gone."""
+        """Have the reaper kill this session after the host has died."""
         self._sessions.add(session)
-        self._tell(f"+{session}\n")
+        self._send(f"+{session}\n")
 
     def forget(self, session: int) -> None:
-        """Nothing of the session runs any more. Its number may soon belong to another session."""
+        """Have the reaper spare this session, because all its processes have ended.
+
+        The system may soon give the same session id to processes of another program.
+        """
         self._sessions.discard(session)
-        self._tell(f"-{session}\n")
+        self._send(f"-{session}\n")
 
     async def close(self) -> None:
+        """Close the reaper's input. The reaper then kills the remaining sessions and ends; wait for its end."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
             await asyncio.to_thread(process.wait, 30)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process is None:
             return
         if self._process.poll() is None:
             with contextlib.suppress(BrokenPipeError):
                 self._write(line)
                 return
-        self.start()  # somebody has killed it: start a new one, with all sessions
+        self.start()  # the reaper was killed from outside: start another reaper, which gets all sessions again
 
     def _write(self, line: str) -> None:
         assert self._process is not None
@@ -80,7 +89,7 @@ class Reaper:
 
 
 def main() -> None:
-    """The process: reads ``+SESSION`` and ``-SESSION`` lines until its host is gone."""
+    """Run the reaper process: read ``+SESSION`` and ``-SESSION`` lines until the host dies, then kill the sessions."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: set[int] = set()

@@ -1,4 +1,4 @@
-"""An attempt of an activity in the hands of an executor: what is sent, what is reported, and how it ends. No I/O."""
+"""The host's view of one attempt that an executor runs: its first message, its progress, and its end. No I/O."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from airflow_provider_taskhub.workers.executors.protocol import Done, Failed, Ru
 _log = structlog.get_logger()
 
 ProgressListener = Callable[[ActivityProgress], None]
+"""A function that is called with each change of an attempt's progress."""
 
 
 class RemoteAttempt:
-    """One attempt.
+    """One attempt that an executor runs.
 
-    :param number: names it in the messages to and from the executor. :param output: takes its output.
-    :param state: what is known of it so far. :param listener: called with each change of the state.
-    :ivar ended: the executor's answer; None: the executor died.
-    :ivar shared: whether other attempts were in the executor when it died: any of them may be the cause.
+    :param number: identifies the attempt in the messages to and from the executor.
+    :param request: what to run.
+    :param output: the log that gets the output of the attempt.
+    :param state: the progress that is known so far.
+    :param listener: called with each change of the progress; None: nothing is reported.
+    :ivar ended: a future; its result is the executor's answer, or None if the executor died before it answered.
+    :ivar shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class RemoteAttempt:
         self._listener = listener
 
     def order(self) -> Run:
-        """The message that starts it."""
+        """Return the message that starts the attempt in the executor."""
         request = self.request
         return Run(
             number=self.number,
@@ -61,7 +65,11 @@ class RemoteAttempt:
         )
 
     def report(self, fraction: float | None, message: str | None) -> None:
-        """The activity has reported; None leaves a value as it was."""
+        """Note a progress report of the activity, and pass it on.
+
+        :param fraction: finished part of the work, from 0 to 1; None: unchanged.
+        :param message: one line for people; None: unchanged.
+        """
         self.state = replace(
             self.state,
             fraction=self.state.fraction if fraction is None else fraction,
@@ -70,6 +78,7 @@ class RemoteAttempt:
         self.announce()
 
     def announce(self) -> None:
+        """Call the listener with the newest progress. An error of the listener is logged and never ends the attempt."""
         if self._listener is None:
             return
         try:
@@ -79,12 +88,18 @@ class RemoteAttempt:
             _log.warning("progress_listener_failed", activity=self.request.name, error=text)
 
     def end(self, answer: Done | Failed | None) -> None:
-        """The first answer counts."""
+        """Note the end of the attempt. Only the first call has an effect.
+
+        :param answer: the executor's answer; None: the executor has died.
+        """
         if not self.ended.done():
             self.ended.set_result(answer)
 
     def outcome(self, reason: str | None) -> ActivityOutcome:
-        """How it ended. :param reason: why the executor ended, if it has."""
+        """Return the outcome of an attempt that has ended.
+
+        :param reason: why the executor died, if it has died: the rest of a sentence that begins with "executor X".
+        """
         match self.ended.result():
             case Done(body=body):
                 return self._outcome(result=body.decode())
@@ -96,7 +111,7 @@ class RemoteAttempt:
                 return replace(self._outcome(failure=failure), crashed=True, shared=self.shared)
 
     def timed_out(self) -> ActivityOutcome:
-        """The outcome of an attempt that was stopped because its time was over."""
+        """Return the outcome of an attempt that was stopped because it ran longer than its timeout."""
         timeout = self.request.timeout or timedelta()
         stopped = "killed with its executor" if self.ended.result() is None else "stopped"
         text = (

@@ -1,7 +1,7 @@
-"""Which waiting attempt goes next, and to which executor. Pure.
+"""Decides which waiting attempt runs next, and in which executor. Pure functions and values.
 
-Plain and Spark activities run in executors of their own (*lanes*): a Spark executor costs a JVM, and a plain activity
-that leaks or crashes must not take a warm Spark context with it.
+There are two kinds of executors, called *lanes*: plain and Spark. A Spark executor needs a JVM, which plain activities
+do not need. And a plain activity that leaks memory or crashes must not end a warm Spark context.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ T = TypeVar("T")
 
 
 class Lane(StrEnum):
-    """Kinds of executors."""
+    """The kinds of executors."""
 
     PLAIN = "plain"
     SPARK = "spark"
 
 
 class FairQueue(Generic[T]):
-    """Waiting items by lane and key. Keys take turns: the thousand activities of one instance do not delay another's.
+    """A queue of waiting items, each with a lane and a key (the instance id). The keys take turns.
 
-    A key keeps its place in the round as long as it has items. A lane that cannot serve now is skipped.
+    So one instance with a thousand activities does not delay the activities of other instances. Each turn takes one
+    item of a key; then the key goes to the end of the order. Items of a lane without a free executor are skipped.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,14 @@ class FairQueue(Generic[T]):
         return sum(len(items) for items in self._waiting.values())
 
     def put(self, lane: Lane, key: str, item: T) -> None:
+        """Add an item as the last of its lane and key."""
         self._waiting.setdefault((lane, key), deque()).append(item)
 
     def take(self, can_serve: Callable[[Lane], bool]) -> T | None:
-        """The next item of a lane that can serve, or None."""
+        """Remove and return the next item whose lane can run an attempt now; None if there is no such item.
+
+        :param can_serve: returns whether an executor of this lane can take an attempt now.
+        """
         for place in self._waiting:
             if can_serve(place[0]):
                 items = self._waiting[place]
@@ -47,7 +52,7 @@ class FairQueue(Generic[T]):
         return None
 
     def discard(self, lane: Lane, key: str, item: T) -> None:
-        """Forget an item that no longer waits; one that is not here was taken before."""
+        """Remove an item that no longer waits. Do nothing if :meth:`take` has already removed the item."""
         items = self._waiting.get((lane, key))
         if items is not None and item in items:
             items.remove(item)
@@ -55,15 +60,16 @@ class FairQueue(Generic[T]):
                 del self._waiting[lane, key]
 
     def drain(self, lane: Lane) -> tuple[T, ...]:
-        """Take out everything of a lane."""
+        """Remove and return all items of a lane."""
         places = [place for place in self._waiting if place[0] is lane]
         return tuple(item for place in places for item in self._waiting.pop(place))
 
     def has(self, lane: Lane) -> bool:
+        """Return whether an item of this lane waits."""
         return any(place[0] is lane for place in self._waiting)
 
     def _settle(self, place: tuple[Lane, str]) -> None:
-        """After a turn: to the end of the round, or out of it."""
+        """After a turn, move the key to the end of the order; remove the key if it has no items left."""
         if self._waiting[place]:
             self._waiting.move_to_end(place)
         else:
@@ -71,9 +77,11 @@ class FairQueue(Generic[T]):
 
 
 class Place(Protocol):
-    """The place of one executor, which may still be starting.
+    """The place of one executor in a pool. The executor may still be starting.
 
-    :param load: attempts that it runs. :param open: whether it takes more now. :param alone: whether it runs a suspect.
+    :param load: number of attempts that the executor runs.
+    :param open: whether the executor can take a further attempt now.
+    :param alone: whether the executor runs a suspect.
     """
 
     @property
@@ -88,13 +96,16 @@ P = TypeVar("P", bound=Place)
 
 
 def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
-    """The place for the next attempt; None: it waits.
+    """Return the place that runs the next attempt; None if the attempt must wait.
 
-    A suspect is an attempt that may be the cause of a crash. It gets an empty place, and nothing else runs beside it.
-    While a suspect waits, the emptiest place takes no other attempts, or it would never be empty. Suspects get at most
-    half of the places, so that the other work goes on. If there is only one place, the other work waits.
+    A suspect is an attempt that may be the cause of a crash. A suspect gets an empty place, and no other attempt runs
+    there meanwhile. While a suspect waits, the place with the lowest load takes no other attempts, because otherwise
+    that place might never become empty. Suspects get at most half of the places, so that other work goes on. If there
+    is only one place, other work waits.
 
-    :param places: of one lane. :param alone: whether the attempt is a suspect. :param suspects: whether one waits.
+    :param places: all places of one lane.
+    :param alone: whether the attempt is a suspect.
+    :param suspects: whether at least one suspect waits for this lane.
     """
     others = [place for place in places if not place.alone]
     kept: P | None = None

@@ -1,7 +1,7 @@
-"""Starting an executor's process: its session, its descriptors, its import path, and the wait for its end.
+"""Starts the process of an executor (its session, descriptors and import path), and waits for its end.
 
-The subprocesses of ``asyncio`` are not used: before Python 3.13 their ``wait()`` returns only when every pipe is
-closed. Processes that a dead executor leaves behind hold the pipes open, and they are killed only after the wait.
+Rejected: the subprocesses of ``asyncio``. Before Python 3.13 their ``wait()`` returns only when every pipe is closed.
+Children of a dead executor may keep the pipes open, and we kill these children only after the wait.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _MODULE = "airflow_provider_taskhub.workers.executors.child.main"
 class ChildProcess:
     """A running executor process.
 
-    :param ended: its exit status, once it has been reaped. :param reader, writer: the socket to it.
-    :param output: what it and its children write to their descriptors 1 and 2.
+    :param process: the process; a thread waits for its end.
+    :param reader: receiving side of the socket to the process.
+    :param writer: sending side of the socket to the process.
+    :param output: what the process and its children write to stdout and stderr (descriptors 1 and 2).
+    :ivar ended: a future; its result is the exit status, once the process has ended and was reaped.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Not reaped yet: its pid is still its own."""
+        """Whether the process was not reaped yet, so that its pid cannot belong to another process."""
         return not self.ended.done()
 
     def close(self) -> None:
@@ -53,7 +56,7 @@ class ChildProcess:
 
     def _reap(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is interested any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits for the exit status
             loop.call_soon_threadsafe(self._set_ended, code)
 
     def _set_ended(self, code: int) -> None:
@@ -62,39 +65,42 @@ class ChildProcess:
 
 
 async def launch(*, lock_fd: int | None, environment: Mapping[str, str] | None = None) -> ChildProcess:
-    """Start an executor in a session of its own.
+    """Start an executor process in a new session.
 
-    :param lock_fd: a descriptor that it inherits. :param environment: its variables; None for this process's.
-    :raises OSError: when the machine has no room for it.
+    :param lock_fd: descriptor of the worker's lock file, which the process inherits; None: no lock.
+    :param environment: environment variables of the process; None: those of the current process.
+    :raises OSError: if the machine cannot start another process.
     """
-    ours, theirs = socket.socketpair()
+    host_end, child_end = socket.socketpair()
     read, write = os.pipe()
-    with theirs:
+    with child_end:
         try:
-            process = _start(theirs.fileno(), write, lock_fd, os.environ if environment is None else environment)
+            process = _start(child_end.fileno(), write, lock_fd, os.environ if environment is None else environment)
         except BaseException:
-            ours.close()
+            host_end.close()
             os.close(read)
             raise
         finally:
             os.close(write)
-    with contextlib.ExitStack() as undo:  # cancelled, nobody else knows of the process yet
+    # If this task is cancelled below, no other code knows the process, so the process must be killed here.
+    with contextlib.ExitStack() as undo:
         undo.callback(process.wait)
         undo.callback(process_session.kill, process.pid)
-        undo.callback(ours.close)
+        undo.callback(host_end.close)
         output = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read, "rb", 0)
         )
         undo.callback(transport.close)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=host_end)
         undo.pop_all()
     return ChildProcess(process, reader, writer, output)
 
 
 def _start(link: int, output: int, lock_fd: int | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        # -P: the current directory must not shadow modules that the host imports from elsewhere
+        # -P keeps the current directory out of sys.path: a file there could hide a module that the host has imported
+        # from another folder.
         [sys.executable, "-P", "-m", _MODULE, str(link)],
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -106,10 +112,10 @@ def _start(link: int, output: int, lock_fd: int | None, environment: Mapping[str
 
 
 def import_path() -> tuple[str, ...]:
-    """Entries of this process's ``sys.path`` that a fresh interpreter of this environment would not have.
+    """Return the entries of this process's ``sys.path`` that a fresh interpreter of this environment would not have.
 
-    They go into ``PYTHONPATH``, which PySpark's Python workers inherit: functions of the user's module can be used in
-    UDFs.
+    The entries go into ``PYTHONPATH``. PySpark's Python workers inherit ``PYTHONPATH``, so UDFs can use functions of
+    the user's module.
     """
     own = tuple(
         os.path.join(prefix, "lib") for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
@@ -119,7 +125,7 @@ def import_path() -> tuple[str, ...]:
 
 
 def describe(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words, as the rest of a sentence that begins with "executor X"."""
     if code >= 0:
         return f"exited with code {code}"
     try:

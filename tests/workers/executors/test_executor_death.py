@@ -153,7 +153,7 @@ async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_pat
     assert beside.crashed
     assert beside.shared
     assert beside.failure is not None
-    assert "was killed because activity 'stubborn' ran out of its time" in beside.failure.error_message
+    assert "was killed because activity 'stubborn' exceeded its timeout" in beside.failure.error_message
 
 
 async def test_an_async_activity_is_cancelled(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
@@ -304,7 +304,7 @@ async def test_an_activity_that_waits_too_long_for_an_executor_fails_and_says_wh
     assert outcome.failure is not None
     assert outcome.failure.error_type == "ExecutorUnavailable"
     text = outcome.failure.error_message
-    assert text.startswith("activity 'greet' got no executor: its worker could start none for ")
+    assert text.startswith("activity 'greet' got no executor: the worker could not start an executor for ")
     assert "executor_failed_to_start in the log of worker" in text
     assert "RuntimeError: edited badly" in text
     assert "brittle_app.py" in (outcome.failure.stack_trace or "")

@@ -273,13 +273,13 @@ async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
     assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "watch"}
 
 
-async def test_an_attempt_ends_when_its_worker_meets_a_defect_in_burying_the_executor(
+async def test_an_attempt_ends_when_its_worker_meets_a_defect_while_it_kills_what_the_executor_left(
     pool: ExecutorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(self: ExecutorProcess, session: int) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(ExecutorProcess, "_bury", broken)
+    monkeypatch.setattr(ExecutorProcess, "_kill_leftovers", broken)
     async with asyncio.timeout(20.0):
         outcome = await pool.run(request("crash", "kill"))
     assert outcome.crashed

@@ -1,7 +1,7 @@
-"""Keeps the output of attempts apart (stdout, stderr, logging) in a process where they share one ``sys.stdout``.
+"""Sends the output of each attempt (stdout, stderr, logging) to its own log, though all attempts share ``sys.stdout``.
 
-A line is sent as soon as it is complete and is never collected: people need most what an attempt printed right before
-it crashed the executor, and bytes in a socket survive the process that wrote them.
+Each line is sent to the host as soon as it is complete. Rejected: to collect several lines first. People need most the
+lines that an attempt printed right before it crashed the executor, and only bytes in the socket survive the crash.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _MAX_PARTIAL = 8 * 1024
-"""Bytes of a line without end (a progress bar) that are held back at most."""
+"""Number of bytes of an incomplete line (a progress bar, for example) after which the line is sent as it is."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _current: ContextVar[AttemptLog] = ContextVar("taskhub_attempt_log")
 _owner = os.getpid()
-"""Processes that user code forks write to the descriptor instead: the log's locks and socket belong to this process."""
+"""Pid of the executor. A process that user code forks has another pid and writes to the descriptor instead.
+
+The locks and the socket of the log must be used by the executor's process only."""
 
 
 class AttemptLog:
-    """Output of one attempt, bounded.
+    """The log of one attempt inside the executor.
 
-    :param send: takes complete lines; called from whichever thread writes.
-    :param limit: bytes; what comes later is dropped, and one line says so.
+    :param send: called with complete lines, from the thread that writes them.
+    :param limit: largest size of the log in bytes. Later output is dropped, and one last line says so.
     """
 
     def __init__(self, send: Callable[[bytes], None], limit: int) -> None:
@@ -45,8 +47,10 @@ class AttemptLog:
         self._open = True
 
     def write(self, stream: str, data: bytes) -> bool:
-        """:returns: False when the attempt is over: a thread that it left behind cannot write into the next attempt's
-        log.
+        """Add output of a stream, and send the lines that are complete.
+
+        :param stream: "stdout" or "stderr".
+        :returns: False if the attempt has ended. A thread that the attempt has left running gets False.
         """
         with self._lock:
             if not self._open:
@@ -60,12 +64,12 @@ class AttemptLog:
             return True
 
     def flush(self, stream: str) -> None:
-        """Send an incomplete line too, because user code has called ``flush``."""
+        """Send an incomplete line of a stream too, because user code has called ``flush``."""
         with self._lock:
             self._emit(self._partial[stream], len(self._partial[stream]))
 
     def close(self) -> None:
-        """Send what is left; later writes are refused."""
+        """Send incomplete lines, and refuse later writes."""
         with self._lock:
             for partial in self._partial.values():
                 if partial:
@@ -90,7 +94,7 @@ class AttemptLog:
 
 @contextmanager
 def captured(log: AttemptLog) -> Iterator[None]:
-    """Route this thread's or task's output to a log until the end of the block."""
+    """Send the output of this thread or task to a log until the end of the ``with`` block; then close the log."""
     token = _current.set(log)
     try:
         yield
@@ -100,11 +104,12 @@ def captured(log: AttemptLog) -> Iterator[None]:
 
 
 def _log() -> AttemptLog | None:
+    """Return the log of the attempt that runs in this thread or task; None if there is no attempt."""
     return _current.get(None) if os.getpid() == _owner else None
 
 
 class _Raw(io.RawIOBase):
-    """The binary side of a routed stream: the current attempt's log, else the process's own descriptor."""
+    """A binary stream that writes to the log of the current attempt, or to the descriptor if no attempt is current."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         super().__init__()
@@ -137,7 +142,10 @@ class _Raw(io.RawIOBase):
 
 
 class _Text(io.TextIOBase):
-    """What takes the place of ``sys.stdout`` and ``sys.stderr``. Unbuffered: lines are put together per attempt."""
+    """A text stream that replaces ``sys.stdout`` or ``sys.stderr``.
+
+    The stream has no buffer, because :class:`AttemptLog` joins the pieces of a line for each attempt separately.
+    """
 
     def __init__(self, name: str, descriptor: int) -> None:
         super().__init__()
@@ -170,7 +178,7 @@ class _Text(io.TextIOBase):
 
 
 def install() -> None:
-    """Take over stdout, stderr and the root logger of this process; before any user code is imported."""
+    """Replace stdout, stderr and the root logger's handler of this process. Call it before user code is imported."""
     sys.stdout = _Text("stdout", 1)
     sys.stderr = _Text("stderr", 2)
     handler = logging.StreamHandler(sys.stderr)
@@ -180,7 +188,7 @@ def install() -> None:
 
 
 def _inherit_in_threads() -> None:
-    """Threads that an attempt starts inherit its context, as Python 3.14 can do by itself.
+    """Make a thread that an attempt starts run in the attempt's context variables (Python 3.14 has an option for it).
 
     Otherwise the output of a thread pool in user code would not get into the attempt's log.
     """
@@ -189,7 +197,7 @@ def _inherit_in_threads() -> None:
     def start_with_context(thread: threading.Thread) -> None:
         if _current.get(None) is not None:
             context, run = copy_context(), thread.run
-            thread.run = lambda: context.run(run)  # type: ignore[method-assign]  # of this one thread
+            thread.run = lambda: context.run(run)  # type: ignore[method-assign]  # changes only this thread object
         start(thread)
 
-    threading.Thread.start = start_with_context  # type: ignore[assignment,method-assign]  # for code that we do not own
+    threading.Thread.start = start_with_context  # type: ignore[assignment,method-assign]  # user code starts threads by it

@@ -1,6 +1,6 @@
-"""One call of a user's activity as values: from the stored input to the argument, and from the result to its text.
+"""Decodes the stored input of an activity to the argument of its function, and encodes the result as JSON text.
 
-No processes. What is recorded of an exception: :func:`engine.failures.failure_of`.
+This module knows nothing of processes. :func:`engine.failures.failure_of` says what is recorded of an exception.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from airflow_provider_taskhub.errors import InputError
 
 
 def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ...]:
-    """What to call the function with, besides a Spark session: one decoded argument, or none.
+    """Return the arguments for a call of the activity's function: one decoded argument, or none.
 
-    :param text: a JSON array of one argument, as DurableTask sends it; None, ``[]`` and ``[null]`` say "no input".
-    :raises InputError: naming the activity, for anything that it cannot take.
+    A Spark session is not among them; the caller adds it.
+
+    :param text: the input as DurableTask stores it, a JSON array of one argument. None, ``[]`` and ``[null]`` mean that
+        there is no input.
+    :raises InputError: if the function cannot take this input. The text names the activity.
     """
     what = f"input of activity {definition.name!r}"
     values = [] if text is None else loads(text, what=what)
@@ -35,10 +38,11 @@ def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ..
 
 
 def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes:
-    """A result as one JSON text.
+    """Return the result of an activity as JSON text.
 
-    :param limit: bytes.
-    :raises InputError: naming the activity, when JSON cannot express the value or the text is longer than the limit.
+    :param limit: largest size of the text, in bytes.
+    :raises InputError: if JSON cannot express the value, or the text is larger than the limit. The text of the error
+        names the activity.
     """
     text = dumps(value, what=f"result of activity {definition.name!r}").encode()
     if len(text) > limit:

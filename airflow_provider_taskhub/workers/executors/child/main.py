@@ -1,8 +1,8 @@
-"""The executor: the process that runs users' activities, each in a thread. ``python -m …child.main SOCKET_FD``.
+"""The program of an executor process, which runs the user's activities: ``python -m …child.main SOCKET_FD``.
 
-The main thread loads the apps, starts Spark if this executor is for it, and then runs the event loop of ``async``
-activities. Another thread reads the socket. When the socket closes, the host is gone: this process ends, with
-everything that it started.
+The main thread loads the apps, starts Spark if this is a Spark executor, and then runs the event loop of ``async``
+activities. Each plain function runs in a thread. One more thread reads the socket to the host. When the socket closes,
+the host has ended; then this process kills itself and all processes that it has started.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ from airflow_provider_taskhub.workers.executors.protocol import (
 )
 
 _PROGRESS_EVERY = 0.25
-"""Seconds between two progress messages of one attempt; a newer one waits for the next, or for the host's ping."""
+"""Least seconds between two progress messages of one attempt.
+
+A report that comes earlier is sent with the attempt's next report, or when the host pings."""
 
 
 class Link:
-    """The socket to the host. Any thread may send; one reads."""
+    """The socket to the host. Any thread may send messages; only one thread may receive them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -68,12 +70,15 @@ class Link:
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
-        """Blocks while the host does not read: output cannot pile up. If the host is gone, this process ends."""
+        """Send a message to the host. Kill this process if the host has ended.
+
+        The call blocks while the host does not read. So output of activities cannot fill the memory.
+        """
         if os.getpid() != self._owner:
-            return  # a process that user code forked: two writers would garble the stream
+            return  # this is a process that user code has forked; two writers would mix their bytes in the stream
         self._waiting.append(encode(message))
         try:
-            with self._lock:  # one thread sends what the others have added meanwhile
+            with self._lock:  # the thread that has the lock also sends the messages that other threads add meanwhile
                 pieces: list[bytes] = []
                 while self._waiting:
                     pieces.extend(self._waiting.popleft())
@@ -83,7 +88,7 @@ class Link:
             end()
 
     def receive(self) -> Iterator[Message]:
-        """Messages until the host closes the socket."""
+        """Yield messages of the host until the host closes the socket."""
         while data := self._read():
             yield from self._decoder.feed(data)
 
@@ -95,26 +100,31 @@ class Link:
 
 
 def end() -> NoReturn:
-    """Kill this process and everything in its session, now."""
-    if os.getsid(0) == os.getpid():  # else somebody runs this module by hand: the session is not ours to kill
+    """Kill this process and all processes in its session, now."""
+    # If the session has another leader, a person runs this module by hand. The session is then the person's shell.
+    if os.getsid(0) == os.getpid():
         process_session.kill(os.getpid())
     os._exit(1)
 
 
 class Threads:
-    """Threads for user code. They are kept for later jobs: to start a thread costs as much as a small activity.
+    """Threads for user code. A thread is kept for later jobs, because a new thread costs as much as a small activity.
 
-    Each job has its own context variables, as in a new thread. Its thread-locals stay, as in a pool.
+    Each job has new context variables, as it has in a new thread. But a later job sees the thread-local variables that
+    an earlier job has set in the same thread, as in any thread pool.
     """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that wait or soon will, minus the jobs that are already queued for them."""
+        """Number of threads that wait for a job, minus the number of jobs that are queued for these threads."""
 
     def run(self, name: str, job: Callable[[], None]) -> None:
-        """Run a job at once; a thread is started when none is idle. :param name: of the thread, while it runs it."""
+        """Run a job in an idle thread, or in a new thread if none is idle. The job starts at once.
+
+        :param name: name of the thread while it runs the job.
+        """
         with self._lock:
             idle = self._idle > 0
             self._idle -= idle
@@ -127,16 +137,18 @@ class Threads:
         while True:
             threading.current_thread().name = name
             Context().run(job)
-            del job  # with what it holds
+            del job  # frees the objects that the job refers to while this thread waits
             with self._lock:
                 self._idle += 1
             name, job = self._jobs.get()
 
 
 class RunningActivity:
-    """One activity under way.
+    """One attempt of an activity that this executor runs.
 
-    :param spark: the warm context, for a Spark activity.
+    :param run: the host's request.
+    :param definition: the declared activity.
+    :param spark: the warm Spark context; None for a plain activity.
     """
 
     def __init__(
@@ -169,11 +181,16 @@ class RunningActivity:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
+        """In the ``with`` block, make this attempt current: for its output, for ``activity_info()`` and for spans."""
         trace = tracing.joined(self.run.trace_parent, self.run.trace_state)
         with capture.captured(self.output), activity.entered(self.public), trace:
             yield
 
     def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments for the activity's function, without a Spark session.
+
+        :raises ActivityCancelled: if the host has asked to stop the attempt before the function was called.
+        """
         if self.public.cancelled.is_set():
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
         return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
@@ -186,7 +203,7 @@ class RunningActivity:
         return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
 
     def flush(self) -> None:
-        """Send the newest progress, if it has not been."""
+        """Send the newest progress if it was not sent yet."""
         with self._lock:
             pending, self._pending = self._pending, None
             self._reported = SYSTEM_CLOCK.monotonic()
@@ -206,7 +223,7 @@ class RunningActivity:
 
 
 class Child:
-    """The inside of an executor: the activities that it can run, and those that run."""
+    """The executor inside its process: the activities that it has loaded, and the attempts that it runs."""
 
     def __init__(self, link: Link, configure: Configure) -> None:
         self._link = link
@@ -218,15 +235,18 @@ class Child:
         self._spark: WarmSpark | None = None
 
     def serve(self, messages: Iterator[Message]) -> NoReturn:
-        """Get ready, then run activities until the host is gone. Must be called in the main thread."""
+        """Load the apps, report that the executor is ready, then run activities until the host has ended.
+
+        Call it in the main thread.
+        """
         threading.Thread(target=self._read, args=(messages,), name="taskhub-link", daemon=True).start()
         try:
             ready = self._prepare()
-        except BaseException as error:  # user modules may raise anything, SystemExit too
-            told = str(error) if isinstance(error, TaskHubError) else f"{type(error).__name__}: {error}"
+        except BaseException as error:  # a user's module may raise any exception, also SystemExit
+            reason = str(error) if isinstance(error, TaskHubError) else f"{type(error).__name__}: {error}"
             self._link.send(
                 StartFailed(
-                    reason=told[:32_768],
+                    reason=reason[:32_768],
                     stack_trace=traceback.format_exc()[-32_768:],
                     see_output=isinstance(error, LaunchError),
                 )
@@ -238,7 +258,9 @@ class Child:
             try:
                 self._loop.run_forever()
                 end()
-            except (SystemExit, KeyboardInterrupt):  # of a task that an activity made: who awaits it gets it too
+            except (SystemExit, KeyboardInterrupt):
+                # A task that an activity has started raised it. The activity gets the error too if it awaits the task.
+                # The event loop must go on for the other activities.
                 continue
 
     def _prepare(self) -> Ready:
@@ -259,6 +281,7 @@ class Child:
         )
 
     def _die(self, reason: str) -> None:
+        """Send the host the reason, then kill this process."""
         self._link.send(Dying(reason=reason))
         end()
 
@@ -266,7 +289,7 @@ class Child:
         try:
             for message in messages:
                 self._handle(message)
-        except BaseException:  # without its reader an executor is deaf: say why and end
+        except BaseException:  # without this thread the executor gets no messages: write the error and end
             os.write(2, traceback.format_exc().encode())
         end()
 
@@ -281,7 +304,7 @@ class Child:
                     attempt.flush()
                 self._link.send(Pong())
             case _:
-                raise InputError(f"an executor takes no {type(message).__name__} message")
+                raise InputError(f"a host must not send a {type(message).__name__} message to an executor")
 
     def _begin(self, run: Run) -> None:
         definition = self._registry.activities.get(run.name)
@@ -298,7 +321,9 @@ class Child:
         self._attempts[run.number] = attempt
         if inspect.iscoroutinefunction(definition.function) and not definition.spark:
             asyncio.run_coroutine_threadsafe(self._run_async(attempt), self._loop)
-        elif definition.spark:  # py4j pins a thread of the JVM to one of ours, with what Spark keeps for it
+        elif definition.spark:
+            # A new thread for each attempt: py4j binds each Python thread to one JVM thread, and Spark keeps the job
+            # group and other properties for each JVM thread.
             threading.Thread(target=self._run, args=(attempt,), name=f"activity-{run.name}", daemon=True).start()
         else:
             self._threads.run(f"activity-{run.name}", partial(self._run, attempt))
@@ -310,21 +335,21 @@ class Child:
         attempt.public.cancelled.set()
         self._loop.call_soon_threadsafe(lambda: attempt.task.cancel() if attempt.task else None)
         if attempt.spark is not None:
-            # In a thread of its own: a JVM that takes long must not keep the reader from answering pings.
+            # In a separate thread: a slow JVM must not stop the reading thread from answering pings.
             threading.Thread(target=attempt.spark.cancel, args=(attempt.run.job_group,), daemon=True).start()
 
     def _run(self, attempt: RunningActivity) -> None:
         try:
             with attempt.entered():
                 answer = self._call(attempt)
-        except BaseException as error:  # whatever user code raises, SystemExit too, is the attempt's outcome
+        except BaseException as error:  # any exception of user code, also SystemExit, is a failure of the attempt
             answer = attempt.failure(error)
         self._finish(attempt, answer)
 
     def _call(self, attempt: RunningActivity) -> Message:
-        """Run the function in this thread and return the answer.
+        """Call the activity's function in this thread, and return the message with its result or its failure.
 
-        Errors become answers here, while the output still goes to the attempt's log.
+        Exceptions are turned into a message here, where the output still goes to the attempt's log.
         """
         try:
             arguments = attempt.arguments()
@@ -345,7 +370,7 @@ class Child:
             try:
                 function: Any = attempt.definition.function
                 answer = attempt.result(await function(*attempt.arguments()))
-            except BaseException as error:  # SystemExit would end the loop of everybody else
+            except BaseException as error:  # SystemExit would stop the event loop that other activities share
                 answer = attempt.failure(error)
         self._finish(attempt, answer)
 
@@ -359,7 +384,7 @@ class Child:
 
 
 def main() -> NoReturn:
-    """Entry point; ``sys.argv[1]`` is the descriptor of a connected socket."""
+    """Run the executor. ``sys.argv[1]`` is the descriptor of the socket to the host."""
     if len(sys.argv) != 2:
         sys.exit("this module is started by a TaskHub worker, with a socket; run `taskhub worker` instead")
     faulthandler.enable()

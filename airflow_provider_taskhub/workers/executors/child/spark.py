@@ -1,9 +1,12 @@
-"""A warm Spark context, and a session of its own for every attempt. Runs in an executor; imports pyspark when started.
+"""The warm Spark context of an executor, and a separate Spark session for every attempt.
 
-PySpark keeps "the" session in two class attributes: ``SparkSession._instantiatedSession``, which its builder and UDFs
-read, and ``_activeSession``, which ``createDataFrame`` writes and ``getActiveSession`` reads, from any thread: two
-attempts would get each other's. :func:`_isolate` makes both answers the attempt's. Rejected: a metaclass (the class of
-a class cannot be changed), and patching every reader (UDFs, table functions, the builder, of every release).
+The module imports pyspark only when Spark is started.
+
+PySpark keeps the current session in two class attributes that all threads share. Its builder and UDFs read
+``SparkSession._instantiatedSession``. ``createDataFrame`` writes ``_activeSession``, and ``getActiveSession`` reads it.
+So one of two attempts could get the session of the other. :func:`_isolate` makes both attributes give the session of
+the current attempt. Rejected: a metaclass (the class of an existing class cannot be changed), and patching every place
+that reads the attributes (UDFs, table functions and the builder, in every release of PySpark).
 """
 
 from __future__ import annotations
@@ -30,27 +33,38 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+"""Spark's configuration unless the user's settings say otherwise."""
 LOCAL_DEFAULTS: Mapping[str, str] = {
-    # A host name that does not resolve, as in many containers, must not stop a local Spark; nor need it be reachable.
+    # In many containers the host name does not resolve. A local Spark must start all the same, and no other machine
+    # needs to reach it.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
 
 class LaunchError(ConfigurationError):
-    """The JVM did not come up; what it wrote says why."""
+    """Spark's JVM did not start. The raw output of the JVM says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkPlace:
-    """Where an executor's Spark can be seen. :param ui: URL, None while the UI is off."""
+    """Where people find the Spark application of an executor.
+
+    :param application_id: Spark's application id.
+    :param ui: URL of Spark's UI; None if the UI is off.
+    """
 
     application_id: str
     ui: str | None
 
 
 class WarmSpark:
-    """One Spark application, started once and shared by the attempts of this executor."""
+    """One Spark application. It is started once, and all attempts of this executor share it.
+
+    :param context: the Spark context.
+    :param root: a session from which the sessions of the attempts are made.
+    :ivar place: where people find the application.
+    """
 
     def __init__(self, context: Any, root: SparkSession) -> None:
         self._context = context
@@ -69,12 +83,15 @@ class WarmSpark:
         lock_fd: int | None,
         gone: Callable[[str], None],
     ) -> WarmSpark:
-        """Launch the JVM and the Spark context.
+        """Start the JVM and the Spark context.
 
-        :param name: of the application. :param lock_fd: a descriptor that the JVM keeps open for life.
-        :param gone: called from a thread of its own, with a reason, when the JVM has ended.
-        :raises ConfigurationError: pyspark is missing, settings that this executor cannot serve, or (a
-            :class:`LaunchError`) a JVM that does not come up.
+        :param name: name of the Spark application.
+        :param master: the Spark master.
+        :param conf: Spark's configuration; it overrides the defaults.
+        :param lock_fd: descriptor of the worker's lock file, which the JVM keeps open until it ends; None: no lock.
+        :param gone: called with a reason when the JVM has ended. The call comes from another thread.
+        :raises ConfigurationError: if pyspark is missing, or the master is not supported.
+        :raises LaunchError: if the JVM does not start. It is a ``ConfigurationError``.
         """
         if master.startswith("sc://"):
             raise ConfigurationError(
@@ -95,13 +112,13 @@ class WarmSpark:
         settings.setMaster(master).setAppName(name)
         for key, value in {**DEFAULTS, **(LOCAL_DEFAULTS if master.startswith("local") else {}), **conf}.items():
             settings.set(key, value)
-        logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it tells of each thread's connection
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # at level INFO, py4j logs the connection of each thread
         try:
             gateway = launch_gateway(settings, {"pass_fds": () if lock_fd is None else (lock_fd,)})
         except Exception as error:
             raise LaunchError(
                 f"Spark {master!r} did not start: {type(error).__name__}: {error}. "
-                "It needs Java 17 or newer (JAVA_HOME, or `java` on PATH), and settings that it knows"
+                "Spark needs Java 17 or newer (JAVA_HOME, or `java` on PATH), and valid Spark settings"
             ) from error
         threading.Thread(target=_watch, args=(gateway.proc, gone), name="spark-jvm", daemon=True).start()
         context = SparkContext(conf=settings, gateway=gateway)
@@ -111,9 +128,13 @@ class WarmSpark:
 
     @contextmanager
     def session(self, job_group: str, description: str) -> Iterator[SparkSession]:
-        """A session of one's own, active in this thread; jobs of this thread belong to the group.
+        """Make a new Spark session and activate it in this thread until the end of the ``with`` block.
 
-        Enter it in the thread that runs the user's function: in pinned-thread mode, group and pool are the thread's.
+        Spark jobs that this thread starts meanwhile belong to the job group. Enter the block in the thread that runs
+        the user's function, because PySpark keeps the job group and the scheduler pool for each thread.
+
+        :param job_group: name of the job group, by which :meth:`cancel` finds the jobs.
+        :param description: text for Spark's UI.
         """
         slot = self._take_slot()
         session = self._root.newSession()
@@ -122,7 +143,8 @@ class WarmSpark:
             java = type(session)._get_j_spark_session_class(session._jvm)
             java.setActiveSession(session._jsparkSession)
             self._context.setJobGroup(job_group, description, interruptOnCancel=True)
-            # A pool for each place, not for each attempt: Spark never forgets a pool. Within one pool jobs are FIFO.
+            # Attempts that run at the same time have different scheduler pools, because jobs within one pool run in
+            # order. Later attempts use the same pools again, because Spark never deletes a pool.
             self._context.setLocalProperty("spark.scheduler.pool", f"taskhub-{slot}")
             yield session
         finally:
@@ -132,27 +154,32 @@ class WarmSpark:
             self._leave_thread()
 
     def cancel(self, job_group: str) -> None:
-        """End the jobs of a group, and those that its thread would still start. Callable from any thread."""
+        """Cancel the jobs of a group that run, and all jobs that are started in this group later.
+
+        Any thread may call it.
+        """
         self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
 
     def _take_slot(self) -> int:
+        """Return the smallest number that no running attempt has; the number names the attempt's scheduler pool."""
         with self._lock:
             slot = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
             self._slots.add(slot)
             return slot
 
     def _leave_thread(self) -> None:
-        """Close this thread's connection, so that the JVM thread pinned to it ends now and not at some collection."""
-        with suppress(Exception):  # best effort: py4j closes it when the thread object goes
+        """Close this thread's connection to the JVM, so that the JVM thread that belongs to it ends now."""
+        with suppress(Exception):  # if it fails, py4j closes the connection when Python deletes the thread object
             connection = self._context._gateway._gateway_client.get_thread_connection()
             if connection is not None:
                 connection.close()
 
 
 class _OfAttempt:
-    """A class attribute that reads as the attempt's session, and outside of attempts as the shared one.
+    """A class attribute whose value is the session of the current attempt, or the shared session outside of attempts.
 
-    PySpark assigns the attribute only while there is no session, or when the context stops: never under an attempt.
+    PySpark assigns this attribute only while there is no session, or when the context stops. So no assignment replaces
+    this object while an attempt runs.
     """
 
     def __init__(self, shared: Any) -> None:
@@ -163,14 +190,14 @@ class _OfAttempt:
 
 
 def _watch(process: Any, gone: Callable[[str], None]) -> None:
-    """Wait for the JVM. A Python process that does not touch Spark would live on without it."""
+    """Wait for the end of the JVM, then call ``gone``. Without this an idle executor would not notice a dead JVM."""
     code = process.wait()
-    told = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    gone(f"Spark's JVM {told}" + ("; likely out of memory" if code == -9 else ""))
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    gone(f"Spark's JVM {how}" + ("; likely out of memory" if code == -9 else ""))
 
 
 def _isolate(session_class: Any, context_class: Any) -> None:
-    """Make PySpark's idea of the current session the attempt's, and its own stop a refusal inside attempts."""
+    """Make PySpark's current session the session of the attempt, and make ``stop()`` raise an error inside attempts."""
 
     active = session_class.getActiveSession.__func__
 
