@@ -1,8 +1,8 @@
-"""A store that fails on purpose: for tests and the simulation.
+"""A store that fails on purpose, for tests and the simulation.
 
-:class:`FaultyStore` asks its plan before every call and does what the plan says: be late, refuse, lose the answer after
-doing it, crash. Without a fault a call goes through unchanged. Given ``stepwise``, it carries units out operation by
-operation, so that the plan sees each of them.
+:class:`FaultyStore` wraps another store. Before each call it asks a plan which fault to simulate: a delay, a refusal, a
+lost answer, or a crash. A call without a fault goes to the inner store unchanged. With ``stepwise=True`` the plan sees
+each operation of a unit; otherwise the plan sees the unit as one call.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What is about to be done.
+    """A call of a :class:`FaultyStore`, as its plan sees it before the call is carried out.
 
-    :param number: of this store's calls, from 1. :param kind: as in ``Store.requests``; ``unit`` for a whole commit.
-    :param what: the operation, the unit, or the arguments.
+    :param number: number of the call in this store, from 1.
+    :param kind: kind of the call as in ``Store.requests``; ``unit`` for the commit of a whole unit.
+    :param what: the operation, the unit, or the arguments of the call.
     """
 
     number: int
@@ -55,11 +56,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to a call.
+    """What goes wrong with a call.
 
-    :param delay: seconds before it is done. :param before: raised instead of doing it.
-    :param after: raised after it was done. :param pause: seconds between doing it and its answer.
-    :param straggles: it is not done now, and nobody can know; so many seconds later it is done after all.
+    :param delay: seconds that the call waits before it is carried out.
+    :param before: error that is raised; the call is not carried out.
+    :param pause: seconds between the end of the call and its answer.
+    :param after: error that is raised after the call was carried out.
+    :param straggles: the caller gets an error that leaves open whether the call was carried out. The call is carried
+        out this number of seconds later.
     """
 
     delay: float = 0.0
@@ -70,38 +74,51 @@ class Fault:
 
 
 Plan: TypeAlias = Callable[[Call], Fault | None]
+"""Function that says which fault a call gets; None: no fault."""
 
 
 def refused() -> Fault:
-    """Not done, and known not to be."""
+    """Return a fault: the call is not carried out, and the error says so."""
     return Fault(before=Unavailable("connection refused (fault)", maybe_done=False))
 
 
 def unsent() -> Fault:
-    """Not done, but nobody can know."""
+    """Return a fault: the call is not carried out, but the error leaves open whether it was."""
     return Fault(before=Unavailable("no answer (fault)", maybe_done=True))
 
 
 def lost() -> Fault:
-    """Done, its answer lost."""
+    """Return a fault: the call is carried out, but the answer is lost and the caller gets an error."""
     return Fault(after=Unavailable("answer lost (fault)", maybe_done=True))
 
 
 def throttled(retry_after: float = 1.0) -> Fault:
+    """Return a fault: the service refuses the call because the service is busy.
+
+    :param retry_after: seconds after which the error asks the caller to try again.
+    """
     return Fault(before=Throttled("server busy (fault)", retry_after=retry_after))
 
 
 def late(seconds: float) -> Fault:
+    """Return a fault: the call is carried out after a delay of this number of seconds."""
     return Fault(delay=seconds)
 
 
 def straggling(seconds: float) -> Fault:
-    """Overtaken on its way: its sender gives up, goes on, and then it arrives."""
+    """Return a fault: the caller gets an error and continues, and the call is carried out later.
+
+    :param seconds: time between the error and the call.
+    """
     return Fault(straggles=seconds)
 
 
 def at(number: int, fault: Fault, *, kind: str | None = None) -> Plan:
-    """A plan with one fault, at the n-th call (of a kind, or of all)."""
+    """Return a plan that gives a fault to exactly one call.
+
+    :param number: which call gets the fault, from 1.
+    :param kind: count only calls of this kind; None: count all calls.
+    """
     seen: Counter[str] = Counter()
 
     def plan(call: Call) -> Fault | None:
@@ -115,9 +132,9 @@ def at(number: int, fault: Fault, *, kind: str | None = None) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Probabilities of a seeded plan, of one call each.
+    """For each fault the probability that a call gets this fault, for :func:`seeded`.
 
-    :param longest: seconds that a late call is late at most; how late is drawn evenly.
+    :param longest: longest delay of a late call, and longest ``retry_after`` of a throttled call, in seconds.
     """
 
     refused: float = 0.0
@@ -127,11 +144,15 @@ class Rates:
     late: float = 0.0
     longest: float = 1.0
     kinds: Mapping[str, float] = field(default_factory=dict)
-    """Factors on all probabilities by kind, e.g. ``{"queue.receive": 0.1}``; 1 for kinds that are not there."""
+    """Factor for all probabilities by the kind of the call, for example ``{"queue.receive": 0.1}``. A kind that is not
+    listed has the factor 1."""
 
 
 def seeded(seed: int | str, rates: Rates) -> Plan:
-    """Faults drawn at random: the same seed and the same calls give the same faults."""
+    """Return a plan with random faults. The same seed and the same calls give the same faults.
+
+    :param rates: probabilities of the faults.
+    """
     dice = random.Random(seed)
     choices: Sequence[tuple[float, Callable[[], Fault]]] = (
         (rates.refused, refused),
@@ -154,11 +175,15 @@ def seeded(seed: int | str, rates: Rates) -> Plan:
 
 
 class FaultyStore(Paged):
-    """A :class:`~airflow_provider_taskhub.storage.primitives.Store` over another one, and a plan of faults.
+    """A :class:`~airflow_provider_taskhub.storage.primitives.Store` that wraps another store and simulates faults.
 
-    :param crash: with ``stepwise``, awaited at each crash point of a unit.
-    :param stepwise: carry units out here, operation by operation; else the inner store commits them and the plan sees
-        one call of kind ``unit``. :param together: with ``stepwise``, how the operations of one step are carried out.
+    :param inner: store that carries out the calls.
+    :param plan: function that says which fault a call gets.
+    :param clock: clock that waits for the delays of faults.
+    :param crash: function of a test, awaited at each crash point of a unit. It needs ``stepwise``.
+    :param stepwise: True: this class carries out units operation by operation. False: the inner store commits each unit
+        in one call of kind ``unit``.
+    :param together: function that carries out the operations of one step. It needs ``stepwise``.
     """
 
     def __init__(
@@ -196,7 +221,10 @@ class FaultyStore(Paged):
         return self._inner.container_url(container)
 
     async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[T]]) -> T:
-        """Do it, with what the plan says about it."""
+        """Carry out a call with the fault that the plan gives to the call.
+
+        :param do: function that calls the inner store.
+        """
         self._calls += 1
         fault = self._plan(Call(number=self._calls, kind=kind, what=what)) or Fault()
         if fault.delay:
@@ -215,7 +243,7 @@ class FaultyStore(Paged):
 
     async def _arrive(self, seconds: float, do: Callable[[], Awaitable[object]]) -> None:
         await self._clock.sleep(seconds)
-        with suppress(StorageError):  # nobody hears the answer
+        with suppress(StorageError):  # the caller has its error already
             await do()
 
     # writes
@@ -256,11 +284,11 @@ class FaultyStore(Paged):
         return await self._through("admin", queue, lambda: self._inner.count(queue))
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
-        """A hint cannot fail: it goes through without the plan."""
+        """Call the inner store without a fault: a wake-up is only a hint, so losing it is no error."""
         return await self._inner.arrival(queues, timeout)
 
     def subscribe(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
-        """As :meth:`arrival`."""
+        """Call the inner store without a fault, for the same reason as :meth:`arrival`."""
         return self._inner.subscribe(name)
 
     # tables

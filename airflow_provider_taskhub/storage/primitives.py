@@ -1,15 +1,16 @@
-"""The storage primitives: all that TaskHub asks of a store, on one page.
+"""The contract of a store: the queue, table, blob and lease operations that TaskHub uses.
 
-A :class:`Store` is Azure Storage or one SQLite file; both keep Azure's semantics (visibility, pop receipts, dequeue
-counts, ETags, entity-group transactions, leases, sizes and key rules), so that nothing that works on one fails on the
-other. Writes are values (:data:`Operation`); a checkpoint is a :class:`Unit` of ordered :class:`Step` of them.
+A :class:`Store` is an Azure Storage account or one SQLite file. Both have Azure's semantics (visibility, pop receipts,
+dequeue counts, ETags, entity-group transactions, leases, limits of sizes and keys). So code that works on one store
+also works on the other. Each write is a value (:data:`Operation`). A checkpoint is a :class:`Unit`: a sequence of
+:class:`Step`, and each step is a group of operations.
 
-Every call has a deadline, is counted by kind in :attr:`Store.requests`, and raises only the storage errors of
-``airflow_provider_taskhub.errors``: ``Conflict``, ``NotFound``, ``LeaseLost``, ``Throttled``, ``Unavailable``,
-``PayloadTooLarge``; and ``InputError`` for a name or key that Azure would refuse.
+Every call has a deadline, and :attr:`Store.requests` counts every call by its kind. A call raises only the storage
+errors of ``airflow_provider_taskhub.errors``: ``Conflict``, ``NotFound``, ``LeaseLost``, ``Throttled``,
+``Unavailable``, ``PayloadTooLarge``. It raises ``InputError`` for a name or key that Azure would refuse.
 
-This module is longer than others: it is the contract that every store implements, with the errors of each call, and it
-is read as one page. It holds no behaviour.
+This module has more than 400 lines, because a reader wants the whole contract with its errors in one place. It has
+almost no code.
 """
 
 from __future__ import annotations
@@ -29,25 +30,31 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 65_536
-"""UTF-8 bytes of a queue message's text."""
+"""Largest text of a queue message, in bytes as UTF-8."""
 MAX_VISIBILITY = timedelta(days=7)
+"""Longest time for which a message can be invisible."""
 MAX_TRANSACTION_OPERATIONS = 100
+"""Most rows in one entity-group transaction."""
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
+"""Largest request of one entity-group transaction, in bytes."""
 MAX_ENTITY_BYTES = 1024 * 1024
+"""Largest table row, in bytes."""
 MAX_PROPERTY_BYTES = 65_536
-"""Of one String (UTF-16) or Binary property."""
+"""Largest value of one String property (as UTF-16) or Binary property, in bytes."""
 MAX_PROPERTIES = 252
+"""Most properties in one table row; the keys and ``Timestamp`` do not count."""
 MAX_KEY_CHARACTERS = 512
-"""UTF-16 units of a PartitionKey or RowKey (1 KiB)."""
+"""Largest PartitionKey or RowKey, in UTF-16 code units of two bytes."""
 MAX_RECEIVE = 32
+"""Most messages that one receive or peek can return."""
 
 
 class Int64(int):
-    """An Edm.Int64 property; a plain ``int`` is Edm.Int32."""
+    """The value of a table property of type Edm.Int64. A plain ``int`` is stored as Edm.Int32."""
 
 
 Property: TypeAlias = str | bool | int | Int64 | float | Timestamp | UUID | bytes
-"""Edm String, Boolean, Int32, Int64, Double, DateTime, Guid, Binary."""
+"""The value of a table property, as Edm String, Boolean, Int32, Int64, Double, DateTime, Guid or Binary."""
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -57,10 +64,10 @@ Property: TypeAlias = str | bool | int | Int64 | float | Timestamp | UUID | byte
 class Entity:
     """A row of a table.
 
-    :param properties: the columns without the keys; ``None`` is not stored by insert and replace and leaves the
-        column as it was in a merge, as Azure does. Never holds ``None`` when read.
-    :param etag: as read; ignored in writes (conditions are fields of the operations).
-    :param timestamp: the service's time of the last change; ``None`` in writes.
+    :param properties: the columns without the keys. As in Azure, an insert or replace does not store a column whose
+        value is ``None``, and a merge does not change it. A row that was read has no ``None`` values.
+    :param etag: ETag of the row when it was read. Writes ignore this field: :class:`RowOperation` has the condition.
+    :param timestamp: time of the row's last change, by the clock of the storage service; ``None`` in writes.
     """
 
     partition_key: str
@@ -71,25 +78,27 @@ class Entity:
 
 
 class RowVerb(StrEnum):
-    """What a table operation does to its row."""
+    """The kind of write that a table operation does to its row."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function
+    __hash__ = str.__hash__  # Enum.__hash__ is a Python function and therefore slower
 
-    INSERT = "insert"  # Conflict if the row exists
+    INSERT = "insert"  # raises Conflict if the row exists
     UPSERT_REPLACE = "upsert_replace"
     UPSERT_MERGE = "upsert_merge"
-    REPLACE = "replace"  # needs an etag ("*" = any); NotFound without the row
-    MERGE = "merge"  # needs an etag ("*" = any); NotFound without the row
-    DELETE = "delete"  # needs an etag ("*" = any); NotFound without the row
+    REPLACE = "replace"  # needs an ETag ("*" matches any ETag); raises NotFound if the row does not exist
+    MERGE = "merge"  # needs an ETag ("*" matches any ETag); raises NotFound if the row does not exist
+    DELETE = "delete"  # needs an ETag ("*" matches any ETag); raises NotFound if the row does not exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtagOf:
-    """The ETag that an earlier operation of the same unit gave a row, resolved when sent.
+    """A reference to the ETag that a row gets from an earlier step of the same unit.
 
-    :param step: index of the step in the unit.
-    :param operation: index of the operation in the step.
-    :param row: index of the row in the operation.
+    The ETag is not known when the unit is made. The store replaces the reference when the earlier step is done.
+
+    :param step: index of the earlier step in the unit.
+    :param operation: index of the operation in that step.
+    :param row: index of the row in that operation.
     """
 
     step: int
@@ -99,10 +108,11 @@ class EtagOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOperation:
-    """One row of a table write.
+    """The write of one table row.
 
-    :param etag: the condition of REPLACE, MERGE and DELETE; must be ``None`` for the other verbs.
-    :param absent: of an UPSERT_REPLACE: the row is hardly there. Only a hint: what the store does is the same.
+    :param etag: ETag that the stored row must have. REPLACE, MERGE and DELETE need it; the other verbs take ``None``.
+    :param absent: True if the row of an UPSERT_REPLACE probably does not exist yet. The result of the write does not
+        depend on this hint; Azure may answer faster.
     """
 
     verb: RowVerb
@@ -116,9 +126,11 @@ class RowOperation:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """``column operator value``; the columns ``PartitionKey``, ``RowKey`` and ``Timestamp`` are the row's own.
+    """A condition on one column of a row: ``column operator value``. A row without the column never matches.
 
-    :param operator: one of eq, ne, gt, ge, lt, le. A row without the column matches nothing, ``ne`` included.
+    :param column: name of a property, or ``PartitionKey``, ``RowKey`` or ``Timestamp``.
+    :param operator: ``eq``, ``ne``, ``gt``, ``ge``, ``lt`` or ``le``. Even ``ne`` does not match a missing column.
+    :param value: the constant that the column's value is compared with.
     """
 
     column: str
@@ -128,11 +140,15 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class And:
+    """A filter that matches a row if all its parts match the row."""
+
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
+    """A filter that matches a row if at least one of its parts matches the row."""
+
     parts: tuple[Filter, ...]
 
 
@@ -141,9 +157,10 @@ Filter: TypeAlias = Compare | And | Or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of a query, in the order of (PartitionKey, RowKey).
+    """One page of a query's rows, in the order of (PartitionKey, RowKey).
 
-    :param continuation: opaque; pass it on to read the next page; ``None`` at the end.
+    :param continuation: opaque text that the caller passes to :meth:`Store.query` to read the next page; ``None`` on
+        the last page.
     """
 
     entities: tuple[Entity, ...]
@@ -155,17 +172,17 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The right to update or delete a message: what receive, update and a claimed put give."""
+    """The right to update or delete a message. A receive, an update and a put each return a new receipt."""
 
     message_id: str
     pop_receipt: str
     next_visible: Timestamp
-    """Time of the storage service."""
+    """Time at which the message becomes visible, by the clock of the storage service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A received message. Times are the storage service's own."""
+    """A message that was received or peeked. Its times come from the clock of the storage service."""
 
     text: str
     receipt: Receipt
@@ -174,7 +191,7 @@ class Message:
 
 
 class ReceiptHolder(Protocol):
-    """Something that knows the newest receipt of a message (a renewal may have replaced it)."""
+    """An object that knows the newest receipt of a message. Each update of the message makes its old receipt stale."""
 
     @property
     def receipt(self) -> Receipt: ...
@@ -185,12 +202,14 @@ class ReceiptHolder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutMessage:
-    """Put a message. Result: its :class:`Receipt`, usable at once (an invisible put is a put and a claim).
+    """Put a message into a queue. Result: the message's :class:`Receipt`, with which the sender can update or delete
+    the message without receiving it first.
 
-    :param visibility: delay until it can be received, 0 to 7 days; also how long the claim lasts.
-    :param naming: a mark in the text, and the row of an earlier step whose ETag, escaped as in JSON, takes its place.
-    :param claimed: its sender holds the message until ``visibility`` is over (:meth:`Store.release_claims`); else the
-        message is only delayed.
+    :param visibility: time until the message can be received, 0 to 7 days.
+    :param naming: a placeholder in the text, and a row that an earlier step of the unit writes. The store replaces the
+        placeholder by the row's ETag, escaped as in JSON.
+    :param claimed: True if the sender works on the message itself until ``visibility`` is over;
+        :meth:`Store.release_claims` can then end this time early. False if the message is only delayed.
     """
 
     queue: str
@@ -202,11 +221,16 @@ class PutMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMessage:
-    """Set a claimed message's visibility from now, and its text if given. Result: the new :class:`Receipt`.
+    """Change how long a received message stays invisible, and its text. Result: the new :class:`Receipt`.
 
-    :param claimed: its sender goes on holding the message (:meth:`Store.release_claims`); else it is given back.
-    :param signal: whether :meth:`Store.arrival` may tell its sender when the message becomes visible.
-    :raises Conflict: when the receipt is stale. :raises NotFound: when the message is gone.
+    :param message: receipt of the message.
+    :param visibility: time from now until the message is visible again.
+    :param text: new text of the message; None: the text stays.
+    :param claimed: True if the caller keeps working on the message, so that :meth:`Store.release_claims` applies to
+        it; False if the caller gives the message back to the queue.
+    :param signal: True if :meth:`Store.arrival` in this process may return early when the message becomes visible.
+    :raises Conflict: if the receipt is stale.
+    :raises NotFound: if the message does not exist any more.
     """
 
     queue: str
@@ -219,10 +243,13 @@ class UpdateMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteMessage:
-    """Delete a claimed message. Result: its id; None, when there was nothing to delete (``quiet``).
+    """Delete a received message. Result: the message's id; None if ``quiet`` is set and nothing was deleted.
 
-    :raises Conflict: when the receipt is stale (redelivered to somebody). :raises NotFound: when it is gone.
-    :param quiet: a stale receipt or a missing message is no error: whoever has it now will find it processed.
+    :param message: receipt of the message.
+    :param quiet: True if a stale receipt or a missing message is not an error. This is right for a message that is
+        already processed: a worker that received it again finds that out and deletes it.
+    :raises Conflict: if the receipt is stale, because another worker has received the message.
+    :raises NotFound: if the message does not exist any more.
     """
 
     queue: str
@@ -232,11 +259,11 @@ class DeleteMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transact:
-    """Rows of one table and one partition key, all or nothing. Result: tuple of ETags ("" for a delete).
+    """Write rows of one table with one partition key: all rows or none. Result: the ETag of each row ("" if deleted).
 
-    One row goes as a plain request, 2 to 100 as an entity-group transaction.
+    Azure gets one row as a plain request, and 2 to 100 rows as an entity-group transaction.
 
-    :param topic: subscribers of this name are told when the transaction is done (:meth:`Store.subscribe`).
+    :param topic: name whose subscribers wake up when the transaction is done (:meth:`Store.subscribe`); empty: none.
     """
 
     table: str
@@ -246,12 +273,15 @@ class Transact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBlob:
-    """Write a whole block blob. Result: its ETag.
+    """Write a whole block blob. Result: the blob's new ETag.
 
-    :param data: its content, or a text whose gzip it is.
-    :param if_absent: refuse (Conflict) when the blob exists.
-    :param etag: refuse (Conflict) unless the blob has it; one that is gone has not. A lease's operations leave it.
-    :param lease_id: needed while the blob is leased; refused (LeaseLost) while it is not.
+    :param data: content of the blob; or a text, which the store compresses with gzip to get the content.
+    :param if_absent: True if the blob must not exist yet.
+    :param etag: ETag that the blob must have; None: any. Lease operations do not change a blob's ETag.
+    :param lease_id: id of the lease that the caller holds on the blob. A leased blob needs it.
+    :raises Conflict: if ``if_absent`` is set and the blob exists, or if the blob does not have the ETag ``etag``. A
+        blob that does not exist has no ETag.
+    :raises LeaseLost: if another lease is active, or if ``lease_id`` is given and no lease is active.
     """
 
     container: str
@@ -264,13 +294,13 @@ class PutBlob:
 
     @property
     def body(self) -> bytes:
-        """Its content."""
+        """Content of the blob, compressed if ``data`` is a text."""
         return self.data if isinstance(self.data, bytes) else self.data.data()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteBlob:
-    """Delete a blob; a missing one is no error. Result: None."""
+    """Delete a blob. It is no error if the blob does not exist. Result: None."""
 
     container: str
     name: str
@@ -282,9 +312,10 @@ Result: TypeAlias = Receipt | tuple[str, ...] | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Operations that may go in parallel. An empty step is passed over.
+    """Operations of a unit that may be carried out in parallel. A store skips a step without operations.
 
-    :param name: the crash point before this step, e.g. ``history``; ``after:<name>`` is the one behind it.
+    :param name: name of the step, such as ``history``. Tests can stop a process at the crash point ``<name>`` before
+        the step, and at the crash point ``after:<name>`` after the step.
     """
 
     name: str
@@ -293,12 +324,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Ordered steps of storage operations.
+    """Ordered steps of storage operations, for example a checkpoint.
 
-    Azure carries the steps out in order, each step's operations in parallel, and stops at the first error; SQLite
-    commits all of them or none.
+    Azure carries out the steps in order, the operations of one step in parallel, and stops at the first error. SQLite
+    commits all steps in one transaction.
 
-    :param check: called right before the first write and, on Azure, before each step; raises to refuse (``LeaseLost``).
+    :param check: function that the store calls right before the first write and, on Azure, before each step. It raises
+        ``LeaseLost`` if the caller must not write any more.
     """
 
     steps: tuple[Step, ...]
@@ -306,7 +338,7 @@ class Unit:
 
 
 Results: TypeAlias = tuple[tuple[Result, ...], ...]
-"""Per step, per operation."""
+"""Results of a unit: for each step a tuple with the result of each operation."""
 
 
 # --- blobs and leases ---------------------------------------------------------------------------------------------
@@ -314,6 +346,8 @@ Results: TypeAlias = tuple[tuple[Result, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
+    """A blob that was read."""
+
     data: bytes
     etag: str
     content_type: str = "application/octet-stream"
@@ -321,7 +355,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobInfo:
-    """An item of a listing. Name and size only; a listing never downloads."""
+    """One blob in a listing: its name, and its size in bytes. A listing does not download contents."""
 
     name: str
     size: int
@@ -331,75 +365,91 @@ class BlobInfo:
 
 
 class Store(Protocol):
-    """Queue, table, blob and lease primitives over one account or file. An asynchronous context manager.
+    """Queues, tables, blobs and leases of one Azure Storage account or one SQLite file.
 
-    Bound to the event loop that opened it; a second thread opens a second store.
+    A store is an asynchronous context manager. Only the event loop that opened a store may use it. Another thread
+    opens a store of its own.
     """
 
     requests: Counter[str]
-    """Requests sent, by kind: ``queue.put``, ``queue.receive``, ``queue.update``, ``queue.delete``, ``queue.peek``,
-    ``table.insert``, ``table.upsert``, ``table.update``, ``table.delete``, ``table.batch``, ``table.get``,
-    ``table.query``, ``blob.put``, ``blob.append``, ``blob.get``, ``blob.delete``, ``blob.list``, ``blob.lease``,
-    ``admin`` (create, delete, list of queues, tables and containers). A unit on SQLite counts its operations too."""
+    """Number of requests that this store has sent, by kind: ``queue.put``, ``queue.receive``, ``queue.update``,
+    ``queue.delete``, ``queue.peek``, ``table.insert``, ``table.upsert``, ``table.update``, ``table.delete``,
+    ``table.batch``, ``table.get``, ``table.query``, ``blob.put``, ``blob.append``, ``blob.get``, ``blob.delete``,
+    ``blob.list``, ``blob.lease``, ``admin`` (create, delete and list queues, tables and containers; count the messages
+    of a queue). SQLite counts each operation of a unit, as Azure does."""
 
     local: bool
-    """Whether every process that shares the store is on this machine (SQLite)."""
+    """True if all processes that share the store run on this machine. This holds for SQLite."""
 
     async def __aenter__(self) -> Store: ...
 
     async def __aexit__(self, *error: object) -> None: ...
 
     def describe(self) -> str:
-        """Where the store is, for people: a path or an account's address. Never a secret."""
+        """Return where the store is, as a text for people: a file path or an account's address, without secrets."""
 
     def container_url(self, container: str) -> str:
-        """Absolute address of a container, without a slash at its end, as rows hold it."""
+        """Return the absolute URL of a container, without a slash at its end. Table rows store this URL."""
 
     # writes
 
     async def execute(self, operation: Operation) -> Result:
-        """Carry out one operation; errors as in its docstring."""
+        """Carry out one operation. The operation's class documents its result and its errors."""
 
     async def commit(self, unit: Unit) -> Results:
-        """Carry out a unit. An error names its step in ``__notes__`` (``step: history``)."""
+        """Carry out a unit. An error has the name of its step in ``__notes__``, for example ``step: history``."""
 
     # queues
 
     async def create_queue(self, name: str) -> bool:
-        """Whether it was made (False: it was there). :raises InputError: for a name Azure refuses."""
+        """Create a queue.
+
+        :returns: True if the queue was created, False if it existed already.
+        :raises InputError: if Azure refuses the name.
+        """
 
     async def delete_queue(self, name: str) -> None: ...
 
     async def list_queues(self, prefix: str) -> list[str]: ...
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
-        """Claim up to ``limit`` (1 to 32) visible messages, oldest first where the store can tell."""
+        """Receive visible messages. Each returned message is invisible to other workers for the time ``visibility``.
+
+        SQLite returns the oldest messages first. Azure does not promise an order.
+
+        :param limit: most messages to return, 1 to 32.
+        """
 
     async def release_claims(self, holders: Collection[str]) -> int:
-        """Make visible what these holders have claimed in any queue; how many messages that were.
+        """Make all messages visible that dead workers have received, in any queue.
 
-        Only for holders that are proven dead. A message gets its old place back, and its old receipt is stale. SQLite
-        knows who holds a message if its store was opened with ``holder``; Azure Storage does not: 0, without a request.
+        Each message gets its old place in its queue back, and its old receipt becomes stale. SQLite stores the name of
+        the worker with each message that a store with ``holder`` receives. Azure Storage cannot store the name: there
+        this method sends no request and returns 0.
+
+        :param holders: full names of worker incarnations that are proven dead.
+        :returns: number of messages that became visible.
         """
 
     async def peek(self, queue: str, *, limit: int = MAX_RECEIVE) -> list[Message]:
-        """Visible messages, without claiming them (their receipts' pop receipts are empty)."""
+        """Return visible messages without receiving them: they stay visible, and their pop receipts are empty."""
 
     async def count(self, queue: str) -> int:
-        """About how many messages the queue holds, invisible ones included."""
+        """Return the approximate number of messages in the queue. Invisible messages count too."""
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
-        """Wait until something may be receivable in one of the queues, at most ``timeout`` seconds.
+        """Wait until one of the queues may have a visible message, at most ``timeout`` seconds.
 
-        A hint: True when a put or a visibility change was signalled (SQLite: by any process; Azure: by this one).
+        :returns: True if a message was put or became visible. SQLite learns this from all processes; Azure learns it
+            from the processes of this machine and user only. The result is a hint: the caller must still poll.
         """
 
     def subscribe(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
-        """Learn when a transaction with this topic (``Transact.topic``) is done, from the moment the block is entered.
+        """Subscribe to a topic: learn when a transaction with this ``Transact.topic`` is done.
 
-        The block gets a function that waits until there was one since its last call, at most so many seconds. It is
-        only a hint: it may be wrong, and it may be missing. The caller must look for itself, now and then also without
-        a hint.
+        ``async with`` returns a function. The function waits until such a transaction is done, at most the given number
+        of seconds. Transactions since the function's last call count too. A return is only a hint: it may be wrong, and
+        a hint may be lost. The caller must read the rows itself, and sometimes also without a hint.
 
         :param name: the topic.
         """
@@ -413,7 +463,10 @@ class Store(Protocol):
     async def list_tables(self, prefix: str = "") -> list[str]: ...
 
     async def get(self, table: str, partition_key: str, row_key: str) -> Entity | None:
-        """One row, or None. :raises NotFound: when the table does not exist."""
+        """Return one row; None if the row does not exist.
+
+        :raises NotFound: if the table does not exist.
+        """
 
     async def query(
         self,
@@ -424,12 +477,21 @@ class Store(Protocol):
         limit: int = 1000,
         continuation: str | None = None,
     ) -> Page:
-        """One page of rows. A page may hold fewer than ``limit`` (1 to 1000) rows, even none, and still go on."""
+        """Return one page of a table's rows.
+
+        A page may have fewer than ``limit`` rows, or no rows, although more pages follow. Only a page with
+        ``continuation=None`` is the last page.
+
+        :param filter: condition for the rows; None: all rows.
+        :param select: names of the columns to return; None: all columns.
+        :param limit: most rows in the page, 1 to 1000.
+        :param continuation: ``continuation`` of the previous page; None: the first page.
+        """
 
     def rows(
         self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
     ) -> AsyncIterator[Entity]:
-        """All rows, page by page."""
+        """Iterate over all rows that match the filter. Read them page by page."""
 
     # blobs
 
@@ -440,41 +502,62 @@ class Store(Protocol):
     async def get_blob(self, container: str, name: str) -> Blob | None: ...
 
     async def get_text(self, container: str, name: str) -> str | None:
-        """The text of a blob that holds one, or its gzip. :raises InputError: when it holds neither."""
+        """Return the text of a blob whose content is UTF-8 text, or gzip of a text; None if the blob does not exist.
 
-    async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
-        """Blobs by name; an absent container lists nothing."""
-
-    async def append_blob(self, container: str, name: str, data: bytes) -> None:
-        """Append to an append blob, made if absent. At most 4 MiB a call, 50,000 calls a blob."""
-
-    async def beside(self, work: Callable[[], T]) -> T:
-        """Run a long computation in a thread, so that the event loop can go on renewing.
-
-        A store in memory runs it at once: the time of its loop may jump.
+        :raises InputError: if the content is neither.
         """
 
-    # leases of blobs and containers (``name=None`` is the container itself)
+    async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
+        """Return the container's blobs in the order of their names; an empty list if the container does not exist."""
+
+    async def append_blob(self, container: str, name: str, data: bytes) -> None:
+        """Append data to an append blob. Create the blob if it does not exist.
+
+        :param data: 1 byte to 4 MiB. One blob takes at most 50,000 appends.
+        """
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Run a long computation in a thread, so that the event loop can renew leases meanwhile.
+
+        A store in memory runs the computation on the event loop instead. Its loop may use virtual time, and virtual
+        time would run on while a thread works.
+        """
+
+    # leases of blobs and containers; ``name=None`` means the container itself
 
     async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
-        """15 to 60 seconds. Held under the same id already: renewed. :raises LeaseLost: when another holds it."""
+        """Acquire a lease of a blob or container. Renew the lease if it is already active under ``lease_id``.
+
+        :param name: name of the blob; None: the container itself.
+        :param seconds: duration of the lease, 15 to 60 seconds.
+        :raises LeaseLost: if a lease with another id is active.
+        """
 
     async def renew_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
-        """:raises LeaseLost: when another holds it or it was released."""
+        """Renew a lease for the duration with which it was acquired.
+
+        :raises LeaseLost: if the lease was released, or if a lease with another id replaced it.
+        """
 
     async def change_lease(self, container: str, name: str | None, *, lease_id: str, new_lease_id: str) -> None:
-        """:raises LeaseLost: when ``lease_id`` does not hold it."""
+        """Give an active lease a new id, so that another worker can hold it.
+
+        :raises LeaseLost: if no lease with the id ``lease_id`` is active.
+        """
 
     async def release_lease(self, container: str, name: str | None, *, lease_id: str) -> None:
-        """:raises LeaseLost: when ``lease_id`` does not hold it."""
+        """Release a lease.
+
+        :raises LeaseLost: if ``lease_id`` is not the id of the lease.
+        """
 
 
 CrashPoint: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with the name of each crash point as a unit is carried out; a test's raises to crash there."""
+"""Function of a test that a store calls with the name of each crash point of a unit. It raises to simulate a crash."""
 
 
 class Paged:
-    """What of a store follows from the rest of it."""
+    """Base class of stores, with the methods that need only other methods of :class:`Store`."""
 
     async def rows(
         self: Store, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
@@ -496,7 +579,7 @@ class Paged:
         return await self.beside(unpack) if unpacked_size(blob.data) > SLOW else unpack()
 
     async def packed(self: Store, operations: Iterable[Operation]) -> None:
-        """Compress the texts that the operations write; large ones in a thread."""
+        """Compress the large texts that the operations write, in a thread. Small texts are compressed when needed."""
         for operation in operations:
             if isinstance(operation, PutBlob) and isinstance(operation.data, Packed) and operation.data.is_slow:
                 await self.beside(operation.data.data)

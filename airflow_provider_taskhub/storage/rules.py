@@ -1,13 +1,14 @@
-"""Azure Storage's rules as pure functions, applied by both stores before anything is sent.
+"""Azure Storage's limits as pure functions. Both stores check each call with them before they send it.
 
-Owns names, keys, sizes, ranges and the shape of transactions, units and filters, so that the embedded store refuses
-what Azure refuses, and so that nothing relies on what only the emulator Azurite accepts: batches across partitions,
-more than 1 MiB or 252 properties, control characters in messages. Never reads a store.
+The rules cover names, keys, sizes, ranges, and the shape of transactions, units and filters. They have two purposes.
+The embedded store refuses the same values as Azure. And no code can rely on values that only the emulator Azurite
+accepts: transactions over several partition keys, rows with more than 1 MiB or 252 properties, control characters in
+messages.
 
-This module is longer than others: it is a list of rules that do not depend on each other.
+This module has more than 400 lines, because it is a list of rules that do not depend on each other.
 
-Every ``check_…`` returns None, or raises ``InputError`` (a value Azure would answer 400 to) or ``PayloadTooLarge``,
-naming the thing, the value and the rule.
+Each function ``check_…`` raises ``InputError`` for a value that Azure would refuse with status 400, or
+``PayloadTooLarge``. The error names the object, the value and the rule.
 """
 
 from __future__ import annotations
@@ -53,26 +54,30 @@ from airflow_provider_taskhub.storage.primitives import (
 KEY_COLUMNS = frozenset({"PartitionKey", "RowKey", "Timestamp"})
 OPERATORS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
 MAX_COMPARISONS = 15
-"""Comparisons in one ``$filter`` (Azure: "Querying tables and entities")."""
+"""Most comparisons in one ``$filter`` (Azure's page "Querying tables and entities")."""
 MAX_PAGE = 1000
+"""Most rows in one page of a query."""
 MAX_APPEND_BYTES = 4 * 1024 * 1024
+"""Most bytes in one append to a blob."""
 MAX_APPENDS = 50_000
+"""Most appends to one blob."""
 MAX_BLOB_BYTES = 256 * 1024 * 1024
-"""Of a blob written in one piece; our bound, far under both Azure's 5,000 MiB and SQLite's 1 GB."""
+"""Largest blob that TaskHub writes in one request, in bytes. Azure allows 5,000 MiB, and SQLite allows 1 GB."""
 MIN_LEASE, MAX_LEASE = 15, 60
+"""Shortest and longest duration of a blob lease, in seconds."""
 MIN_TIME = Timestamp.parse("1601-01-01T00:00:00Z")
 MAX_TIME = Timestamp.parse("9999-12-31T23:59:59.9999999Z")
 CONDITIONAL = frozenset({RowVerb.REPLACE, RowVerb.MERGE, RowVerb.DELETE})
-"""Verbs that need an ETag."""
+"""Verbs of row writes that need an ETag."""
 
 _DASHED = re.compile(r"[a-z0-9](?:-?[a-z0-9])*", re.ASCII)
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}", re.ASCII)
 _KEY_REFUSED = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# XML 1.0 characters without CR: a parser turns a raw CR into LF, so it would not come back as it went
+# Everything but the characters of XML 1.0. CR is refused too: an XML parser turns a raw CR into LF.
 _MESSAGE_REFUSED = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SHORT = 1024
-"""Characters of an ASCII text that no rule can refuse."""
+"""An ASCII text of at most so many characters is a valid property value without further checks."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FIXED_SIZES = ((bool, 1), (Int64, 8), (int, 4), (float, 8), (Timestamp, 8), (UUID, 16))
 
@@ -81,74 +86,81 @@ _FIXED_SIZES = ((bool, 1), (Int64, 8), (int, 4), (float, 8), (Timestamp, 8), (UU
 
 
 cache_names = lru_cache(maxsize=4096)
-"""Names are few and asked for with every operation; a refusal is an exception, and never kept."""
+"""Decorator that remembers which names passed a check, because each operation checks the same few names again.
+
+A refused name is checked again each time: ``lru_cache`` does not remember exceptions."""
 
 
 @cache_names
 def check_queue_name(name: str) -> None:
-    _dashed("queue", name)
+    _check_dashed_name("queue", name)
 
 
 @cache_names
 def check_container_name(name: str) -> None:
-    _dashed("container", name)
+    _check_dashed_name("container", name)
 
 
-def _dashed(what: str, name: str) -> None:
+def _check_dashed_name(what: str, name: str) -> None:
     if not 3 <= len(name) <= 63 or not _DASHED.fullmatch(name):
         raise InputError(
-            f"{what} name {name!r}: Azure takes 3 to 63 lower-case letters, digits and single dashes, "
-            "a letter or digit at both ends"
+            f"{what} name {name!r}: Azure accepts 3 to 63 lower-case letters, digits and single dashes, "
+            "with a letter or digit at both ends"
         )
 
 
 @cache_names
 def check_table_name(name: str) -> None:
     if not _TABLE.fullmatch(name) or name.lower() == "tables":
-        raise InputError(f"table name {name!r}: Azure takes 3 to 63 letters and digits, a letter first, not 'tables'")
+        raise InputError(
+            f"table name {name!r}: Azure accepts 3 to 63 letters and digits that begin with a letter, except 'tables'"
+        )
 
 
 def check_blob_name(name: str) -> None:
-    """1 to 1,024 characters in at most 254 segments that survive a URL: no backslash, no control character, no
-    segment that ends in a dot, no slash at either end."""
+    """Check that a blob name has 1 to 1,024 characters and at most 254 segments, and that a URL does not change it.
+
+    Therefore a name has no backslash, no control character, no segment that ends in a dot, and no slash at its ends.
+    """
     segments = name.split("/")
     if not 1 <= utf16_units(name) <= 1024 or len(segments) > 254:
-        raise InputError(f"blob name {name[:80]!r}: Azure takes 1 to 1,024 characters in at most 254 segments")
+        raise InputError(f"blob name {name[:80]!r}: Azure accepts 1 to 1,024 characters in at most 254 segments")
     if _CONTROL.search(name) or "\\" in name or _SURROGATE.search(name):
-        raise InputError(f"blob name {name!r}: control characters, lone surrogates and backslashes are refused")
+        raise InputError(f"blob name {name!r}: control characters, lone surrogates and backslashes are not allowed")
     if not segments[0] or not segments[-1] or any(part.endswith(".") for part in segments):
-        raise InputError(f"blob name {name!r}: no slash at either end, and no segment may end in a dot")
+        raise InputError(f"blob name {name!r}: it may not begin or end with a slash, and no segment may end in a dot")
 
 
-@cache_names  # an episode names its instance in every row
+@cache_names  # all rows of an instance's history have the same PartitionKey
 def check_key(what: str, value: str) -> None:
-    r"""A PartitionKey or RowKey: at most 512 UTF-16 units, none of ``/ \ # ?``, no control character.
+    r"""Check a PartitionKey or RowKey: at most 512 UTF-16 units, none of ``/ \ # ?``, no control character.
 
-    :param what: how an error names the key, e.g. ``PartitionKey``.
+    :param what: name of the key in the error, for example ``PartitionKey``.
+    :param value: the key.
     """
     found = _KEY_REFUSED.search(value) or _SURROGATE.search(value)
     if found:
-        raise InputError(f"{what} {value!r}: character {found.group()!r} is refused by Azure; escape it")
+        raise InputError(f"{what} {value!r}: Azure refuses the character {found.group()!r}; escape it")
     if utf16_units(value) > MAX_KEY_CHARACTERS:
         raise InputError(f"{what} {value[:80]!r}…: longer than {MAX_KEY_CHARACTERS} UTF-16 units")
 
 
 def check_column(name: str) -> None:
-    """A property name: a C# identifier of at most 255 characters."""
+    """Check that a column name is an identifier of at most 255 characters."""
     if not name.isidentifier() or len(name) > 255:
-        raise InputError(f"column {name!r}: Azure takes an identifier of at most 255 characters")
+        raise InputError(f"column {name!r}: Azure accepts an identifier of at most 255 characters")
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
 def utf16_units(text: str) -> int:
-    """Length as .NET and Azure count it."""
+    """Return the length of a text in UTF-16 code units, as .NET and Azure count it."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def property_bytes(value: Property) -> int:
-    """Bytes of a property's value by Azure's formula for the size of an entity."""
+    """Return the size of a property's value in bytes, by Azure's formula for the size of a row."""
     if isinstance(value, str):
         return 4 + 2 * utf16_units(value)
     if isinstance(value, bytes):
@@ -157,7 +169,7 @@ def property_bytes(value: Property) -> int:
 
 
 def entity_bytes(entity: Entity) -> int:
-    """Bytes of a row by Azure's formula: 4 + keys + per property 8 + name + value."""
+    """Return the size of a row in bytes by Azure's formula: 4 + keys, and for each property 8 + name + value."""
     size = 4 + 2 * (utf16_units(entity.partition_key) + utf16_units(entity.row_key))
     for name, value in entity.properties.items():
         if value is not None:
@@ -166,13 +178,16 @@ def entity_bytes(entity: Entity) -> int:
 
 
 def place(entity: Entity) -> str:
-    """A row as errors name it."""
+    """Return how an error message names a row."""
     return f"row ({entity.partition_key!r}, {entity.row_key!r})"
 
 
 def bound(entity: Entity) -> int:
-    """More bytes than a row can have, by Azure's formula and in a batch's body; cheap, and far under every limit for
-    the rows of every day, which need not be measured then."""
+    """Return an upper bound for the size of a row in bytes, both by Azure's formula and in the body of a batch request.
+
+    The bound is cheap to compute. A row whose bound is under the limits needs no exact measurement; this holds for
+    almost all rows.
+    """
     characters = sum(len(value) for value in entity.properties.values() if isinstance(value, str | bytes))
     return _bound(len(entity.properties), characters)
 
@@ -182,7 +197,10 @@ def _bound(properties: int, characters: int) -> int:
 
 
 def check_property(name: str, value: Property | None) -> None:
-    """Type, range and size of one property."""
+    """Check the type, range and size of one property.
+
+    :param name: name of the property, for the error.
+    """
     if isinstance(value, str):
         if len(value) > SHORT or not value.isascii():
             _check_string(name, value)
@@ -190,14 +208,16 @@ def check_property(name: str, value: Property | None) -> None:
         return
     elif isinstance(value, bytes):
         if len(value) > MAX_PROPERTY_BYTES:
-            raise PayloadTooLarge(f"column {name!r}: {len(value)} bytes; Azure takes {MAX_PROPERTY_BYTES}")
+            raise PayloadTooLarge(f"column {name!r}: {len(value)} bytes; Azure accepts {MAX_PROPERTY_BYTES}")
     elif isinstance(value, int):
         _check_integer(name, value)
     elif isinstance(value, Timestamp):
         if not _time_fits(value):
-            raise InputError(f"column {name!r}: time out of Azure's range (years 1601 to 9999): {value.ticks} ticks")
+            raise InputError(
+                f"column {name!r}: {value.ticks} ticks are outside of Azure's range of times (years 1601 to 9999)"
+            )
     else:
-        raise InputError(f"column {name!r}: type {type(value).__name__} is none of Azure's; convert it")
+        raise InputError(f"column {name!r}: Azure has no type for {type(value).__name__}; convert the value")
 
 
 def _time_fits(value: Timestamp) -> bool:
@@ -207,21 +227,24 @@ def _time_fits(value: Timestamp) -> bool:
 def _check_string(name: str, value: str) -> None:
     if 2 * len(value) > MAX_PROPERTY_BYTES or (not value.isascii() and 2 * utf16_units(value) > MAX_PROPERTY_BYTES):
         raise PayloadTooLarge(
-            f"column {name!r}: {2 * utf16_units(value)} bytes as UTF-16; Azure takes {MAX_PROPERTY_BYTES}"
+            f"column {name!r}: {2 * utf16_units(value)} bytes as UTF-16; Azure accepts {MAX_PROPERTY_BYTES}"
         )
     if not value.isascii() and _SURROGATE.search(value):
-        raise InputError(f"column {name!r}: a lone surrogate cannot be sent")
+        raise InputError(f"column {name!r}: the text has a lone surrogate, which UTF-8 cannot encode")
 
 
 def _check_integer(name: str, value: int) -> None:
     bits = 63 if isinstance(value, Int64) else 31
     if not -(1 << bits) <= value < 1 << bits:
-        way_out = "too large for a row" if bits == 63 else "wrap it in Int64"
+        way_out = "store it as a text" if bits == 63 else "wrap it in Int64"
         raise InputError(f"column {name!r}: {value} does not fit Edm.Int{bits + 1}; {way_out}")
 
 
 def check_entity(entity: Entity) -> int:
-    """Keys, columns and size of a row that is written. :returns: its :func:`bound`."""
+    """Check the keys, columns and size of a row before it is written.
+
+    :returns: the row's :func:`bound`, in bytes.
+    """
     check_key("PartitionKey", entity.partition_key)
     check_key("RowKey", entity.row_key)
     _check_columns(tuple(entity.properties))
@@ -247,16 +270,20 @@ def _check_columns(names: tuple[str, ...]) -> None:
     for name in names:
         check_column(name)
         if name in KEY_COLUMNS:
-            raise InputError(f"column {name!r} is the row's own; it cannot be a property")
+            raise InputError(f"column {name!r}: Azure reserves this name for a system column; choose another name")
 
 
 def surely_fits(properties: int, characters: int) -> bool:
-    """Whether a row of so many properties, of which texts and bytes have so many characters, is within all limits."""
+    """Return True if a row is within all limits by its :func:`bound`. False means that the row must be measured.
+
+    :param properties: number of properties in the row.
+    :param characters: total length of the row's text and binary values.
+    """
     return properties <= MAX_PROPERTIES and _bound(properties, characters) <= MAX_ENTITY_BYTES
 
 
 def check_size(entity: Entity) -> None:
-    """At most 252 properties and 1 MiB; asked again of a merged row."""
+    """Check that a row has at most 252 properties and 1 MiB. A merge calls this again for the merged row."""
     _check_size(entity, bound(entity))
 
 
@@ -265,29 +292,32 @@ def _check_size(entity: Entity, most: int) -> None:
         return
     count = sum(value is not None for value in entity.properties.values())
     if count > MAX_PROPERTIES:
-        raise PayloadTooLarge(f"{place(entity)}: {count} properties; Azure takes {MAX_PROPERTIES}")
+        raise PayloadTooLarge(f"{place(entity)}: {count} properties; Azure accepts {MAX_PROPERTIES}")
     size = entity_bytes(entity)
     if size > MAX_ENTITY_BYTES:
-        raise PayloadTooLarge(f"{place(entity)}: {size} bytes; Azure takes {MAX_ENTITY_BYTES}")
+        raise PayloadTooLarge(f"{place(entity)}: {size} bytes; Azure accepts {MAX_ENTITY_BYTES}")
 
 
 def check_row(row: RowOperation) -> int:
-    """One row of a write: its entity, and an ETag exactly where the verb has a condition. :returns: as the entity's."""
+    """Check the write of one row. REPLACE, MERGE and DELETE need an ETag; the other verbs must not have one.
+
+    :returns: the row's :func:`bound`, in bytes.
+    """
     size = check_entity(row.entity)
     if row.verb in CONDITIONAL:
         if not row.etag:
-            raise InputError(f"{row.verb.value} of {place(row.entity)}: needs an etag ('*' for any)")
+            raise InputError(f"{row.verb.value} of {place(row.entity)}: needs an etag ('*' matches any etag)")
     elif row.etag is not None:
-        raise InputError(f"{row.verb.value} of {place(row.entity)}: takes no etag")
+        raise InputError(f"{row.verb.value} of {place(row.entity)}: takes no etag; leave it None")
     return size
 
 
 def check_transaction(operation: Transact) -> None:
-    """1 to 100 rows, of one partition key, none twice, at most 4 MiB together."""
+    """Check that a transaction has 1 to 100 different rows with one partition key, and at most 4 MiB."""
     check_table_name(operation.table)
     count = len(operation.rows)
     if not 1 <= count <= MAX_TRANSACTION_OPERATIONS:
-        raise InputError(f"transaction on {operation.table!r}: {count} rows; Azure takes 1 to 100")
+        raise InputError(f"transaction on {operation.table!r}: {count} rows; Azure accepts 1 to 100")
     most = sum([check_row(row) for row in operation.rows])
     if count == 1:
         return
@@ -295,16 +325,18 @@ def check_transaction(operation: Transact) -> None:
     if len(partitions) > 1:
         raise InputError(f"transaction on {operation.table!r}: more than one PartitionKey: {sorted(partitions)[:3]}")
     if len({row.entity.row_key for row in operation.rows}) < count:
-        raise InputError(f"transaction on {operation.table!r}: a row stands in it twice")
+        raise InputError(f"transaction on {operation.table!r}: it contains the same row twice")
     if most <= MAX_TRANSACTION_BYTES:
         return
     size = sum(row_request_bytes(row) for row in operation.rows)
     if size > MAX_TRANSACTION_BYTES:
-        raise PayloadTooLarge(f"transaction on {operation.table!r}: {size} bytes; Azure takes {MAX_TRANSACTION_BYTES}")
+        raise PayloadTooLarge(
+            f"transaction on {operation.table!r}: {size} bytes; Azure accepts {MAX_TRANSACTION_BYTES}"
+        )
 
 
 def row_request_bytes(row: RowOperation) -> int:
-    """Upper bound of a row's bytes in a batch's body: its part headers, and its columns as ASCII JSON."""
+    """Return an upper bound for the bytes of a row in a batch request: the headers, and the columns as ASCII JSON."""
     entity = row.entity
     size = 800 + 6 * (utf16_units(entity.partition_key) + utf16_units(entity.row_key))
     if row.verb is RowVerb.DELETE:
@@ -321,7 +353,7 @@ def row_request_bytes(row: RowOperation) -> int:
 
 
 def _json_bytes(text: str) -> int:
-    if text.isascii():  # quotes, backslashes and line ends are escaped by one character, other controls by five
+    if text.isascii():  # JSON adds one character to a quote or backslash, and at most five to a control character
         return len(text) + text.count('"') + text.count("\\") + 5 * len(_CONTROL.findall(text))
     return 6 * utf16_units(text)
 
@@ -330,43 +362,48 @@ def _json_bytes(text: str) -> int:
 
 
 def check_message(text: str) -> None:
-    """At most 65,536 UTF-8 bytes of characters that survive XML (a raw CR does not)."""
+    """Check that a message has at most 65,536 bytes as UTF-8 and only characters that XML transports unchanged."""
     found = _MESSAGE_REFUSED.search(text)
     if found:
-        raise InputError(f"message: character {found.group()!r} at {found.start()} does not survive XML; escape it")
+        raise InputError(
+            f"message: XML cannot transport the character {found.group()!r} at position {found.start()}; escape it"
+        )
     size = len(text) if text.isascii() else len(text.encode())
     if size > MAX_MESSAGE_BYTES:
-        raise PayloadTooLarge(f"message: {size} bytes as UTF-8; Azure takes {MAX_MESSAGE_BYTES}; spill it to a blob")
+        raise PayloadTooLarge(f"message: {size} bytes as UTF-8; Azure accepts {MAX_MESSAGE_BYTES}; move it to a blob")
 
 
 def check_visibility(visibility: timedelta) -> None:
-    """0 to 7 days."""
+    """Check that a visibility is 0 to 7 days."""
     if not timedelta(0) <= visibility <= MAX_VISIBILITY:
-        raise InputError(f"visibility {visibility}: Azure takes 0 to 7 days")
+        raise InputError(f"visibility {visibility}: Azure accepts 0 to 7 days")
 
 
 def whole_seconds(visibility: timedelta) -> int:
-    """A visibility as Azure takes it, rounded up so that nothing is seen early. The embedded store keeps fractions."""
+    """Return a visibility in whole seconds, as Azure needs it.
+
+    The value is rounded up, so that no message becomes visible early. The embedded store keeps the fraction.
+    """
     return -(-visibility // timedelta(seconds=1))
 
 
 def check_receive(queue: str, limit: int, visibility: timedelta) -> None:
     check_peek(queue, limit)
     if not timedelta(0) < visibility <= MAX_VISIBILITY:
-        raise InputError(f"receive from {queue!r}: visibility {visibility}; Azure takes 1 s to 7 days")
+        raise InputError(f"receive from {queue!r}: visibility {visibility}; Azure accepts 1 s to 7 days")
 
 
 def check_peek(queue: str, limit: int) -> None:
     check_queue_name(queue)
     if not 1 <= limit <= MAX_RECEIVE:
-        raise InputError(f"receive from {queue!r}: limit {limit}; Azure takes 1 to {MAX_RECEIVE}")
+        raise InputError(f"receive from {queue!r}: limit {limit}; Azure accepts 1 to {MAX_RECEIVE}")
 
 
 # --- queries ------------------------------------------------------------------------------------------------------
 
 
 def comparisons(filter: Filter) -> Iterator[Compare]:
-    """All comparisons of a filter, from the left."""
+    """Iterate over all comparisons of a filter, from left to right."""
     if isinstance(filter, Compare):
         yield filter
     else:
@@ -375,13 +412,13 @@ def comparisons(filter: Filter) -> Iterator[Compare]:
 
 
 def check_filter(filter: Filter | None) -> None:
-    """Known operators, values of Azure's types, no empty And or Or, at most 15 comparisons."""
+    """Check a filter: known operators, values of Azure's types, no And or Or without parts, at most 15 comparisons."""
     if filter is None:
         return
     _check_shape(filter)
     found = list(comparisons(filter))
     if len(found) > MAX_COMPARISONS:
-        raise InputError(f"filter with {len(found)} comparisons; Azure takes {MAX_COMPARISONS}: split the query")
+        raise InputError(f"filter with {len(found)} comparisons: Azure accepts {MAX_COMPARISONS}; split the query")
     for compare in found:
         _check_compare(compare)
 
@@ -389,7 +426,7 @@ def check_filter(filter: Filter | None) -> None:
 def _check_shape(filter: Filter) -> None:
     if isinstance(filter, And | Or):
         if not filter.parts:
-            raise InputError(f"filter: {type(filter).__name__} without parts")
+            raise InputError(f"filter: {type(filter).__name__} has no parts; use at least one")
         for part in filter.parts:
             _check_shape(part)
 
@@ -397,13 +434,15 @@ def _check_shape(filter: Filter) -> None:
 def _check_compare(compare: Compare) -> None:
     check_column(compare.column)
     if compare.operator not in OPERATORS:
-        raise InputError(f"filter on {compare.column!r}: operator {compare.operator!r} is none of {sorted(OPERATORS)}")
+        raise InputError(
+            f"filter on {compare.column!r}: unknown operator {compare.operator!r}; use one of {sorted(OPERATORS)}"
+        )
     if compare.column in ("PartitionKey", "RowKey") and not isinstance(compare.value, str):
-        raise InputError(f"filter on {compare.column}: compares with a string, not {compare.value!r}")
+        raise InputError(f"filter on {compare.column}: the value must be a string, not {compare.value!r}")
     if compare.column == "Timestamp" and not isinstance(compare.value, Timestamp):
-        raise InputError(f"filter on Timestamp: compares with a Timestamp, not {compare.value!r}")
+        raise InputError(f"filter on Timestamp: the value must be a Timestamp, not {compare.value!r}")
     if compare.value is None:
-        raise InputError(f"filter on {compare.column!r}: None cannot be compared with")
+        raise InputError(f"filter on {compare.column!r}: the value must not be None")
     check_property(compare.column, compare.value)
 
 
@@ -413,7 +452,7 @@ def check_query(table: str, filter: Filter | None, select: Sequence[str] | None,
     for name in select or ():
         check_column(name)
     if not 1 <= limit <= MAX_PAGE:
-        raise InputError(f"query of {table!r}: limit {limit}; Azure takes 1 to {MAX_PAGE}")
+        raise InputError(f"query of {table!r}: limit {limit}; Azure accepts 1 to {MAX_PAGE}")
 
 
 # --- blobs and leases ---------------------------------------------------------------------------------------------
@@ -425,12 +464,14 @@ def check_blob(container: str, name: str) -> None:
 
 
 def check_append(container: str, name: str, data: bytes) -> None:
-    """1 byte to 4 MiB at a time."""
+    """Check an append to a blob: 1 byte to 4 MiB of data."""
     check_blob(container, name)
     if not data:
-        raise InputError(f"append to blob {name!r}: nothing to append")
+        raise InputError(f"append to blob {name!r}: the data is empty; append at least 1 byte")
     if len(data) > MAX_APPEND_BYTES:
-        raise PayloadTooLarge(f"append to blob {name!r}: {len(data)} bytes; Azure takes {MAX_APPEND_BYTES} at a time")
+        raise PayloadTooLarge(
+            f"append to blob {name!r}: {len(data)} bytes; Azure accepts {MAX_APPEND_BYTES} in one append"
+        )
 
 
 def check_lease_target(container: str, name: str | None) -> None:
@@ -441,22 +482,22 @@ def check_lease_target(container: str, name: str | None) -> None:
 
 def check_lease_seconds(seconds: int) -> None:
     if not MIN_LEASE <= seconds <= MAX_LEASE:
-        raise InputError(f"lease of {seconds} s: Azure takes {MIN_LEASE} to {MAX_LEASE} s")
+        raise InputError(f"lease of {seconds} s: Azure accepts {MIN_LEASE} to {MAX_LEASE} s")
 
 
 def check_lease_id(lease_id: str) -> None:
-    """A GUID in its usual form."""
+    """Check that a lease id is a GUID."""
     try:
         UUID(lease_id)
     except ValueError:
-        raise InputError(f"lease id {lease_id!r}: Azure takes a GUID") from None
+        raise InputError(f"lease id {lease_id!r}: Azure accepts only a GUID") from None
 
 
 # --- operations and units -----------------------------------------------------------------------------------------
 
 
 def check_operation(operation: Operation) -> None:
-    """Everything that can be refused of one operation without asking the store."""
+    """Check one operation by all rules that need no request to the store."""
     match operation:
         case PutMessage():
             check_queue_name(operation.queue)
@@ -486,17 +527,19 @@ def _check_put(operation: PutBlob) -> None:
 
 
 def check_alone(operation: Operation) -> None:
-    """An operation outside a unit: as :func:`check_operation`, and no reference to another one's ETag."""
+    """Check an operation that is not part of a unit. It may not refer to the ETag of another operation's row."""
     check_operation(operation)
     if isinstance(operation, Transact) and any(isinstance(row.etag, EtagOf) for row in operation.rows):
-        raise InputError(f"transaction on {operation.table!r}: EtagOf means nothing outside a unit")
+        raise InputError(f"transaction on {operation.table!r}: EtagOf is allowed only inside a unit")
     if isinstance(operation, PutMessage) and operation.naming is not None:
-        raise InputError(f"message to {operation.queue!r}: EtagOf means nothing outside a unit")
+        raise InputError(f"message to {operation.queue!r}: EtagOf is allowed only inside a unit")
 
 
 def check_unit(unit: Unit) -> None:
-    """Every operation, and that each ``EtagOf`` names a row written by an *earlier* step (operations of one step go in
-    parallel on Azure)."""
+    """Check each operation of a unit, and that each ``EtagOf`` refers to a row that an *earlier* step writes.
+
+    A reference to the same step is refused: Azure carries out the operations of one step in parallel.
+    """
     for index, step in enumerate(unit.steps):
         for operation in step.operations:
             check_operation(operation)
@@ -516,11 +559,12 @@ def _check_reference(unit: Unit, index: int, reference: EtagOf) -> None:
             return
     except IndexError:
         pass
-    raise InputError(f"step {unit.steps[index].name!r}: {reference} is no row written by an earlier step")
+    name = unit.steps[index].name
+    raise InputError(f"step {name!r}: {reference} does not refer to a row that an earlier step writes")
 
 
 def kind_of(operation: Operation) -> str:
-    """Under which name of ``Store.requests`` an operation is counted."""
+    """Return the kind under which ``Store.requests`` counts an operation."""
     if isinstance(operation, Transact):
         return "table.batch" if len(operation.rows) > 1 else _ROW_KINDS[operation.rows[0].verb]
     return _KINDS[type(operation)]

@@ -1,6 +1,6 @@
-"""A unit carried out step by step: Azure's way, and the simulation's over any store.
+"""Carry out a unit step by step. Azure needs this, and the simulation can do this on any store.
 
-Between any two operations another worker may act, and a crash may happen at each named point.
+Other workers may act between any two operations. Tests can crash a process before and after each step.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 Execute: TypeAlias = Callable[[Operation], Coroutine[Any, Any, Result]]
-"""Carries out one operation by itself; its references to ETags are resolved already."""
+"""Function that carries out one operation. The operation has no :class:`EtagOf` any more."""
 Together: TypeAlias = Callable[[Sequence[Coroutine[Any, Any, Result]]], Awaitable[tuple[Result, ...]]]
-"""Carries out the operations of one step; raises the first error in their order."""
+"""Function that carries out all operations of one step. If several fail, it raises the error of the first of them."""
 
 
 async def one_by_one(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
-    """In order; nothing after an error is begun."""
+    """Carry out the operations of one step in order. Stop at the first error."""
     done: list[Result] = []
     try:
         for operation in operations:
@@ -44,10 +44,14 @@ async def one_by_one(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple
 async def carry_out(
     unit: Unit, execute: Execute, crash: CrashPoint | None = None, *, together: Together = one_by_one
 ) -> Results:
-    """All steps in order; the first error ends it, with its step in its notes and what was done before in ``results``.
+    """Carry out the steps of a unit in order. Stop at the first error.
 
-    :param crash: awaited with the name of each step before it, and with ``after:<name>`` behind it.
-    :param together: how the operations of a step are carried out.
+    The error has the name of its step in its notes. A :class:`StorageError` also has the results of all steps before
+    that step, in its attribute ``results``.
+
+    :param execute: function that carries out one operation.
+    :param crash: function of a test, awaited with ``<name>`` before each step and ``after:<name>`` after each step.
+    :param together: function that carries out the operations of one step.
     """
     results: list[tuple[Result, ...]] = []
     for step in unit.steps:
@@ -72,7 +76,10 @@ async def carry_out(
 
 
 def resolved(operation: Operation, earlier: Results) -> Operation:
-    """The operation with every :class:`EtagOf` replaced by the ETag that it refers to."""
+    """Return the operation with each :class:`EtagOf` replaced by the ETag that it refers to.
+
+    :param earlier: results of the unit's earlier steps.
+    """
     if isinstance(operation, PutMessage):
         return named(operation, earlier)
     if not isinstance(operation, Transact) or not any(isinstance(row.etag, EtagOf) for row in operation.rows):
@@ -85,7 +92,10 @@ def _resolved_row(row: RowOperation, earlier: Results) -> RowOperation:
 
 
 def named(operation: PutMessage, earlier: Results) -> PutMessage:
-    """The message with the ETag in its text that it is to name."""
+    """Return the message with the placeholder in its text replaced by the ETag (``PutMessage.naming``).
+
+    :param earlier: results of the unit's earlier steps.
+    """
     if operation.naming is None:
         return operation
     mark, reference = operation.naming
@@ -94,7 +104,10 @@ def named(operation: PutMessage, earlier: Results) -> PutMessage:
 
 
 def etag_of(reference: EtagOf, earlier: Results) -> str:
-    """The ETag that an earlier operation gave. The reference was checked by ``rules.check_unit``."""
+    """Return the ETag that a reference means. ``rules.check_unit`` has checked the reference before.
+
+    :param earlier: results of the unit's earlier steps.
+    """
     written = earlier[reference.step][reference.operation]
     assert isinstance(written, tuple)
     return written[reference.row]

@@ -219,7 +219,7 @@ async def test_a_deleted_append_blob_begins_anew(store: Store, container: str) -
 
 
 async def test_appends_of_1_byte_to_4_mib(store: Store, container: str) -> None:
-    with pytest.raises(InputError, match="nothing"):
+    with pytest.raises(InputError, match="data is empty"):
         await store.append_blob(container, "log", b"")
     with pytest.raises(PayloadTooLarge):
         await store.append_blob(container, "log", b"x" * (4 * 1024 * 1024 + 1))

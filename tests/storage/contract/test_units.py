@@ -135,9 +135,9 @@ async def test_a_message_names_the_etag_of_a_row_written_before_it(store: Store,
     assert isinstance(etags, tuple)
     (text,) = await place.texts()
     assert json.loads(text) == {"etag": etags[0], "input": "MARK"}
-    with pytest.raises(InputError, match="EtagOf means nothing outside a unit"):
+    with pytest.raises(InputError, match="EtagOf is allowed only inside a unit"):
         await store.execute(put)
-    with pytest.raises(InputError, match="is no row written by an earlier step"):
+    with pytest.raises(InputError, match="does not refer to a row that an earlier step writes"):
         await store.commit(Unit(steps=(step("put", put), step("row", rows(name, RowVerb.INSERT, "b")))))
     assert await place.keys() == ["a"]
 
