@@ -1,7 +1,8 @@
-"""History events: DurableTask.Core's, as frozen values. One class for each type, hence the length of this module.
+"""The history events of DurableTask.Core, as frozen dataclasses.
 
-Inputs, results, event payloads and custom statuses are JSON *texts* here; decoding them is the context's work.
-Members that are ours alone start with ``taskhub_`` and are optional: a .NET row or message without them is handled.
+Inputs, results, event data and custom statuses are JSON *texts* here; the orchestration context decodes them. Fields
+that only TaskHub writes start with ``taskhub_``. These fields are optional, because rows and messages of .NET do not
+have them. This module is long because it has one class for each event type.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 REWOUND = "Rewound: "
-"""How the reason of a row begins that a rewind rewrote; its former event type follows."""
+"""Prefix of the reason in a history row that a rewind has rewritten. The row's former event type follows it."""
 
 
 class EventType(IntEnum):
-    """DurableTask.Core's numbers; member names are its names in table rows."""
+    """The types of events. Numbers and names are those of DurableTask.Core; history rows store the names."""
 
     ExecutionStarted = 0
     ExecutionCompleted = 1
@@ -46,7 +47,7 @@ class EventType(IntEnum):
 
 
 class Status(StrEnum):
-    """The status of an instance, by DurableTask's names."""
+    """The status of an instance, with the names of DurableTask."""
 
     RUNNING = "Running"
     COMPLETED = "Completed"
@@ -59,12 +60,12 @@ class Status(StrEnum):
 
     @property
     def number(self) -> int:
-        """The value of DurableTask's enum, which stands in messages."""
+        """The number of this status in DurableTask's enum. Messages store the number."""
         return _STATUS_ORDER.index(self)
 
     @classmethod
     def of_number(cls, number: int) -> Status:
-        """The status of a value of DurableTask's enum. :param number: as a message has it."""
+        """Return the status for a number of DurableTask's enum. :param number: the number, as in a message."""
         return _STATUS_ORDER[number]
 
     @property
@@ -78,7 +79,11 @@ _STATUS_ORDER = tuple(Status)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestrationInstance:
-    """An instance and, where known, the generation of it that is meant."""
+    """An instance, and optionally one of its generations.
+
+    :param instance_id: id of the instance.
+    :param execution_id: execution id of the generation; None: unknown, or any generation.
+    """
 
     instance_id: str
     execution_id: str | None = None
@@ -86,7 +91,13 @@ class OrchestrationInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentInstance:
-    """Who started a child: the parent and the number of its scheduling event."""
+    """The parent of a child, as the child's start event has it.
+
+    :param name: name of the parent's orchestrator.
+    :param instance: instance and execution id of the parent.
+    :param task_schedule_id: number of the parent's action that started the child.
+    :param version: version of the parent's orchestrator.
+    """
 
     name: str
     instance: OrchestrationInstance
@@ -98,10 +109,12 @@ class ParentInstance:
 class FailureDetails:
     """An error as DurableTask records it.
 
-    :param error_type: name of its class, with its module. :param error_message: its text.
-    :param stack_trace: of the user's code, as text. :param inner_failure: its cause.
-    :param is_non_retriable: whether no retry may follow.
-    :param properties: more that a .NET worker recorded.
+    :param error_type: name of the error's class, with its module.
+    :param error_message: text of the error.
+    :param stack_trace: stack trace of the user code, as text.
+    :param inner_failure: cause of the error; None if it has no cause.
+    :param is_non_retriable: whether a retry is forbidden.
+    :param properties: additional values that a .NET worker recorded.
     """
 
     error_type: str
@@ -114,7 +127,14 @@ class FailureDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
-    """W3C trace context of DurableTask's ``ParentTraceContext``."""
+    """A W3C trace context, as DurableTask's events carry it in ``ParentTraceContext``.
+
+    :param trace_parent: the W3C ``traceparent`` text.
+    :param trace_state: the W3C ``tracestate`` text.
+    :param id: ``traceparent`` of the orchestration's own span, in the history of a traced orchestration.
+    :param span_id: span id of the orchestration's own span; None: the orchestration is not traced.
+    :param activity_start_time: when the orchestration's own span began.
+    """
 
     trace_parent: str | None = None
     trace_state: str | None = None
@@ -125,12 +145,14 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """What every event of a history has. Its class tells its kind.
+    """The fields that all events have.
 
-    :param timestamp: when it happened. :param is_played: for DurableTask; always False here.
-    :param event_id: the action number of a scheduling event; -1 for everything that arrives or is bookkeeping.
-    :param taskhub_message_id: queue message id of the message that brought the event: a commit whose answer was lost is
-        recognised by it.
+    :param timestamp: when the event happened.
+    :param event_id: number of the action, for an event that an action made; -1 for events that arrive as messages and
+        for events that mark an episode.
+    :param is_played: whether the event was processed. DurableTask stores this field; TaskHub never reads it.
+    :param taskhub_message_id: id of the queue message that brought the event. If the answer to a commit is lost, the
+        worker finds this id in the history and knows that the commit succeeded.
     """
 
     event_type: ClassVar[EventType]
@@ -143,9 +165,11 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionStarted(HistoryEvent):
-    """
-    :param taskhub_row_etag: ETag of the instance row that our client inserted with this start.
-    :param taskhub_children: the children of earlier generations that have not completed (``family.carried``).
+    """The start of an instance, or of a generation after ``continue_as_new``.
+
+    :param taskhub_row_etag: ETag of the instance row that the TaskHub client inserted together with this start.
+    :param taskhub_children: the children of earlier generations that have not completed, as a JSON list
+        (:func:`.children.carried`).
     """
 
     event_type = EventType.ExecutionStarted
@@ -167,7 +191,13 @@ class ExecutionStarted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionCompleted(HistoryEvent):
-    """:param result: JSON of the result; of a failed orchestration the bare message."""
+    """The end of an instance.
+
+    :param status: final status of the instance.
+    :param result: result as JSON text; for a failed instance the plain text of the error; for a terminated instance the
+        reason of the terminate.
+    :param failure: the error of a failed instance; else None.
+    """
 
     event_type = EventType.ExecutionCompleted
 
@@ -178,11 +208,13 @@ class ExecutionCompleted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
-    """
-    :param taskhub_execution_id: names the run that the message is for, by the execution id of any of its generations;
-        None: the sender does not say, as of .NET. The same in all messages that have it.
-    :param taskhub_recurse: the instance's children end with it.
-    :param taskhub_child: name of the instance's orchestrator, if its parent has sent the message; else None.
+    """An order to terminate the instance.
+
+    :param input: reason of the terminate.
+    :param taskhub_execution_id: execution id of any generation of the run that the message is for. None: the sender
+        does not name a run; a .NET client never does. Other messages use this field in the same way.
+    :param taskhub_recurse: whether the instance's children are terminated too.
+    :param taskhub_child: name of the instance's orchestrator if the instance's parent sent this message; else None.
     """
 
     event_type = EventType.ExecutionTerminated
@@ -195,7 +227,7 @@ class ExecutionTerminated(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScheduled(HistoryEvent):
-    """:param taskhub_action_id: the action's identity."""
+    """The decision to run an activity. :param taskhub_action_id: identity of the action."""
 
     event_type = EventType.TaskScheduled
 
@@ -209,7 +241,12 @@ class TaskScheduled(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompleted(HistoryEvent):
-    """:param taskhub_action_id: echo of the request's identity; None from .NET."""
+    """The result of an activity.
+
+    :param task_scheduled_id: number of the action that called the activity.
+    :param result: result as JSON text.
+    :param taskhub_action_id: identity of the action that this answers; None in answers of a .NET worker.
+    """
 
     event_type = EventType.TaskCompleted
 
@@ -231,7 +268,11 @@ class TaskFailed(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubOrchestrationInstanceCreated(HistoryEvent):
-    """:param reason: ``Rewound: <type>`` in the row of a child that was rewound with its parent; None in a message."""
+    """The decision to start a child.
+
+    :param reason: ``Rewound: <event type>`` in the row of a child that was rewound together with its parent; None in
+        all other rows and in messages.
+    """
 
     event_type = EventType.SubOrchestrationInstanceCreated
 
@@ -267,8 +308,11 @@ class SubOrchestrationInstanceFailed(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerCreated(HistoryEvent):
-    """:param taskhub_role: of the timer behind a failed attempt: what its retry policy decided, as ``recorded`` writes
-    it. None: another timer, or the row is of .NET or of an earlier version.
+    """The decision to make a timer.
+
+    :param fire_at: when the timer fires.
+    :param taskhub_role: for a timer that follows a failed attempt, the retry decision as text
+        (:func:`.recorded.retry_role`). None: another timer, or .NET or an earlier version of TaskHub wrote the row.
     """
 
     event_type = EventType.TimerCreated
@@ -288,20 +332,24 @@ class TimerFired(HistoryEvent):
 
     @property
     def fired_at(self) -> Timestamp:
-        """When it fired. The event is made together with its timer, so its timestamp may be too early."""
+        """When the timer fired. The timestamp alone may be too early, because this event is made with the timer."""
         return max(self.timestamp, self.fire_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorStarted(HistoryEvent):
-    """Its timestamp is the orchestrator's current time in the episode."""
+    """The beginning of an episode. Its timestamp is the orchestrator's time during the episode."""
 
     event_type = EventType.OrchestratorStarted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorCompleted(HistoryEvent):
-    """:param taskhub_waits: waits that the episode began and ended, for people (:class:`.waits.Waits`)."""
+    """The end of an episode.
+
+    :param taskhub_waits: the waits that the episode began and ended, as text. Only the timeline that people see uses
+        it (:class:`.wait_changes.Waits`).
+    """
 
     event_type = EventType.OrchestratorCompleted
 
@@ -330,17 +378,19 @@ class EventRaised(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueAsNew(ExecutionCompleted):
-    """Read only: DurableTask never stores it."""
+    """An event type of DurableTask that no history has: DurableTask never stores it and TaskHub never makes it."""
 
     event_type = EventType.ContinueAsNew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenericEvent(HistoryEvent):
-    """What a rewind leaves in place of a failed event, and what it sends as its message.
+    """An event of a rewind: a history row that the rewind has rewritten, or the message that wakes the instance.
 
-    :param data: of the message only. :param reason: ``Rewound: <type>`` in a rewritten row.
-    :param original: the other columns of a rewritten row, as they were; None in a message.
+    :param data: reason of the rewind, in the message; None in a rewritten row.
+    :param reason: ``Rewound: <former event type>`` in a rewritten row.
+    :param name: name column of a rewritten row.
+    :param original: the other columns of a rewritten row, unchanged; None in a message.
     """
 
     event_type = EventType.GenericEvent
@@ -353,12 +403,15 @@ class GenericEvent(HistoryEvent):
 
     @property
     def is_rewind(self) -> bool:
-        """Whether it stands for a completion that was taken back: of each rewind one row does."""
+        """Whether this is the rewritten row of a completion. Each rewind rewrites exactly one completion."""
         return self.reason == f"{REWOUND}{EventType.ExecutionCompleted.name}"
 
     @property
     def is_message(self) -> bool:
-        """Whether a rewind has sent it: one or more, before or after what else wakes the instance, or none."""
+        """Whether this event came as the message of a rewind and is not a rewritten row.
+
+        A history may have no, one or several such events for one rewind, and they may come after other new events.
+        """
         return self.event_id < 0 and not (self.reason or "").startswith(REWOUND)
 
 
@@ -371,8 +424,10 @@ class HistoryState(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSuspended(HistoryEvent):
-    """:param taskhub_process: names the client process that has sent the message; None in a history.
-    :param taskhub_by: who ordered it, such as ``ann@node7``; None where the client does not say so.
+    """An order to suspend the instance.
+
+    :param taskhub_process: id of the client process that sent the message; None in a history.
+    :param taskhub_by: user who ordered the suspend, such as ``ann@node7``; None if the client does not say so.
     """
 
     event_type = EventType.ExecutionSuspended
@@ -385,7 +440,7 @@ class ExecutionSuspended(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResumed(HistoryEvent):
-    """:param taskhub_process: as in :class:`ExecutionSuspended`."""
+    """An order to resume the instance. :param taskhub_process: as in :class:`ExecutionSuspended`."""
 
     event_type = EventType.ExecutionResumed
 

@@ -1,6 +1,6 @@
-"""External events of a generation: waits that have no event yet, and events that nobody has waited for yet.
+"""The external events of a generation: waits that have no event yet, and events that no wait has taken yet.
 
-Names are matched without their case, as DurableTask does.
+Upper and lower case of event names are the same, as in DurableTask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedE
 
 
 class ExternalEvents:
-    """Events go to waits in the order in which they came, and the other way round."""
+    """Matches events with waits of the same name: the oldest event goes to the oldest wait."""
 
     __slots__ = ("_by_name", "_raised", "_unclaimed", "_waits")
 
@@ -25,16 +25,16 @@ class ExternalEvents:
         self._raised = 0
 
     def __len__(self) -> int:
-        """Number of names that are waited for."""
+        """Number of event names for which there are waits."""
         return len(self._waits)
 
     @property
     def unclaimed(self) -> list[EventRaised]:
-        """Events that nobody has waited for, in the order in which they came."""
+        """The events that no wait has taken yet, in the order in which they came."""
         return list(self._unclaimed.values())
 
     def wait(self, task: EventWait) -> None:
-        """Give the wait the oldest event of its name, now or when it comes."""
+        """Give the wait the oldest event of its name: at once if there is one, else when the next one comes."""
         key = task.name.casefold()
         numbers = self._by_name.get(key)
         if numbers:
@@ -49,7 +49,7 @@ class ExternalEvents:
         waits = self._waits.get(key)
         while waits:
             task = waits.popleft()
-            if not task.is_complete:  # else it was cancelled
+            if not task.is_complete:  # a complete wait was cancelled: the event is for the next wait
                 task.raised(event.input)
                 return
         self._waits.pop(key, None)
@@ -58,7 +58,7 @@ class ExternalEvents:
         self._raised += 1
 
     def awaited(self) -> list[AwaitedEvent]:
-        """The oldest open wait of each of at most ``MAX_EXAMINED`` names."""
+        """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names."""
         return [
             AwaitedEvent(name=task.name, since=task.since)
             for waits in islice(self._waits.values(), MAX_EXAMINED)

@@ -1,4 +1,4 @@
-"""From exceptions to FailureDetails and back. Used wherever user code may raise."""
+"""Converts exceptions to FailureDetails and back. All code that calls user code uses it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.masking import masked
 
 MAX_TEXT = 32 * 1024
-"""Characters that are kept of an exception's text, and of its stack trace; the middle of a longer one is left out."""
+"""Maximum stored characters of an exception's text, and of its stack trace. The middle of a longer text is removed."""
 MAX_CAUSES = 10
-"""Causes that are kept of an exception (``raise ... from``, or the failures of children of children)."""
+"""Maximum stored causes of an exception (``raise ... from``, or the failures of children of children)."""
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _PYTHON = re.compile(
@@ -30,17 +30,18 @@ _PYTHON = re.compile(
 )
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
-"""Error types of an instance that failed because an activity or a child failed."""
+"""``FailureDetails.error_type`` of an instance that failed because an activity or a child failed."""
 
 
 def headline(failure: FailureDetails, *, activity: str | None = None, child: str | None = None) -> str:
-    """One line that says what failed: the name of the activity or child, the class of its error and the text.
+    """Return one line about a failure: the name of the activity or child, the class of the error and its text.
 
     For example ``activity 'load' failed: OSError: no flights``. Every place that shows a failure to people uses it.
 
-    :param activity: name of the activity, for the failure of a single activity.
-    :param child: name of the child orchestration, for the failure of a single child. Without both the failure is one of
-        an instance, whose text already has these names.
+    :param failure: the failure of an activity, a child or an instance.
+    :param activity: name of the activity, if the failure is an activity's.
+    :param child: name of the child's orchestrator, if the failure is a child's. If both names are None, the failure is
+        an instance's: its text already names the activity or child that failed.
     """
     names_task = failure.error_type in TASK_FAILED and failure.error_message.startswith(("activity ", "child orch"))
     text = failure.error_message if names_task else f"{failure.error_type}: {failure.error_message}"
@@ -50,16 +51,19 @@ def headline(failure: FailureDetails, *, activity: str | None = None, child: str
 
 
 def chain(failure: FailureDetails | None) -> Iterator[FailureDetails]:
-    """A failure and its causes, the outermost first."""
+    """Yield a failure, then its cause, then the cause of the cause and so on."""
     while failure is not None:
         yield failure
         failure = failure.inner_failure
 
 
 def place_of(failure: FailureDetails | None) -> str | None:
-    """Where the user's code failed, for example ``jobs/flights.py:24, in load``; None where no stack trace tells.
+    """Return the line at which user code failed, for example ``jobs/flights.py:24, in load``.
 
-    For an instance that failed because an activity or a child failed, the place is the activity's or the child's.
+    For an instance that failed because an activity or a child failed, it is the line in the activity or child.
+
+    :param failure: the recorded failure; None for no failure.
+    :returns: None if no stack trace has the line.
     """
     found = None
     for one in chain(failure):
@@ -73,27 +77,34 @@ def place_of(failure: FailureDetails | None) -> str | None:
 
 
 def _own(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Frames of the user's code, as far as paths tell: an error is often raised inside a library."""
+    """Return the frames of user code, judged by file path. The error itself is often raised inside a library.
+
+    :param frames: (file, line, function) of each frame.
+    :returns: the frames outside Python and its installed packages; if there are none, the best that is left.
+    """
     without_python = [frame for frame in frames if not _PYTHON.search(frame[0])]
     return [frame for frame in without_python if not _INSTALLED.search(frame[0])] or without_python or frames
 
 
 def failure_of(error: BaseException) -> FailureDetails:
-    """What is recorded of an exception that user code raised: its class, text, stack trace and causes.
+    """Convert an exception of user code to the FailureDetails that are stored.
 
-    This is the only place that records exceptions: those of orchestrators and those of activities look the same.
+    Orchestrators and activities both use this function, so their failures look the same.
 
     - ``error_type`` is the class with its module, as in .NET; Python's own errors and those of this package have no
       module.
     - ``error_message`` is the text of the exception. A failed activity or child gives its :func:`headline`, so that
       readers of the instance see which one failed.
     - ``stack_trace`` is what Python prints, without the frames of this package and without the causes.
-    - ``inner_failure`` is the cause (``raise ... from``), or what made the activity or child fail.
+    - ``inner_failure`` is the cause (``raise ... from``). For a failed activity or child it is the failure of that
+      activity or child.
     - ``is_non_retriable`` is true for ``OrchestrationError(retryable=False)``, for any exception with an attribute
-      ``retryable`` that is False, for the failure of a task that was not retriable, for a value that does not fit and
-      for code that does not fit its history. The next attempt of these would fail in the same way.
+      ``retryable`` that is False, for a failed activity or child whose own failure is non-retriable, for
+      :class:`InputError` and for :class:`NonDeterminismError`. A retry after these would fail in the same way.
 
     Texts have at most :data:`MAX_TEXT` characters, and a failure has at most :data:`MAX_CAUSES` causes.
+
+    :param error: the exception.
     """
     return _failure_of(error, MAX_CAUSES)
 
@@ -114,13 +125,15 @@ def _type_name(kind: type) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The text of an exception as it may be stored (:func:`storable`), :data:`MAX_TEXT` at most.
+    """Return the text of an exception in storable form (:func:`storable`), with at most :data:`MAX_TEXT` characters.
 
-    It works for any ``__str__`` of a user.
+    It never raises, even if the exception's ``__str__`` raises.
+
+    :param error: the exception.
     """
     try:
         return _cut(storable(str(error)))
-    except BaseException as broken:  # SystemExit too: reporting an error must not raise another one
+    except BaseException as broken:  # also SystemExit: `__str__` is user code, and this function must not raise
         return f"(its __str__ raised {type(broken).__name__})"
 
 
@@ -133,9 +146,12 @@ def _recorded_message(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    r"""A text of user code as it may be stored: every reader of the hub sees it, and every store takes it.
+    r"""Make a text of user code safe to store.
 
-    The values of secrets become ``***``. Half a character, as of a file's name that is no UTF-8, becomes ``\udce9``.
+    Known secret values become ``***``, because every reader of the hub sees the text. An unpaired surrogate (for
+    example from a file name that is not UTF-8) becomes an escape such as ``\udce9``, because no store accepts it.
+
+    :param text: text of user code.
     """
     return masked(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
@@ -149,7 +165,10 @@ def _inner(error: BaseException, causes: int) -> FailureDetails | None:
 
 
 def _shortened(failure: FailureDetails | None, depth: int) -> FailureDetails | None:
-    """The first failures of a recorded chain: each parent of a failed child adds one more."""
+    """Return a failure with at most ``depth`` failures in its chain of causes.
+
+    The limit is needed because each parent of a failed child adds one failure to the chain.
+    """
     if failure is None or not depth:
         return None
     if sum(1 for _ in chain(failure)) <= depth:
@@ -164,19 +183,19 @@ def _is_final(error: BaseException) -> bool:
         return True
     try:
         return getattr(error, "retryable", None) is False
-    except BaseException:  # a user's property
+    except BaseException:  # `retryable` may be a property of user code, which may raise any error
         return False
 
 
 def _trace(error: BaseException) -> str | None:
-    """What Python prints of an exception; None without a frame to show."""
+    """Return the stack trace as Python prints it; None if the exception has no frame to show."""
     told = traceback.TracebackException(type(error), error, error.__traceback__)
     told.stack = user_frames(error)
     return _cut(storable("".join(told.format(chain=False)))) if told.stack else None
 
 
 def _cut(text: str) -> str:
-    """A long text without its middle: readers need how it began and where it ended."""
+    """Remove the middle of a text that is longer than :data:`MAX_TEXT`. Readers need its beginning and its end most."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
@@ -184,10 +203,12 @@ def _cut(text: str) -> str:
 
 
 def user_frames(error: BaseException) -> traceback.StackSummary:
-    """The stack of an exception with the user's own frames only: frames of this package and of pydantic are left out.
+    """Return the stack of an exception without the frames of this package and of pydantic.
 
-    An error without any frame of the user keeps all frames, unless this package raised it on purpose: then its text
-    says everything.
+    If no frame is left, all frames are returned, except for a :class:`TaskHubError`: this package raised it on purpose
+    and its text is enough.
+
+    :param error: the exception.
     """
     every = traceback.TracebackException(type(error), error, error.__traceback__).stack
     walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -196,14 +217,15 @@ def user_frames(error: BaseException) -> traceback.StackSummary:
 
 
 def _is_library(frame: FrameType) -> bool:
-    known = frame.f_globals  # the package first: an executor's own module is run as __main__
+    known = frame.f_globals  # `__package__` first: the `__name__` of an executor's main module is only "__main__"
     return str(known.get("__package__") or known.get("__name__") or "").partition(".")[0] in _LIBRARIES
 
 
 def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> TaskFailedError:
-    """What an orchestrator sees of a failed activity or child.
+    """Return the error that the orchestrator gets when it awaits a failed activity or child.
 
-    :param name: of the activity or child.
+    :param event: the event that says that the activity or child failed.
+    :param name: name of the activity or of the child's orchestrator.
     """
     details = event.failure or _of_serialised(event.details, event.reason)
     kind = TaskFailedError if isinstance(event, TaskFailed) else SubOrchestrationFailedError
@@ -211,7 +233,11 @@ def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> T
 
 
 def _of_serialised(details: str | None, reason: str | None) -> FailureDetails:
-    """The failure of a .NET worker that serialises exceptions: ``Details`` is one, or missing."""
+    """Return the failure in an event of a .NET worker that serialises exceptions instead of writing FailureDetails.
+
+    :param details: the serialised exception as JSON text; None if it is missing.
+    :param reason: text of the error; None if it is missing.
+    """
     try:
         found = json.loads(details) if details else {}
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Names made from values: identities of actions, execution ids of later generations, replay-safe GUIDs.
+"""Computes ids: identities of actions, execution ids of later generations, replay-safe GUIDs.
 
-Everything here is a pure function, so that an episode which is run again after a crash decides the very same names.
-The page docs/decisions/identity-of-actions.md says why. Nothing here is random, and nothing may become so.
+All functions are pure, because an episode that runs again after a crash must compute the same ids. No function may use
+random values or a clock. The page docs/decisions/identity-of-actions.md has the reasons.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 
 NAMESPACE = UUID("9e952958-5e33-4daf-827f-2fa12937b875")
-"""DurableTask's own namespace for replay-safe GUIDs."""
+"""The UUID namespace that DurableTask uses for replay-safe GUIDs."""
 HALF = 16
-"""Hex digits of an execution id that all generations of one start share."""
+"""Number of hex digits at the start of an execution id that are the same in all generations of one run."""
 MAX_INSTANCE_ID = 256
 _LATER = "00000000"
 
@@ -32,10 +32,15 @@ def action_id(
     input: str | None = None,
     rewinds: int = 0,
 ) -> str:
-    """The identity of an action: the same decision has the same one, another decision another one.
+    """Return the identity of an action. Equal decisions have equal identities; different decisions have different ones.
 
-    :param number: the action's number. :param kind: what it is, e.g. ``activity``.
-    :param input: JSON text; enters by its SHA-256. :param rewinds: rewinds of the instance so far.
+    :param instance: instance and execution id of the generation that made the decision.
+    :param number: number of the action in its generation.
+    :param kind: role of the action, e.g. ``activity``.
+    :param name: name of the activity, the child's orchestrator or the event; "" for a timer.
+    :param version: version of the activity or of the child's orchestrator.
+    :param input: input as JSON text, or the time of a timer as text; its SHA-256 enters the identity.
+    :param rewinds: number of rewinds in the generation's history so far.
     :returns: a UUIDv5 in its usual text form.
     """
     digest = None if input is None else sha256(input.encode("utf-8", "surrogatepass")).hexdigest()
@@ -44,43 +49,61 @@ def action_id(
 
 
 def child_execution_id(action: str) -> str:
-    """Execution id of a child orchestration: its action's identity, in the form of execution ids (32 hex)."""
+    """Return the execution id of a child: the identity of the action that starts it, as 32 hex digits.
+
+    :param action: identity of the action.
+    """
     return UUID(action).hex
 
 
 def next_execution_id(execution_id: str) -> str:
-    """Execution id of the generation after ``execution_id``; a re-run gives the same.
+    """Return the execution id of the next generation. The same argument always gives the same result.
 
-    The first half stays, so that a duplicate of the first start is known after any number of generations; the second
-    counts, so that of two generations the newer is known.
+    The first half stays the same, so that a duplicate of the first start message is recognised in every generation. The
+    second half counts the generations, so that a reader knows which of two generations is newer.
+
+    :param execution_id: execution id of the current generation.
     """
     return f"{execution_id[:HALF]:0<{HALF}}{_LATER}{generation_of(execution_id) + 1:08x}"
 
 
 def generation_of(execution_id: str) -> int:
-    """How many times the start behind this execution id has continued as new; 0 for ids that others made."""
+    """Return how many calls of ``continue_as_new`` this execution id counts; 0 for an id that .NET made.
+
+    :param execution_id: execution id of a generation.
+    """
     return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
 
 
 def run_name(execution_id: str) -> str:
-    """What the execution ids of all generations of one start have in common: it names the run."""
+    """Return the first half of an execution id. All generations of one run share it, so it names the run.
+
+    :param execution_id: execution id of any generation of the run.
+    """
     return execution_id.replace("-", "")[:HALF].lower()
 
 
 def same_start(one: str | None, other: str | None) -> bool:
-    """Whether two execution ids (or identities) are generations of one start."""
+    """Return whether two execution ids (or identities of actions) belong to one run. False if one of them is None."""
     return one is not None and other is not None and run_name(one) == run_name(other)
 
 
 def guid(instance: OrchestrationInstance, time: Timestamp, count: int) -> UUID:
-    """A GUID for user code, made as DurableTask makes them, the generation included."""
+    """Return a replay-safe GUID for user code. Like DurableTask's GUIDs it is a UUIDv5 of the arguments.
+
+    :param instance: instance and execution id of the generation.
+    :param time: the orchestrator's time.
+    :param count: how many GUIDs the generation has made, this one included.
+    """
     return uuid5(NAMESPACE, json.dumps([instance.instance_id, instance.execution_id, time.text(trim=False), count]))
 
 
 def check_instance_id(instance_id: str) -> str:
-    """An id that can name a child or be the target of an event.
+    """Return the instance id if it is valid.
 
-    :raises InputError: empty, not a string, longer than 256 UTF-16 units once escaped, or with unpaired surrogates.
+    :param instance_id: the id to check.
+    :raises InputError: the id is empty, is not a string, has more than 256 UTF-16 units after escaping, or has unpaired
+        surrogates.
     """
     if not isinstance(instance_id, str) or not instance_id:
         raise InputError(f"instance id {instance_id!r}: give a text of 1 to {MAX_INSTANCE_ID} characters")
@@ -99,12 +122,18 @@ def check_instance_id(instance_id: str) -> str:
 
 
 def check_new_instance_id(instance_id: str) -> str:
-    """An id for an instance that is to be made. One that is there already, of another client, goes by the wider rule.
+    """Return the id of a new instance if it is valid.
 
-    :raises InputError: as :func:`check_instance_id`, or with U+FFFE or U+FFFF: XML knows neither, so a store could not
-        list the instance's blobs, nor could it ever be purged.
+    For an instance that already exists, call :func:`check_instance_id`: another client may have made the instance, and
+    its id must stay usable.
+
+    :param instance_id: the id to check.
+    :raises InputError: as :func:`check_instance_id`, or the id contains U+FFFE or U+FFFF. XML has neither, so Azure
+        Storage could not list the blobs of the instance, and the instance could not be purged.
     """
     for char in "\ufffe\uffff":
         if char in check_instance_id(instance_id):
-            raise InputError(f"instance id {instance_id!r} holds U+{ord(char):X}, which a list of blobs cannot show")
+            raise InputError(
+                f"instance id {instance_id!r} holds U+{ord(char):X}, which Azure Storage cannot list: omit it"
+            )
     return instance_id
