@@ -3,9 +3,9 @@
 ::
 
     TaskHubError
-    ├── ConfigurationError          a setting, name or file that cannot work; says the way out
-    │   └── HubError                the hub is missing, not ready, newer, or another one than asked for
-    ├── InputError                  a request that cannot be carried out as it is: a value does not fit
+    ├── ConfigurationError          a setting, name or file is wrong; the text says the way out
+    │   └── HubError                the hub is missing, not ready, newer, or differs from the settings
+    ├── InputError                  a request is wrong: for example, a value does not fit
     │   ├── InvalidStateError       the instance's state does not allow the operation
     │   └── PartitionNotFound       a number that is no partition of the hub
     ├── InstanceExists              a start was refused because the id is taken
@@ -23,7 +23,7 @@
     │   └── SubOrchestrationFailedError
     ├── OrchestrationError          raised by an orchestrator to fail; carries ``retryable``
     ├── WorkerFailed                a worker cannot go on, and has ended
-    └── NonDeterminismError         the orchestrator decided otherwise than its history says
+    └── NonDeterminismError         the orchestrator made other decisions than its history has
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class TaskHubError(Exception):
 
 
 class ConfigurationError(TaskHubError):
-    """A setting, a name or a file that cannot work. The text names it, its value and the way out."""
+    """A setting, a name or a file is wrong. The text names it, its value and the way out."""
 
 
 class HubError(ConfigurationError):
-    """The hub is missing, not ready, newer than this package, or differs from what was asked for."""
+    """The hub is missing, not ready, newer than this package, or differs from the settings."""
 
 
 class InputError(TaskHubError):
-    """A request that cannot be carried out as it is: the same request fails again.
+    """A request is wrong: the same request fails again.
 
-    Most often a value does not fit its annotation, or JSON cannot express it, or the store cannot hold it.
+    Usually a value does not fit its annotation, or JSON cannot express it, or the store cannot hold it.
     """
 
 
@@ -205,4 +205,4 @@ class WorkerFailed(TaskHubError):
 
 
 class NonDeterminismError(TaskHubError):
-    """The orchestrator's code decided otherwise than the recorded history says."""
+    """The code of an orchestrator made other decisions than its recorded history has."""

@@ -149,46 +149,46 @@ class Settings(BaseSettings):
     """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
     (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
     partitions: int = Field(default=4, ge=1, le=1024)
-    """Partitions of a hub that is created, from 1 to 1,024. Fixed for the life of the hub."""
+    """Partitions of a new hub, from 1 to 1,024. They are fixed for the life of the hub."""
     lease_store: Literal["table", "blob"] | None = None
-    """Where a hub that is created keeps its leases: rows of a table (the default) or leased blobs. A hub that is there
-    keeps its own, and another one is refused."""
+    """Where a new hub keeps its leases: rows of a table (the default) or leased blobs. An existing hub keeps its
+    kind, and refuses a worker with another kind."""
     lease: LeaseTimes | None = None
-    """None: 10/20/30 s on Azure, 1/2/4 s embedded. A part that is not given in the environment or the file has this
-    default too."""
+    """Times of leases. The default depends on the storage: renew, give_up and take are 10, 20 and 30 s on Azure, and
+    1, 2 and 4 s embedded. A part that is not given has this default, too."""
     app_name: str = ""
-    """AppName of DurableTask's app lease: at one time, only workers with the same name serve a hub."""
+    """AppName of DurableTask's app lease. All workers that serve a hub at the same time have the same name."""
     weight: int = Field(default=1, ge=1, le=100)
-    """This worker's share of the partitions: one of weight 2 gets twice as many as one of weight 1."""
+    """Share of this worker in the partitions: a worker of weight 2 gets twice as many as a worker of weight 1."""
     activities: int = Field(default=4, ge=1, le=1000)
     """Activities that run at the same time in a worker."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)
     """Episodes that run at the same time in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)
-    """Messages prefetched for each partition. Responses that are in no queue are bounded by their bytes alone."""
+    """Messages prefetched for each partition. Only ``buffer_bytes`` bounds responses that a worker keeps in memory."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
     """Bytes of prefetched messages and responses in memory, for each partition."""
     session_idle: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
-    """An idle orchestrator ends after this, and its history is kept (DurableTask's ExtendedSessionIdleTimeout). 0: at
-    the end of each episode, so that every episode replays (ExtendedSessionsEnabled off)."""
+    """How long an idle orchestrator stays in memory (DurableTask's ExtendedSessionIdleTimeout). Later only its history
+    is kept, and the next episode replays it. 0: it is closed after each episode (ExtendedSessionsEnabled off)."""
     max_polling: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
-    """Ceiling of the polling back-off (DurableTask's MaxQueuePollingInterval)."""
+    """Longest pause between two polls of an empty queue (DurableTask's MaxQueuePollingInterval)."""
     request_timeout: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     """Deadline of one storage call."""
     drain_timeout: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
-    """How long a worker that stops waits until its activities have ended and its partitions are handed over (a duration
-    such as PT30S). What still runs then is given back, and runs again elsewhere. 0: at once."""
+    """How long a stopping worker waits until its activities have ended and its partitions are handed over (a duration
+    such as PT30S). Activities that still run after that are given back and run again on another worker. 0: no wait."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
-    """Bytes of one activity's result as JSON; a larger one fails its activity, which is not tried again."""
+    """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
     """An instance fails when it has waited this long for an orchestrator or an activity that no live worker has. Its
     Airflow task may be retried."""
     executor_timeout: timedelta = Field(default=timedelta(minutes=5), gt=_ZERO)
-    """How long an activity waits for an executor of this worker whose starts fail, such as a Spark without Java; then
-    the activity fails. Starts are repeated meanwhile."""
+    """How long an activity waits for an executor that does not start, for example because Spark finds no Java. After
+    this time the activity fails. Until then, the worker repeats the start."""
     withheld: str = ""
-    """Variables of the worker's environment that activities do not get, beside TaskHub's own and those that open the
-    hub: names separated by commas; ``*`` stands for any characters (``DB_PASSWORD,AWS_*``)."""
+    """Environment variables of the worker that activities do not get: names separated by commas, where ``*`` stands for
+    any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables and those that open the hub."""
     spark: SparkSettings = SparkSettings()
     """Spark's master and configuration."""
 

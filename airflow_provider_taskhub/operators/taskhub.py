@@ -75,20 +75,22 @@ _SAID = {
 class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Runs an orchestration in a task hub; its output is the task's XCom.
 
-    A retry attaches to the instance that still runs, returns the result of one that has completed, and starts a failed
-    or terminated one again. Clearing the task ends what still runs and starts a new generation. The orchestration's
-    own error fails the task; one raised with ``retryable=False`` fails it without retries. ``execution_timeout``
-    covers the whole wait: the instance is terminated when it is over.
+    A retry of the task looks at its instance. If the instance still runs, the retry waits for it. If the instance has
+    completed, the retry returns its result. If the instance has failed or was terminated, the retry starts it again.
+    A clear of the task terminates an instance that still runs, and starts a new generation. The error of the
+    orchestration fails the task; an error with ``retryable=False`` fails the task without retries.
+    ``execution_timeout`` covers the whole wait: after this time the instance is terminated.
 
     :param orchestrator: name that an ``App`` of the hub's workers declares.
     :param input: one value that JSON can express, templated (XComArgs included); never a secret.
-    :param taskhub_conn_id: connection of type ``taskhub``; without one, the embedded hub or what the environment says.
-    :param instance_id: of your own choice; None: derived from DAG, task, map index, run and generation.
-    :param version: the instance goes on only on a worker whose app declares this version compatible. "": on any.
-    :param tags: texts by name, to find the instance by.
-    :param no_worker_timeout: a timedelta, or seconds. The task fails when for so long no live worker could run what the
-        instance needs (its orchestrator in its version, or an activity that it awaits), or when the owner of its
-        partition cannot run it. None: the triggerer's setting ``no_worker_timeout``, 10 minutes unless it is changed.
+    :param taskhub_conn_id: connection of type ``taskhub``. Without such a connection, the environment and the settings
+        file name the hub, and the embedded hub is the default.
+    :param instance_id: id of the instance. None: an id from DAG, task, map index, run and generation.
+    :param version: version of the instance. Only workers whose app is compatible with it run the instance. "": all do.
+    :param tags: texts by name. ``taskhub instances list --tag`` and the page find the instance by them.
+    :param no_worker_timeout: a timedelta, or seconds. The task fails if for this time no live worker could run the
+        instance: none has its orchestrator in its version or an activity that it awaits, or the owner of its partition
+        cannot run it. None: the setting ``no_worker_timeout`` of the triggerer, 10 minutes by default.
     """
 
     template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")

@@ -26,16 +26,17 @@ _BACKSTOP = timedelta(minutes=5)
 
 
 class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """Waits for an instance that something else has started or will start; never cancels it.
+    """Waits for an instance that another task or program starts. It never cancels the instance.
 
-    Without ``statuses``: until it has completed; one that failed or was terminated fails the sensor. With them: until
-    it is in one of them; another final status fails the sensor. Returns the output of a completed instance.
+    Without ``statuses``, the sensor waits until the instance has completed. An instance that failed or was terminated
+    fails the sensor. With ``statuses``, the sensor waits until the instance has one of them. Another final status fails
+    the sensor. The sensor returns the output of a completed instance.
 
     :param instance_id: of the instance; templated.
-    :param statuses: names, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: completed.
-    :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the hub is the
-        embedded one, or what the environment says.
-    :param timeout: of the whole wait, in seconds. An instance that never appears ends the wait, too.
+    :param statuses: names, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: Completed.
+    :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
+        the settings file name the hub, and the embedded hub is the default.
+    :param timeout: of the whole wait, in seconds. It also ends the wait for an instance that never appears.
     """
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
