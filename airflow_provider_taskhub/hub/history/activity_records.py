@@ -1,7 +1,7 @@
-"""Activity records: one row of ``{Hub}Activities`` per attempt decides who runs a recorded activity.
+"""Activity records: rows of the table ``{Hub}Activities``, one for each attempt of an activity.
 
-Rows of an instance lie in one partition, ordered by generation, task and attempt, so that superseding an attempt and
-claiming the next is one transaction.
+The row decides which worker runs the attempt. All rows of an instance have one PartitionKey, and their keys sort by
+generation, task and attempt. So one transaction can mark a lost attempt and claim the next attempt.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 INLINE_CHARACTERS = 30_000
+"""A longer result is stored in a blob. A String column of Azure holds 32,768 characters."""
 UNREADABLE = "Unreadable"
 """Error type of a failure whose column cannot be read."""
 
 
 class RecordUnreadable(StorageError):
-    """A row of an attempt, or its result, is damaged or was written by a newer version: this worker cannot use it."""
+    """The row of an attempt, or its result, is damaged, or a newer version of TaskHub wrote it."""
 
 
 def row_key(execution_id: str, task_id: int, attempt: int) -> str:
@@ -44,7 +45,7 @@ def row_key(execution_id: str, task_id: int, attempt: int) -> str:
 
 
 def results_of(instance: OrchestrationInstance) -> str:
-    """What the names of all large results of one generation begin with."""
+    """Return the prefix of the blob names of all large results of one generation."""
     return f"{history_folder(instance.instance_id)}/activity-{escape(instance.execution_id or '')}-"
 
 
@@ -53,16 +54,19 @@ def _blob_name(record: ActivityRecord) -> str:
 
 
 def result_blob(names: HubNames, record: ActivityRecord) -> PutBlob | None:
-    """A result too large for its row, to be written before the row is."""
+    """Return the blob of a result that is too large for its row, else None. Write the blob before the row."""
     if record.result is None or len(record.result) <= INLINE_CHARACTERS:
         return None
     return PutBlob(container=names.large_messages, name=_blob_name(record), data=codec.Packed(record.result))
 
 
 async def result_of(store: Store, names: HubNames, entity: Entity) -> str | None:
-    """The result that an attempt recorded, fetched if it is a blob.
+    """Read the result of an attempt, from its row or its blob.
 
-    :raises NotFound: when the blob is gone. :raises RecordUnreadable: when it is damaged.
+    :param entity: the row of the attempt.
+    :returns: JSON text; None if the attempt has no result.
+    :raises NotFound: the blob does not exist.
+    :raises RecordUnreadable: the blob is damaged.
     """
     name = entity.properties.get("ResultBlobName")
     if not isinstance(name, str):
@@ -77,7 +81,7 @@ async def result_of(store: Store, names: HubNames, entity: Entity) -> str | None
 
 
 def encode(record: ActivityRecord) -> Entity:
-    """The row of an attempt; a result too large for a row is a blob (:func:`result_blob`)."""
+    """Encode the row of an attempt. For a large result, the row has only the blob's name (:func:`result_blob`)."""
     fits = record.result is None or len(record.result) <= INLINE_CHARACTERS
     columns: dict[str, Property | None] = {
         "ExecutionId": record.instance.execution_id or "",
@@ -108,7 +112,8 @@ def encode(record: ActivityRecord) -> Entity:
 
 
 def _failure(failure: FailureDetails) -> str:
-    """JSON that fits its column: a character of another alphabet takes six there."""
+    """Encode a failure as JSON. Message and stack trace are cut until the JSON fits its column, because a non-ASCII
+    character takes six characters in JSON."""
     message, stack = 8_000, 16_000
     while True:
         text = codec.dumps(
@@ -125,10 +130,10 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def decode(entity: Entity) -> ActivityRecord:
-    """An attempt from its row. Never raises: one damaged row must not break a listing.
+    """Decode the row of an attempt. The function never raises an error, so that a damaged row does not break a listing.
 
-    A column that cannot be read counts as absent. A state that cannot be read is UNKNOWN, and a failure that cannot be
-    read becomes a failure that says so.
+    A damaged column counts as missing. A damaged state becomes UNKNOWN. A damaged failure becomes a failure of the type
+    :data:`UNREADABLE`.
     """
     columns = entity.properties
     state = _state(columns)
@@ -172,12 +177,12 @@ def _failure_of(entity: Entity) -> FailureDetails:
             is_non_retriable=kept.get("final", Kind.BOOL) or False,
         )
     except InputError as error:
-        text = f"what it failed with cannot be read, activity row {entity.row_key}: {error}"
+        text = f"the failure in activity row {entity.row_key} cannot be read: {error}"
         return FailureDetails(error_type=UNREADABLE, error_message=text)
 
 
 def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
-    """Decode a row; warn once if something in it cannot be read."""
+    """Decode a row. Log a warning, once for each row, if its state or failure cannot be read."""
     record, row = decode(entity), f"{entity.partition_key} {entity.row_key}"
     if record.state is RecordState.UNKNOWN:
         unreadable(
@@ -189,7 +194,11 @@ def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
 
 
 def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, now: Timestamp) -> Transact:
-    """Insert an attempt; the silent one before it is marked lost in the same transaction, if it is still as seen."""
+    """Return the transaction that inserts the row of an attempt.
+
+    :param supersede: row of the attempt before, whose worker sends no heartbeats any more. The same transaction marks
+        this attempt as lost, and fails if the row has changed since it was read. None: there is no such attempt.
+    """
     rows = [RowOperation(verb=RowVerb.INSERT, entity=encode(record))]
     if supersede is not None:
         lost = encode(replace(decode(supersede), state=RecordState.LOST, ended=now))
@@ -198,7 +207,8 @@ def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, 
 
 
 def update(names: HubNames, record: ActivityRecord, etag: str) -> Transact:
-    """A heartbeat, progress or the outcome: refused (Conflict) once somebody cancelled or superseded the attempt."""
+    """Return the write of a heartbeat, of progress or of the outcome. The store refuses the write with Conflict if the
+    attempt was cancelled, or if another worker has claimed the next attempt."""
     row = RowOperation(verb=RowVerb.REPLACE, entity=encode(record), etag=etag)
     return Transact(table=names.activities, rows=(row,))
 
@@ -206,7 +216,7 @@ def update(names: HubNames, record: ActivityRecord, etag: str) -> Transact:
 async def attempts(
     store: Store, names: HubNames, instance: OrchestrationInstance, task_id: int
 ) -> list[tuple[ActivityRecord, Entity]]:
-    """All attempts of one activity, first to last."""
+    """Read all attempts of one call of an activity, the first attempt first."""
     key, execution_id = escape(instance.instance_id), instance.execution_id or ""
     within = And(
         (
@@ -219,7 +229,7 @@ async def attempts(
 
 
 async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:
-    """An attempt as its row says it now."""
+    """Read the row of an attempt again. :returns: None if the row does not exist."""
     for found in await attempts(store, names, record.instance, record.task_id):
         if found[0].attempt == record.attempt:
             return found
@@ -227,7 +237,7 @@ async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple
 
 
 async def of_instance(store: Store, names: HubNames, instance_id: str) -> list[tuple[ActivityRecord, Entity]]:
-    """All attempts of an instance's recorded activities, every generation."""
+    """Read the attempts of all activities of an instance, in all its generations."""
     found = store.rows(names.activities, Compare("PartitionKey", "eq", escape(instance_id)))
     return [_record(names, entity) async for entity in found]
 

@@ -1,7 +1,11 @@
-"""The checkpoint: a pure function from the outcome of an episode to ordered steps of storage operations.
+"""The checkpoint: pure functions that turn the result of an episode into ordered steps of storage operations.
 
-Order, always: payloads, outbound, history (one step a batch), instance, blobs, completion, delete. The names of the
-steps are the names of the crash points.
+The order is always the same: write large payloads ("payloads"), send messages ("outbound"), write history rows
+("history", one step for each batch), write the instance row ("instance"), delete blobs of the previous generation
+("blobs"), write the completion hint ("completion"), delete the processed messages ("delete"). Tests interrupt a
+checkpoint at each of these names.
+
+This module is longer than others because these functions share one order of steps and one value, :class:`Stored`.
 """
 
 from __future__ import annotations
@@ -45,25 +49,28 @@ from airflow_provider_taskhub.storage.primitives import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a session knows to be stored of its instance.
+    """What is stored of an instance, as far as its session knows.
 
-    :param sentinel_etag: None: there is no sentinel yet, it will be inserted.
-    :param rows: history rows of the generation that count.
-    :param uncommitted_rows: rows of the generation behind them, which a half commit left. They do not count.
-    :param has_old_rows: True if rows of an earlier, longer generation may follow ours.
-    :param completed: CheckpointCompletedTimestamp as stored.
-    :param consumed: ids of messages that generation switches consumed, as the sentinel has them. Such a message may be
-        delivered again long after, and no row of this generation tells that its event was taken.
-    :param steered: time of the newest suspension or resume that was taken. The commit of its episode stores it.
+    :param sentinel_etag: ETag of the sentinel; None: there is no sentinel yet, and the checkpoint inserts the sentinel.
+    :param rows: number of committed history rows of the generation.
+    :param uncommitted_rows: number of rows behind the committed rows. An interrupted checkpoint wrote them; they do not
+        count.
+    :param has_old_rows: True if rows of an earlier, longer generation may follow the rows of this generation.
+    :param completed: value of the sentinel's column CheckpointCompletedTimestamp.
+    :param consumed: identities of the messages that were consumed by ``continue_as_new``, as the sentinel lists them.
+        Such a message may be delivered again much later, and no history row of the new generation contains its event.
+    :param steered: stamp of the newest suspension or resume that was processed. The checkpoint of its episode stores
+        the stamp.
     :param ended: names of earlier runs under this id, the newest last.
-    :param suspension: with which a run without a checkpoint will begin, as the sentinel has it.
-    :param blobs: names of the blobs to which the generation's rows were spilled, as far as the session knows. They are
-        deleted with the generation.
-    :param unprojected_events: events of the loaded history that the instance row does not show yet. The next merge of
+    :param suspension: suspension in the sentinel, with which a run without a checkpoint begins.
+    :param blobs: names of the known blobs that hold large columns of the generation's rows. They are deleted when the
+        next generation begins.
+    :param unprojected_events: events of the loaded history that the instance row does not show yet. The next write of
         the row shows them.
-    :param row_etag: of the instance row; None: not known, the merge is then an upsert.
-    :param status, custom_status: as the instance row has them.
-    :param merged: monotonic second of the last merge of the row.
+    :param row_etag: ETag of the instance row; None: not known, and the row is then written without a condition.
+    :param status: status in the instance row.
+    :param custom_status: custom status in the instance row.
+    :param merged: when this process last wrote the instance row, in seconds of the monotonic clock.
     """
 
     sentinel_etag: str | None = None
@@ -85,10 +92,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """A checkpoint ready to be sent.
+    """A checkpoint that is ready to be committed.
 
-    :param consumed: as the sentinel will remember them (:class:`Stored`).
-    :param history, instance: indexes of the step that ends the history, and of the instance row's (None: not written).
+    :param unit: the steps, for the store.
+    :param commit_id: id of this commit; the sentinel stores it.
+    :param completed: time of the checkpoint, for the sentinel.
+    :param consumed: identities of consumed messages that the sentinel lists after the checkpoint (:class:`Stored`).
+    :param outbound: index of the step that sends the messages.
+    :param history: index of the last step that writes the history.
+    :param instance: index of the step that writes the instance row; None: the row is not written.
     """
 
     unit: Unit
@@ -102,7 +114,11 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processed:
-    """The messages that an episode consumed."""
+    """The messages that an episode consumed.
+
+    :param deletes: how the messages are deleted, with their newest pop receipts.
+    :param message_ids: identities of the messages.
+    """
 
     deletes: tuple[DeleteMessage, ...]
     message_ids: tuple[str, ...]
@@ -110,14 +126,15 @@ class Processed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """An episode's history as rows, and the payloads that do not fit into them. Made once for all tries to commit."""
+    """The new history rows of an episode, and the blobs of their large columns. They are encoded once, and each try to
+    commit the episode uses them."""
 
     rows: tuple[Entity, ...]
     blobs: tuple[PutBlob, ...]
 
 
 def written(episode: Episode, names: HubNames) -> Written:
-    """What an episode adds to its history."""
+    """Encode the events that an episode adds to its history."""
     rows: list[Entity] = []
     blobs: list[PutBlob] = []
     instance_id, execution_id = episode.current.instance_id, episode.current.execution_id or ""
@@ -145,11 +162,17 @@ def build(
     write_instance: bool,
     check: Callable[[], None],
 ) -> CheckpointPlan:
-    """All that makes an episode durable.
+    """Build the checkpoint of an episode.
 
-    :param history: of the episode (:func:`written`).
-    :param puts, blobs: the outbound messages, encoded, and the payloads that they spilled.
-    :param tags: the instance's tags. :param write_instance: see :func:`visible`.
+    :param history: the new history rows (:func:`written`).
+    :param stored: what was stored before the checkpoint.
+    :param puts: the messages that the episode sends, encoded.
+    :param blobs: the large payloads of these messages.
+    :param processed: the messages that the episode consumed.
+    :param now: time of the checkpoint.
+    :param tags: tags of the instance.
+    :param write_instance: True: write the instance row too (see :func:`visible`).
+    :param check: called before each write; raises an error if the lease is lost.
     """
     payloads = list(history.blobs)
     instance: list[Step] = []
@@ -191,9 +214,9 @@ def rest(
     tags: dict[str, str],
     check: Callable[[], None],
 ) -> Unit:
-    """What remains of a checkpoint whose history is committed but whose instance row was refused.
+    """Build the remaining steps of a checkpoint whose history was written, but whose instance row had another ETag.
 
-    :param stored: as before the checkpoint, but for the instance row's ETag.
+    :param stored: what was stored before the checkpoint, with the new ETag of the instance row.
     """
     merge, merge_blobs = _merge(episode, history, stored, names, now, container_url)
     steps = (
@@ -208,7 +231,7 @@ def rest(
 def _merge(
     episode: Episode, history: Written, stored: Stored, names: HubNames, now: Timestamp, container_url: str
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """The columns of the instance row that a checkpoint writes, and their blobs."""
+    """Return the columns of the instance row that a checkpoint writes, and the blobs of large columns."""
     return merge_row(
         episode,
         names=names,
@@ -221,14 +244,15 @@ def _merge(
 
 
 def _superseded(names: HubNames, episode: Episode, stored: Stored) -> Step:
-    """Blobs of the generation that the episode has left: once neither history nor instance row names them."""
+    """Return the step that deletes the blobs of the previous generation after ``continue_as_new``. The step comes after
+    history and instance row, so no row names these blobs any more."""
     blobs = stored.blobs if episode.switched else ()
     deletions = tuple(DeleteBlob(container=names.large_messages, name=name) for name in blobs)
     return Step(name="blobs", operations=deletions)
 
 
 def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str, str]) -> tuple[Step, ...]:
-    """Completion hint, then the processed messages."""
+    """Return the last two steps: write the completion hint, then delete the processed messages."""
     ended = episode.completed is not None
     hint = completion(names, episode.current, episode.status, tags) if ended else ()
     return Step(name="completion", operations=hint), Step(name="delete", operations=processed.deletes)
@@ -237,7 +261,8 @@ def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str
 def completion(
     names: HubNames, instance: OrchestrationInstance, status: Status, tags: Mapping[str, str]
 ) -> tuple[Transact, ...]:
-    """The hint that a watched instance has ended; nothing for one that nobody watches."""
+    """Return the write of the completion hint of an ended instance. If no Airflow task watches the instance, the result
+    is empty."""
     if WATCH_TAG not in tags:
         return ()
     entity = Entity(
@@ -249,7 +274,12 @@ def completion(
 
 
 def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10.0) -> bool:
-    """Whether a reader of the instance row can see a difference, or the last merge is ``longest`` seconds ago."""
+    """Return True if a checkpoint must write the instance row.
+
+    This is so if a reader of the row would see a difference, or if the last write is ``longest`` seconds ago.
+
+    :param now: present time of the monotonic clock, in seconds.
+    """
     return (
         episode.started
         or episode.completed is not None
@@ -270,9 +300,14 @@ def after(
     row_etag: str | None,
     now: float,
 ) -> Stored:
-    """What is stored once the checkpoint is committed, but for the blobs to which it was spilled.
+    """Return what is stored after a checkpoint was committed. The caller adds the blobs that the checkpoint wrote.
 
-    :param completed, consumed: as the sentinel now has them. :param row_etag: None: the row was not written.
+    :param stored: what was stored before the checkpoint.
+    :param sentinel_etag: new ETag of the sentinel.
+    :param completed: new CheckpointCompletedTimestamp of the sentinel.
+    :param consumed: identities of consumed messages that the sentinel now lists.
+    :param row_etag: new ETag of the instance row; None: the row was not written.
+    :param now: present time of the monotonic clock, in seconds.
     """
     count = (0 if episode.switched else stored.rows) + len(episode.history)
     written = row_etag is not None
@@ -303,7 +338,8 @@ def _history_steps(
     now: Timestamp,
     custom_status: str | None,
 ) -> list[Step]:
-    """One entity-group transaction a batch, chained by the sentinel's ETag."""
+    """Return one transaction for each batch of history rows. Each transaction also writes the sentinel under the ETag
+    that the transaction before it has produced."""
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
@@ -314,21 +350,22 @@ def _history_steps(
         for group in batches(rows)
     )
     steps: list[Step] = []
-    standing = before
+    counted = before
     for index, group in enumerate(groups):
         last = index == len(groups) - 1
         if episode.switched:
-            # the generation before is gone with the first of its rows: what there is of the new one counts at once,
-            # and `Execution.resume` makes the rest of it again
-            standing += len(group)
+            # The first row of the new generation overwrites a row of the old generation, so the old one cannot be used
+            # any more. The rows of the new generation therefore count at once. If the checkpoint is interrupted,
+            # `Replay.resume` makes the missing rows again.
+            counted += len(group)
         sentinel = Sentinel(
             execution_id=episode.current.execution_id or "",
             complete=last,
             checkpoint_completed=now if last else stored.completed,
             commit_id=commit_id,
-            committed_rows=committed if last else standing,
+            committed_rows=committed if last else counted,
             consumed=consumed,
-            steered=stored.steered if last or episode.switched else None,  # else its row does not count yet
+            steered=stored.steered if last or episode.switched else None,  # else the event's row does not count yet
             ended=stored.ended if episode.started else (),
             clears=last and _takes(episode, stored),
             custom_status=custom_status,
@@ -338,7 +375,7 @@ def _history_steps(
         if index == 0 and stored.sentinel_etag is None:
             lock = RowOperation(verb=RowVerb.INSERT, entity=entity)
         else:
-            # the step before is number 1 + index: payloads and outbound come first
+            # The steps "payloads" and "outbound" have the numbers 0 and 1, so the previous history step has 1 + index.
             previous = EtagOf(step=1 + index, row=len(groups[index - 1])) if index else stored.sentinel_etag
             lock = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=previous)
         name = "history" if index == 0 else f"history:{index}"
@@ -347,19 +384,21 @@ def _history_steps(
 
 
 def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[str, ...]:
-    """The newest ones, as many as a sentinel holds."""
+    """Return the identities of consumed messages for the sentinel. If there are too many, only the newest are kept."""
     return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
 
 
 def _takes(episode: Episode, stored: Stored) -> bool:
-    """Whether the episode is the first one of the run that was to begin suspended."""
+    """Return True if the episode belongs to the run for which the sentinel stores a suspension."""
     return stored.suspension is not None and same_start(stored.suspension.run, episode.current.execution_id)
 
 
 def withdrawn(names: HubNames, instance_id: str, history: Written, etag: str) -> Unit:
-    """What deletes a first checkpoint again: its instance was purged while it was on its way.
+    """Return the deletions that undo a first checkpoint, because the instance was purged while the checkpoint was
+    written.
 
-    :param etag: of the sentinel that it has written.
+    :param history: the history rows that the checkpoint wrote.
+    :param etag: ETag of the sentinel that the checkpoint wrote.
     """
     key = escape(instance_id)
     lock = RowOperation(verb=RowVerb.DELETE, entity=Entity(partition_key=key, row_key=SENTINEL), etag=etag)
@@ -383,11 +422,15 @@ def recorded(
     identity: str,
     commit_id: str,
 ) -> tuple[Transact, Stored]:
-    """A checkpoint of the sentinel alone: a suspension or resume has come before the first checkpoint of its run.
+    """Build the write that stores a suspension or resume in the sentinel. It arrived before the first checkpoint of its
+    run, so there is no history that could hold its event.
 
-    :param before: the sentinel; None: there is none. :param run: execution id of the run.
-    :param suspension: None: it was a resume. :param identity: of the message.
-    :returns: the write, and what is stored after it, but for the sentinel's ETag.
+    :param before: the sentinel as it was read; None: there is no sentinel.
+    :param run: execution id of the run.
+    :param stamp: when the suspension or resume was sent.
+    :param suspension: the suspension; None: the message was a resume.
+    :param identity: identity of the message.
+    :returns: the write, and what is stored after the write. The caller adds the sentinel's new ETag.
     """
     after = replace(stored, steered=stamp, suspension=suspension, consumed=(*stored.consumed, identity)[-MAX_CONSUMED:])
     sentinel = replace(
@@ -408,9 +451,9 @@ def recorded(
 
 
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:
-    """Rows of a half commit that this one does not overwrite, removed under the sentinel's ETag."""
+    """Return deletions of the rows that an interrupted checkpoint left and that this checkpoint does not overwrite."""
     if episode.switched:
-        return []  # they are of another generation now, and no reader counts them
+        return []  # these rows now belong to an earlier generation, which readers ignore
     partition_key = escape(episode.current.instance_id)
     left = [
         RowOperation(

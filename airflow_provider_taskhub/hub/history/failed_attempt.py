@@ -1,4 +1,4 @@
-"""Which attempt of which activity made an orchestration fail, so that a user finds its log."""
+"""Find the attempt of an activity that made an instance fail, so that a user can read the log of this attempt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Store
 
 MAX_DEPTH = 10
-"""Levels of children that are followed, at most."""
-_TASK_FAILED = (*TASK_FAILED, "TaskFailedException", "SubOrchestrationFailedException")  # the last two: .NET's
+"""How many levels of failed children are searched at most."""
+_TASK_FAILED = (*TASK_FAILED, "TaskFailedException", "SubOrchestrationFailedException")  # the last two are .NET classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt that failed.
+    """A failed attempt of an activity.
 
-    :param name: of the activity. :param task_id: number of its TaskScheduled event. :param attempt: from 1.
-    :param log: name of its log, for ``InstanceHandle.log``.
+    :param name: name of the activity.
+    :param task_id: number of the event TaskScheduled of the call.
+    :param attempt: number of the attempt, from 1.
+    :param log: name of the attempt's log, for ``InstanceHandle.log``.
     """
 
     name: str
@@ -33,11 +35,12 @@ class FailedAttempt:
 async def failed_attempt(
     store: Store, names: HubNames, instance_id: str, get: Callable[[str], Awaitable[InstanceState | None]]
 ) -> FailedAttempt | None:
-    """The last attempt of the activity that made an instance fail, or that made its child fail.
+    """Find the last attempt of the activity that made an instance fail. The activity may belong to a child.
 
-    None when no activity made it fail (the orchestrator raised an error of its own), or when the attempt has no log.
+    The function reads only some columns of the history of the current generation.
 
-    :param get: reads an instance's row. Of a history only some columns of the current execution are read.
+    :param get: reads the row of an instance.
+    :returns: None if the orchestrator itself raised the error, or if the attempt has no log.
     """
     for _ in range(MAX_DEPTH):
         state = await get(instance_id)
@@ -61,14 +64,17 @@ async def failed_attempt(
 
 
 def _of_task(failure: FailureDetails | None) -> FailureDetails | None:
-    """The failure of an activity or a child in a chain of causes."""
+    """Return the first failure of an activity or child in a chain of inner failures; None: there is none."""
     while failure is not None and failure.error_type.rpartition(".")[2] not in _TASK_FAILED:
         failure = failure.inner_failure
     return failure
 
 
 async def _failed(store: Store, names: HubNames, state: InstanceState, text: str | None) -> Entity | None:
-    """The newest failure of a task with this text; the newest of all if no row has the text: it may lie in a blob."""
+    """Return the newest history row of a failed activity or child whose column Reason is ``text``.
+
+    If no row has this text, return the newest row of all failures, because the text may be stored in a blob.
+    """
     newest = matching = None
     kinds = (EventType.TaskFailed, EventType.SubOrchestrationInstanceFailed)
     columns = ("EventType", "TaskScheduledId", "Reason")
@@ -80,7 +86,7 @@ async def _failed(store: Store, names: HubNames, state: InstanceState, text: str
 
 
 async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: int) -> FailedAttempt | None:
-    # the name that a worker gives to its log
+    # The worker names the log in the same way.
     folder = f"{history_folder(state.instance_id)}/{state.execution_id or ''}/{task_id:06d}-"
     logs = await store.list_blobs(names.logs, folder)
     attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
@@ -94,7 +100,7 @@ async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: 
 async def _scheduled(
     store: Store, names: HubNames, state: InstanceState, task_id: int, kind: EventType, column: str
 ) -> str | None:
-    """A column of the event that scheduled a task."""
+    """Read one column of the event that scheduled an activity or child."""
     found: str | None = None
     asked = And((_kind(kind), Compare("EventId", "eq", task_id)))
     async for row in _rows(store, names, state, asked, (column,)):

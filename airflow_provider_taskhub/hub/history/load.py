@@ -1,4 +1,4 @@
-"""Reading an instance's history back: the generation that counts, payloads fetched, half commits cut off."""
+"""Read the history of an instance: the committed rows of its current generation, with their large columns."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Store, Transact
 
 PARALLEL = 16
+"""How many blobs of one history are read at the same time."""
 READINGS = 5
-"""How often a history of several pages is read again because it was changed meanwhile."""
+"""How often a history of several pages is read, until two readings show that nobody changed it."""
 
 
 class HistoryUnreadable(StorageError):
-    """A row of a history or a payload is missing or damaged. ``salvage`` reads the rest."""
+    """A history row, or the blob of a large column, is missing or damaged. ``salvage`` reads the remaining rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """An instance's stored history: of its current generation, committed rows only.
+    """The history of an instance's current generation.
 
-    :param sentinel: None when the instance has no history.
-    :param uncommitted_rows: rows of the generation behind the committed ones, which a half commit left.
+    :param past: events of the committed rows.
+    :param sentinel: the sentinel; None: the instance has no history.
+    :param uncommitted_rows: number of rows behind the committed rows. An interrupted checkpoint wrote them.
     :param has_old_rows: True if rows of an earlier, longer generation follow.
-    :param blobs: to which its rows are spilled.
+    :param blobs: names of the blobs that hold large columns of the rows.
     """
 
     past: tuple[HistoryEvent, ...] = ()
@@ -51,15 +53,16 @@ class Loaded:
 
     @property
     def begun(self) -> bool:
-        """Whether anything counts: of a first checkpoint that was cut off between two transactions nothing does."""
+        """True if a checkpoint of this generation counts. If the very first checkpoint was interrupted between two of
+        its transactions, its rows do not count."""
         return self.sentinel is not None and (self.sentinel.complete or bool(self.past))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRows:
-    """The same as rows of the table.
+    """The history of an instance's current generation, as rows of the table. See :class:`Loaded`.
 
-    :param committed: of the current generation, as stored: spilled columns are not fetched.
+    :param committed: committed rows as they are stored. Columns in blobs are not read.
     """
 
     committed: tuple[Entity, ...] = ()
@@ -70,10 +73,11 @@ class HistoryRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The rows of a history's table partition, of every generation.
+    """All rows of an instance in the history table, of every generation.
 
-    :param lock: the sentinel's row. :param rows: of all events, by their keys.
-    :param torn: whether others changed them during every reading: they may be of different moments.
+    :param lock: row of the sentinel; None: there is no sentinel.
+    :param rows: rows of the events, sorted by RowKey.
+    :param torn: True if other processes changed the rows during each reading, so that the rows may not fit together.
     """
 
     lock: Entity | None = None
@@ -81,22 +85,24 @@ class Reading:
     torn: bool = False
 
     def whole(self, instance_id: str) -> Reading:
-        """The same. :raises Conflict: when it is torn."""
+        """Return this reading. :raises Conflict: the reading is torn."""
         if self.torn:
             raise Conflict(torn_text(f"the history of {instance_id!r}"))
         return self
 
 
 def torn_text(what: str) -> str:
-    """What is said of a history that could not be read as it was at one moment."""
+    """Return the error text for a history that other processes changed during each reading."""
     return f"{what} was changed during each of {READINGS} readings"
 
 
 async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Loaded:
-    """The history of an instance.
+    """Read the history of an instance.
 
-    :param growing: as for :func:`table_rows`.
-    :raises HistoryUnreadable: when a row or a payload is missing or damaged. :raises StorageError: as the store says.
+    :param growing: see :func:`table_rows`.
+    :raises HistoryUnreadable: a row, or the blob of a large column, is missing or damaged.
+    :raises Conflict: other processes changed the history during each reading.
+    :raises StorageError: the store has failed.
     """
     rows = await load_rows(store, names, instance_id, growing=growing)
     while rows.sentinel is not None:
@@ -107,7 +113,7 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
             now = rows.sentinel
             if now is not None and (now.etag == before.etag or (growing and now.execution_id == before.execution_id)):
                 raise
-            continue  # the blobs went with their generation while it was read
+            continue  # a new generation began during the reading, and the blobs of the old one were deleted
         blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
         return Loaded(
             past=past,
@@ -120,24 +126,21 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
 
 
 async def load_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> HistoryRows:
-    """The rows of an instance's history that count. Parameter and errors as for :func:`load`.
-
-    :raises Conflict: when others change them during every reading.
-    """
+    """Read the committed history rows of an instance's current generation. Parameters and errors: see :func:`load`."""
     found = (await table_rows(store, names, instance_id, growing=growing)).whole(instance_id)
     return _counted(found.lock, found.rows)
 
 
 async def table_rows(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Reading:
-    """The sentinel's row and the rows of all events, of every generation, as they were at one moment.
+    """Read the sentinel and all event rows of an instance, of every generation, as they were at one moment.
 
-    A page is of one moment; between two pages a former owner may continue as new, or a client may rewind. Each of them
-    changes the sentinel together with its rows, so its ETag stays the same while the rows do not change. The
-    sentinel is in the last page. So the first page, which tells that there are more, is read a second time.
+    The store returns the rows in pages. Between two pages, a former owner may begin a new generation, or a client may
+    rewind. Both change the sentinel in the same transaction as the rows. So if the sentinel has the same ETag before
+    and after a reading, the rows did not change during the reading. The sentinel is in the last page. Therefore the
+    function first reads one page. If there are more pages, it reads the sentinel alone and then all pages.
 
-    :param growing: for those who only look, beside the owner that goes on appending rows: a reading counts, too, when
-        the next one finds the rows that its sentinel counts unchanged. It is then what was there when that sentinel was
-        read, whatever was written since.
+    :param growing: True for a reader that runs beside the owner, while the owner appends rows. Then a reading is also
+        valid if the next reading finds all rows that the sentinel of the first one counts, with the same ETags.
     """
     key = escape(instance_id)
     mine = Compare("PartitionKey", "eq", key)
@@ -156,8 +159,8 @@ async def table_rows(store: Store, names: HubNames, instance_id: str, *, growing
 
 
 def _kept(before: Reading, now: Reading) -> bool:
-    """Whether the rows that the sentinel of a reading counts are the same in the next reading: no other version of one
-    of them was there between the two, where that sentinel was read."""
+    """Return True if all rows that the sentinel of one reading counts have the same ETags in the next reading. These
+    rows then did not change between the two readings."""
     if before.lock is None:
         return False
     try:
@@ -194,7 +197,8 @@ def _counted(lock: Entity | None, rows: Sequence[Entity]) -> HistoryRows:
 
 
 async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:
-    """The events of rows, payloads fetched. :raises HistoryUnreadable: when one is missing or damaged."""
+    """Decode the events of rows, with their large columns. :raises HistoryUnreadable: a row or blob is damaged, or a
+    blob is missing."""
     kept = list(rows)
     await _restore(store, names, kept)
     try:
@@ -204,20 +208,23 @@ async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tupl
 
 
 async def sentinel_of(store: Store, names: HubNames, instance_id: str) -> Sentinel | None:
-    """The last checkpoint, with its ETag and the storage service's time of it; None without one.
+    """Read the sentinel of an instance.
 
-    :raises HistoryUnreadable: when its row is damaged.
+    :returns: None if the instance has no history.
+    :raises HistoryUnreadable: the row of the sentinel is damaged.
     """
     lock = await lock_of(store, names, instance_id)
     return None if lock is None else _sentinel(lock)
 
 
 async def mark_unreadable(store: Store, names: HubNames, instance_id: str, cause: str) -> None:
-    """Write into the sentinel that the history cannot be read, once: readers that do not read histories show it.
+    """Write into the sentinel that the history cannot be read. Readers that do not read the history show this text.
 
-    The next checkpoint of the instance, as that of a terminate, overwrites it.
+    If the sentinel has this text already, nothing is written. The next checkpoint of the instance overwrites the text.
+    A terminate, for example, makes a checkpoint even if the history cannot be read.
 
-    :param cause: what cannot be read. :raises Conflict: when another wrote the sentinel meanwhile.
+    :param cause: what cannot be read.
+    :raises Conflict: another process wrote the sentinel at the same time.
     """
     lock = await lock_of(store, names, instance_id)
     text = encode_awaits(Awaits(unreadable=cause))
@@ -229,7 +236,7 @@ async def mark_unreadable(store: Store, names: HubNames, instance_id: str, cause
 
 
 async def lock_of(store: Store, names: HubNames, instance_id: str) -> Entity | None:
-    """The sentinel's row, whatever it says: its ETag is the instance's lock."""
+    """Read the row of the sentinel without decoding it. Its ETag is the lock of the instance."""
     return await store.get(names.history, escape(instance_id), SENTINEL)
 
 
@@ -241,9 +248,10 @@ def _sentinel(lock: Entity) -> Sentinel:
 
 
 def generation(rows: Sequence[Entity], execution_id: str) -> list[Entity]:
-    """Rows up to the first of another generation: rows of an earlier, longer generation may follow.
+    """Return the rows of one generation. Rows of an earlier, longer generation may follow them in the table.
 
-    :param rows: by their keys.
+    :param rows: rows sorted by RowKey.
+    :param execution_id: execution id of the generation.
     """
     found: list[Entity] = []
     for entity in rows:
@@ -254,7 +262,8 @@ def generation(rows: Sequence[Entity], execution_id: str) -> list[Entity]:
 
 
 async def _restore(store: Store, names: HubNames, rows: list[Entity]) -> None:
-    """Put spilled columns back, in place. Few rows have any: the others cost a look, not a task each."""
+    """Replace, in the list, each row that has columns in blobs by the complete row. Few rows have such columns, so only
+    these rows get an asyncio task."""
 
     async def restored(spilled: tuple[int, Mapping[str, str]]) -> None:
         at, wanted = spilled
@@ -276,7 +285,7 @@ async def _restored(store: Store, names: HubNames, entity: Entity, wanted: Mappi
 
 
 async def payload(store: Store, names: HubNames, name: str) -> str:
-    """The text of a blob. :raises InputError: when it is gone or damaged, or no blob can have such a name."""
+    """Read the text of a blob. :raises InputError: the blob is missing or damaged, or its name is invalid."""
     try:
         text = await store.get_text(names.large_messages, name)
     except InputError as error:

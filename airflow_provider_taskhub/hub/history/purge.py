@@ -1,7 +1,8 @@
-"""Purging: everything that is stored of an ended instance, and nothing of any other's.
+"""Purge: delete everything that is stored of an ended instance, and nothing of other instances.
 
-The instance row goes last, so a purge that was cut off is finished by the next. Every row is deleted under the ETag
-that it was read with, the history's lock first: an instance that is started again meanwhile keeps what is its own.
+The instance row is deleted last, so that a second purge can finish an interrupted purge. Each row is deleted only if
+its ETag has not changed since it was read. The sentinel is deleted first. So if the instance is started again during
+the purge, the data of the new start stays.
 """
 
 from __future__ import annotations
@@ -33,16 +34,27 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 OWNER_TAG = "taskhub.owner"
-"""Tag of a start by Airflow, which has a watch row."""
+"""Tag of an instance that Airflow has started. Such an instance has a watch row."""
 PARALLEL = 8
-"""Transactions or blobs of one instance deleted side by side."""
-_OF_THE_ROW = "/instance-"
-"""Blobs named by their text: a new start with the same text has the same, so they go after the row."""
+"""How many transactions of one purge run at the same time."""
+_ROW_BLOB = "/instance-"
+"""Part of the names of blobs that hold texts of the instance row. Such a name is a hash of the text, so a new start
+with the same text uses the same blob. Therefore these blobs are deleted after the row, whose deletion fails if the
+instance was started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParts:
-    """All that is stored of an instance, as it was read."""
+    """Everything that is stored of an instance, as it was read before the deletion.
+
+    :param row: the instance row.
+    :param history: rows of the history, the sentinel included.
+    :param records: activity records.
+    :param hint: the completion hint.
+    :param watch: the watch row of the Airflow task that started the instance.
+    :param blobs: names of the blobs with large payloads.
+    :param logs: names of the logs of activities.
+    """
 
     row: InstanceState
     history: tuple[Entity, ...]
@@ -56,7 +68,8 @@ class StoredParts:
 async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
     """Delete an ended instance.
 
-    :param row: as just read. :raises Conflict: when it was started again, rewound or purged by somebody else since.
+    :param row: the instance row, just read.
+    :raises Conflict: the instance was started again, rewound or purged since the row was read.
     """
     found = await _read(store, names, row)
     if await _etag(store, names, row.instance_id) != row.etag:
@@ -65,7 +78,7 @@ async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
 
 
 async def purge_activities(store: Store, names: HubNames, instance: OrchestrationInstance) -> None:
-    """Delete what activities of an instance have written after it was purged: logs, and large results."""
+    """Delete logs and large results that activities of an instance wrote after the instance was purged."""
     folder = history_folder(instance.instance_id)
     logs = await store.list_blobs(names.logs, f"{folder}/{instance.execution_id or ''}/")
     results = await store.list_blobs(names.large_messages, results_of(instance))
@@ -79,9 +92,13 @@ async def _etag(store: Store, names: HubNames, instance_id: str) -> str | None:
 
 
 async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredParts:
-    """What there is to delete. A new start writes its row first: if that stays, this is all of the old one.
+    """Read everything that is stored of an instance.
 
-    :raises Conflict: when the history is of another start: that of a child, whose row comes after it.
+    A client that starts the id again writes the instance row first. So if the row has not changed after this reading,
+    everything that was read belongs to the ended run. A parent that starts the id again writes no row first. Such a
+    start shows in the execution id of the sentinel.
+
+    :raises Conflict: the history belongs to another run than the row.
     """
     key = escape(row.instance_id)
     history, records, hint, watch, blobs, logs = await asyncio.gather(
@@ -94,7 +111,7 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
     )
     lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
     current = None if lock is None else lock.properties.get("ExecutionId")
-    if isinstance(current, str) and not same_start(current, row.execution_id):  # else it is damaged, and goes too
+    if isinstance(current, str) and not same_start(current, row.execution_id):  # delete a damaged sentinel as well
         raise Conflict(f"instance {row.instance_id!r} is being started again")
     names_of_logs = tuple(blob.name for blob in logs)
     return StoredParts(
@@ -103,7 +120,7 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
 
 
 async def _watch(store: Store, names: HubNames, row: InstanceState) -> Entity | None:
-    """The watch row of this start; a newer start writes its own before the instance."""
+    """Read the watch row. :returns: None if there is no such row, or if it belongs to a newer start of the instance."""
     owner = (row.tags or {}).get(OWNER_TAG)
     if owner is None:
         return None
@@ -138,10 +155,10 @@ async def _delete(store: Store, names: HubNames, found: StoredParts) -> None:
         later.append(_deletion(names.completions, (found.watch,)))
     await _all(store, later)
     await _remove(store, names.logs, found.logs)
-    await _remove(store, names.large_messages, (name for name in found.blobs if _OF_THE_ROW not in name))
+    await _remove(store, names.large_messages, (name for name in found.blobs if _ROW_BLOB not in name))
     row = Entity(partition_key=escape(found.row.instance_id), row_key="", etag=found.row.etag)
     await store.execute(_deletion(names.instances, (row,)))
-    await _remove(store, names.large_messages, (name for name in found.blobs if _OF_THE_ROW in name))
+    await _remove(store, names.large_messages, (name for name in found.blobs if _ROW_BLOB in name))
 
 
 def _deletion(table: str, rows: Sequence[Entity]) -> Transact:
@@ -156,7 +173,8 @@ def _groups(table: str, rows: Sequence[Entity]) -> list[Transact]:
 
 
 async def _all(store: Store, transactions: Sequence[Transact]) -> None:
-    """All of them, a few at a time; a row that is gone already fails its transaction, so then one by one."""
+    """Run the transactions, a few at the same time. If a row does not exist any more, its whole transaction fails; then
+    the rows of this transaction are deleted one by one."""
 
     async def one(transaction: Transact) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What a listing of instances asks its table, and what it must look at itself."""
+"""Filters for a list of instances: the filter that the table applies, and the rest, which Python applies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ def query_filter(
     created_to: Timestamp | None = None,
     prefix: str = "",
 ) -> Filter | None:
-    """What a listing asks the table for; None: everything. :func:`matches` does what a table cannot.
+    """Return the filter that the table applies. Call :func:`matches` for each row that the table returns.
 
-    :param created_from, created_to: both inclusive. :param prefix: of the raw instance id.
+    :param statuses: wanted statuses; empty: all.
+    :param created_from: earliest wanted time of creation, inclusive.
+    :param created_to: latest wanted time of creation, inclusive.
+    :param prefix: prefix of the instance id, not escaped.
+    :returns: None if all instances are wanted.
     """
     parts: list[Filter] = []
     if prefix:
@@ -41,16 +45,22 @@ def query_filter(
 
 
 def matches(state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] | None = None) -> bool:
-    """Whether an instance has the prefix exactly and all of the tags; to be applied to what the table returns."""
+    """Return True if the id of an instance has the prefix, and the instance has all the tags.
+
+    The table's filter cannot compare tags, and it may let a few instances with another prefix pass.
+    """
     own = state.tags or {}
     return state.instance_id.startswith(prefix) and all(own.get(name) == value for name, value in (tags or {}).items())
 
 
 def _successor(key: str) -> str | None:
-    """A text above all that start with a key, whether a table sorts by UTF-16 units or by code points; None: no such.
+    """Return a text that sorts after all texts that begin with a key.
 
-    Stepped over the surrogates, which no text may hold alone, and never from U+FFFF, the last unit, to U+10000, whose
-    units sort before it. So a few keys more may get through, never fewer.
+    The result is right for tables that sort by UTF-16 units and for tables that sort by code points. The character
+    after U+D7FF is U+E000, because no text may contain a single surrogate. U+FFFF is not increased to U+10000, because
+    the UTF-16 units of U+10000 sort before U+FFFF. So the filter may let a few other keys pass, but it never omits one.
+
+    :returns: None if no such text exists.
     """
     for end in range(len(key) - 1, -1, -1):
         following = ord(key[end]) + 1

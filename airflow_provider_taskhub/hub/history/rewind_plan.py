@@ -1,8 +1,10 @@
-"""Rewinding a failed history: which of its rows are rewritten, and as what. Pure.
+"""Plan a rewind: which rows of a failed history are rewritten, and how. Pure functions.
 
-DurableTask rewrites every failure of the generation, those too that the orchestrator has handled, and its replay then
-fails as non-deterministic; ours takes back only what the failure came from. DurableTask's orchestrations end when
-nothing is open any more; ours end at once, so here what was open is asked for again as well.
+To *remove* an event means to rewrite its row as a GenericEvent, which replay ignores. DurableTask removes every failure
+of the generation, even a failure that the orchestrator has handled. Its replay is then non-deterministic and fails.
+TaskHub removes only the failures that ended the orchestration, and the decisions after them. A DurableTask
+orchestration fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also
+removes the calls of activities that had not ended. The orchestrator then calls them again.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ _Failure = TaskFailed | SubOrchestrationInstanceFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewinding:
-    """What a rewind does to a history.
+    """What a rewind changes in a history.
 
-    :param taken: indexes of events that become :class:`GenericEvent`; the completion is one of them.
-    :param children: indexes of events that created the children whose failure is taken back, to be rewound themselves.
-        A child that cannot be is asked for again: its index is added to ``taken``.
+    :param taken: indexes of events that are removed, that is, become :class:`GenericEvent`. The completion is one of
+        them.
+    :param children: indexes of events that created a child whose failure is removed. The child itself must be rewound.
+        If that is not possible, the caller removes this event too, so that the orchestrator starts the child again.
     """
 
     taken: frozenset[int]
@@ -58,9 +61,11 @@ class Rewinding:
 
 
 def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
-    """Whether a rewind was cut off behind its history: the row still says Failed, or nothing has run since.
+    """Return True if a rewind has rewritten the history, and no episode has run since. The rewind may then have been
+    interrupted before it changed the instance row.
 
-    :param status: as the instance row has it.
+    :param past: events of the history.
+    :param status: status in the instance row.
     """
     if not past or any(isinstance(event, ExecutionCompleted) for event in past):
         return False
@@ -75,12 +80,20 @@ def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
 
 
 def plan(past: Sequence[HistoryEvent]) -> Rewinding | None:
-    """What must be taken back so that the orchestrator goes on from before its failure; None: it has not failed."""
+    """Return the plan of a rewind, so that the orchestrator continues from before its failure.
+
+    :param past: events of the history.
+    :returns: None if the orchestration has not failed.
+    """
     return _Plan(past).made()
 
 
 class _Plan:
-    """The history by numbers of actions. Of two events of one number the later counts: the first was rewound."""
+    """Makes the plan. Its tables have the index of an event in the history by the number of the action. If two events
+    have the same number, the later event counts, because a rewind has removed the first one.
+
+    ``_asked`` has the events that scheduled an action; ``_answered`` has the answers.
+    """
 
     def __init__(self, past: Sequence[HistoryEvent]) -> None:
         self._past = past
@@ -110,14 +123,15 @@ class _Plan:
         ]
         end = self._end(failures)
         decisions = [at for at in self._asked.values() if at not in neutral and at < end]
-        # One before the end that nothing was decided after may be handled, or still to be awaited: the history does not
-        # tell. Left standing, the second kind fails the instance again at once; so either is done again.
+        # A failure before the end without a later decision was either handled, or was not awaited yet. The history does
+        # not show which. If a failure of the second kind stayed, the instance would fail again at once. So both kinds
+        # are removed.
         last = max(decisions, default=-1)
         causes = {at for at in failures if at > last}
         lasts = [at for at, number in owners.items() if self._answered.get(number) in causes]
         taken: set[int] = set()
-        # What was done about a failure before it was passed on, such as cleaning up, is taken back with it; and as
-        # numbers are given one after the other, so is whatever was decided since, retries of others too.
+        # The decisions after the failure, such as calls that clean up, are removed together with the failure. Numbers
+        # of actions are consecutive, so all later decisions are removed, also the retries of other actions.
         first = min([*lasts, *(at for at in self._asked.values() if at > end)], default=len(self._past))
         for at in self._asked.values():
             if at >= first:
@@ -133,7 +147,8 @@ class _Plan:
                 children.append(asked)
             else:
                 taken.add(asked)
-        # an orchestration of ours ends with its first failure, and cancels what it had not waited for
+        # An orchestration of TaskHub ends with its first failure and cancels its running activities. These activities
+        # must be called again.
         taken.update(
             at
             for number, at in self._asked.items()
@@ -150,10 +165,14 @@ class _Plan:
             yield answer
 
     def _end(self, failures: Sequence[int]) -> int:
-        """The failure that the orchestration failed with; behind the history when its completion names none of these.
+        """Return the index of the failure that ended the orchestration.
 
-        Of several with the same text it is the last, if that came when the orchestration ended. Else one was passed on
-        later: the first of those that were open together.
+        The failure has the same type and message as a failure in the completion. If several have, it is the last one if
+        its answer came in the last episode. Else the orchestrator raised the error later; then it is the earliest of
+        the failures whose actions were open at the same time.
+
+        :param failures: indexes of the failures in the history.
+        :returns: the length of the history if no failure fits.
         """
         assert self._completed is not None
         completed = self._past[self._completed]
@@ -175,18 +194,19 @@ class _Plan:
         return end
 
     def _retries(self) -> tuple[dict[int, int], set[int], set[int]]:
-        """What retry policies have decided.
+        """Find the decisions of retry policies. A policy makes a timer after each failed attempt: before another
+        attempt, or, like DurableTask, a dummy timer after the last attempt.
 
-        :returns: timers behind failed attempts, those before another attempt and the dummies behind last ones: the
-            number of the action by the timer's index; numbers of failed actions that were tried again; indexes of all
-            timers and further attempts, which are no decisions of the user's.
+        :returns: three values. First: by the index of such a timer, the number of the failed action. Second: the
+            numbers of failed actions that were tried again. Third: the indexes of all such timers and further attempts,
+            which the orchestrator's code did not decide itself.
         """
         owners: dict[int, int] = {}
         retried: set[int] = set()
         neutral: set[int] = set()
-        failed: list[int] = []  # of the episode
-        again: dict[int, str] = {}
-        due: list[str] = []  # names of what the timers that fired in the episode try again
+        failed: list[int] = []  # numbers of the actions that failed in the present episode
+        again: dict[int, str] = {}  # by the event id of a retry timer, the name of the function that is tried again
+        due: list[str] = []  # names of the functions whose retry timers fired in the present episode
         rewinds = 0
         time = Timestamp(0)
         for at, event in enumerate(self._past):
@@ -217,7 +237,15 @@ class _Plan:
     def _owner(
         self, timer: TimerCreated, failed: Sequence[int], rewinds: int, time: Timestamp
     ) -> tuple[RetryDecision, int] | None:
-        """Whose retry a timer is. Of .NET's only the dummy ones can be told, which fire at once."""
+        """Return the retry decision that made a timer, and the number of the failed action. Of a .NET history, only the
+        dummy timers are recognized, because they fire at once.
+
+        :param timer: the event that created the timer.
+        :param failed: numbers of the actions that failed in the episode.
+        :param rewinds: how many rewinds the history has had until this event.
+        :param time: the orchestrator's time in the episode.
+        :returns: None if no retry policy made the timer.
+        """
         if timer.taskhub_action_id is None:
             return (RetryDecision.LAST, failed[-1]) if failed and timer.fire_at <= time else None
         assert self._started is not None
@@ -233,9 +261,10 @@ class _Plan:
 
 
 def rewritten(rows: Sequence[Entity], rewinding: Rewinding, again: Collection[int]) -> list[Entity]:
-    """The rows to write, each with the ETag that it was read with; the completion is the last of them.
+    """Return the rows that a rewind writes. Each has the ETag with which it was read. The completion is the last row.
 
-    :param rows: of the history, event by event. :param again: children that are asked for again instead of rewound.
+    :param rows: rows of the history; each has the index of its event.
+    :param again: indexes of the events of children that are started again, because they cannot be rewound.
     """
     marked = [at for at in rewinding.children if at not in again]
     generic = sorted({*rewinding.taken, *again})
@@ -251,15 +280,17 @@ def _marked(row: Entity, *, keep: bool) -> Entity:
 
 
 def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
-    """Rows in groups for one transaction each, to be sent :func:`locked`."""
+    """Group rows into transactions. Call :func:`locked` for each group."""
     for group in batches(rows):
         yield tuple(RowOperation(verb=RowVerb.REPLACE, entity=row, etag=row.etag) for row in group)
 
 
 def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str) -> Transact:
-    """A group under the instance's lock: no episode, purge or other rewind comes between.
+    """Return a transaction that writes a group of rows and the sentinel. It fails if an episode, a purge or another
+    rewind has changed the sentinel.
 
-    :param execution_id: as the sentinel has it. :param etag: of the sentinel.
+    :param execution_id: execution id in the sentinel.
+    :param etag: ETag of the sentinel.
     """
     key = group[0].entity.partition_key
     lock = Entity(partition_key=key, row_key=SENTINEL, properties={"ExecutionId": execution_id})
@@ -267,13 +298,14 @@ def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, et
 
 
 def open_timers(past: Sequence[HistoryEvent]) -> list[TimerCreated]:
-    """Timers that have not fired: the message of one that was due after the end was set aside."""
+    """Return the timers that have not fired. If a timer was due after the orchestration failed, its message was
+    discarded, so the rewind must send a new message."""
     fired = {event.timer_id for event in past if isinstance(event, TimerFired)}
     return [event for event in past if isinstance(event, TimerCreated) and event.event_id not in fired]
 
 
 def open_children(past: Sequence[HistoryEvent]) -> list[SubOrchestrationInstanceCreated]:
-    """Children whose end the orchestrator waits for."""
+    """Return the children that have not answered and whose end the orchestrator waits for."""
     answered = {
         event.task_scheduled_id
         for event in past

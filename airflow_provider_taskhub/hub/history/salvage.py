@@ -1,6 +1,6 @@
-"""Reads what is readable of a damaged history: to show it, and to end its instance. Never a base for replay.
+"""Read the readable parts of a damaged history, to show them and to end the instance. They are never used for replay.
 
-Each row and each payload is read by itself: one that is damaged or gone does not hide the others.
+Each row and each blob is read separately, so a damaged or missing one does not hide the others.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from airflow_provider_taskhub.storage.primitives import Entity, Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """:param events: of the current generation, in their order, without what cannot be read.
-    :param unreadable: one line for each thing that cannot be read; empty: all can.
-    :param lock: the sentinel's row; None: there is no history. :param sentinel: None also for one that is damaged.
-    :param execution_id: of the generation; None: no row tells it.
+    """The readable parts of a history.
+
+    :param events: readable events of the current generation, in their order.
+    :param unreadable: one line of text for each part that cannot be read; empty: everything can be read.
+    :param lock: row of the sentinel; None: there is no history.
+    :param sentinel: the decoded sentinel; None: there is no sentinel, or it is damaged.
+    :param execution_id: execution id of the generation; None: no row contains it.
     """
 
     events: tuple[HistoryEvent, ...] = ()
@@ -47,10 +50,10 @@ class Salvage:
 async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Salvage:
     """Read what is readable of an instance's history.
 
-    :param growing: for those who only look, as for :func:`table_rows`; what others change during every reading they get
-        as it was read last, with a line in ``unreadable``.
-    :raises Conflict: when others change it during every reading, unless ``growing``.
-    :raises StorageError: of the store.
+    :param growing: True for a reader that only shows the history, see :func:`table_rows`. If other processes change the
+        history during each reading, such a reader gets the last reading, with a line in ``unreadable``.
+    :raises Conflict: other processes changed the history during each reading, and ``growing`` is False.
+    :raises StorageError: the store has failed.
     """
     for _ in range(READINGS):
         reading = await table_rows(store, names, instance_id, growing=growing)
@@ -61,12 +64,15 @@ async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: b
             line = f"{torn_text('the history')}: the rows that are shown may be of different moments"
             return replace(found, unreadable=(line, *found.unreadable))
         if not found.unreadable or _same(await lock_of(store, names, instance_id), reading.lock, growing=growing):
-            break  # else payloads went with their generation while they were read
+            break  # else a new generation began during the reading, and the blobs of the old one were deleted
     return found
 
 
 def _same(one: Entity | None, other: Entity | None, *, growing: bool) -> bool:
-    """Whether nothing was removed between two readings of a sentinel: within a generation rows are only added."""
+    """Return True if no row was deleted between two readings of the sentinel.
+
+    :param growing: True: rows may have been added. A generation only adds rows, so the execution ids are compared.
+    """
     if one is None or other is None:
         return one is other
     generations = [lock.properties.get("ExecutionId") for lock in (one, other)]
@@ -99,13 +105,16 @@ async def _salvage(store: Store, names: HubNames, reading: Reading) -> Salvage:
 
 
 def _first_generation(rows: Sequence[Entity]) -> str | None:
-    """The execution id in the first row, which every new generation overwrites."""
+    """Return the execution id in the first row. Each new generation overwrites the first row, so it is current."""
     found = rows[0].properties.get("ExecutionId") if rows else None
     return found if isinstance(found, str) else None
 
 
 async def _event(store: Store, names: HubNames, row: Entity) -> tuple[HistoryEvent | None, list[str]]:
-    """The event of a row (None if it cannot be read), and what is wrong with the row. Lost payloads are left out."""
+    """Decode one row. Columns whose blob cannot be read are omitted from the event.
+
+    :returns: the event, or None if it cannot be decoded; and one line of text for each damage.
+    """
     wanted, lines = blob_columns(row), list[str]()
     texts: dict[str, str] = {}
     for column, name in wanted.items():
