@@ -356,7 +356,7 @@ def _history_steps(
         if episode.switched:
             # The first row of the new generation overwrites a row of the old generation, so the old one cannot be used
             # any more. The rows of the new generation therefore count at once. If the checkpoint is interrupted,
-            # `Replay.resume` makes the missing rows again.
+            # `Execution.resume` makes the missing rows again.
             counted += len(group)
         sentinel = Sentinel(
             execution_id=episode.current.execution_id or "",

@@ -299,7 +299,7 @@ def test_a_client_is_shown_a_history_that_begins_anew_with_every_reading_with_a_
         return unreadable, 100 - len(bench.store.between)
 
     unreadable, readings = play(work)
-    assert unreadable[0].startswith("the history was changed during each of 5 readings: what is shown may be")
+    assert unreadable[0].startswith("the history was changed during each of 5 readings: the rows that are shown may be")
     assert readings == READINGS
 
 
