@@ -425,7 +425,7 @@ async def test_conditions_stand_where_they_belong(store: Store, table: str) -> N
     for verb in (INSERT, UPSERT_MERGE, UPSERT_REPLACE):
         with pytest.raises(InputError, match="takes no etag"):
             await write(store, table, row(verb, etag="*"))
-    with pytest.raises(InputError, match="outside a unit"):
+    with pytest.raises(InputError, match="inside a unit"):
         await write(store, table, row(MERGE, etag=EtagOf(step=0)))
 
 
