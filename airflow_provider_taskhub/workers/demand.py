@@ -1,7 +1,7 @@
-"""Which orchestrators the instances of this worker's partitions need: recently used ones, and missing ones.
+"""Remembers which orchestrators the instances of each partition of this worker have used or lacked in the last minute.
 
-If the apps of workers differ, the thread of the partitions publishes this, so that a partition goes to a worker that
-can run what waits there. It is written on the worker's event loop and read from any thread.
+The thread that owns the partitions publishes these functions in the hub. If the apps of workers differ, a partition
+then goes to a worker that has the functions. The event loop of the worker writes the values; any thread may read them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.model import Need
 
 RECENT = 60.0
-"""Seconds after which an observation no longer counts. Waiting messages are delivered again sooner."""
+"""Seconds after which the use or lack of a function no longer counts. A message that waits for a function is delivered
+again sooner, and so renews the lack."""
 MOST = 200
-"""Functions that are remembered for one partition, at most."""
+"""Most functions that are remembered for one partition."""
 
 
 class Demand:
-    """The functions that are needed, by partition."""
+    """The functions that the instances of each partition have used or lacked lately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,35 +26,35 @@ class Demand:
         self._lacks: dict[int, dict[Need, tuple[Timestamp, float]]] = {}
 
     def begin(self, partition: int) -> None:
-        """This worker serves a partition from now on; observations from before do not count."""
+        """Start to remember for a partition that this worker serves from now on; forget older values."""
         self._ran[partition], self._lacks[partition] = {}, {}
 
     def end(self, partition: int) -> None:
-        """This worker no longer serves the partition."""
+        """Forget the values of a partition that this worker no longer serves."""
         self._ran.pop(partition, None)
         self._lacks.pop(partition, None)
 
     def ran(self, partition: int, need: Need) -> None:
-        """An episode ran that needs this function."""
+        """Remember that an episode in the partition has used the function ``need``."""
         found = self._ran.setdefault(partition, {})
         if need in found or len(found) < MOST:
             found[need] = self._clock.monotonic()
 
     def lacks(self, partition: int, need: Need, since: Timestamp) -> None:
-        """A message waits for a function that this worker does not have.
+        """Remember that a message in the partition waits for a function that this worker does not have.
 
-        :param since: when it was enqueued, by the storage service.
+        :param since: the time when the message was enqueued, by the clock of the storage service.
         """
         now = self._clock.monotonic()
         found = self._lacks.setdefault(partition, {})
         oldest, seen = found.get(need, (since, float("-inf")))
-        if now - seen >= RECENT:  # what waited before was run by another worker, or is gone
+        if now - seen >= RECENT:  # the messages that waited earlier have been processed or deleted
             oldest = since
         if need in found or len(found) < MOST:
             found[need] = min(oldest, since, key=lambda time: time.ticks), now
 
     def of(self, partition: int) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
-        """The functions that ran in a partition lately, and the missing ones, the longest missing first."""
+        """Return the functions used lately in a partition, and the missing ones, the longest missing first."""
         since = self._clock.monotonic() - RECENT
         ran = tuple(need for need, seen in tuple(self._ran.get(partition, {}).items()) if seen >= since)
         waiting = [

@@ -1,9 +1,10 @@
-"""Functions that this worker does not have: whether another live worker has them, and for how long none has had them.
+"""Tracks functions that this worker does not have: which live workers have them, and since when no live worker has
+them.
 
-The absence of a function begins when the members are first read and no live worker has it. The wait of a message begins
-when a worker without the function first receives it. The instance (or the activity) fails once both have lasted for the
-no-worker timeout. The absence alone is not enough: it may be old because of an earlier instance, and would fail an
-instance that has just been started.
+The absence of a function begins when this worker first reads the member rows and no live worker has the function. The
+wait of a message begins when a worker without the function first receives the message. The instance (or the activity)
+fails once both the absence and the wait have lasted for the no-worker timeout. The absence alone is not enough: an
+earlier instance may have started it long ago, and an instance that has just started would fail at once.
 """
 
 from __future__ import annotations
@@ -28,31 +29,32 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 CHECK = 5.0
-"""Seconds between two readings of the members, at most."""
+"""Longest time between two readings of the member rows, in seconds."""
 FORGET = 120.0
-"""Seconds after which an absence is forgotten unless a message needs the function again. A waiting message comes again
-sooner."""
-AGAIN = 60.0
-"""Seconds after which a function that is still missing is logged again."""
+"""Seconds after which an absence is forgotten if no message has needed the function meanwhile. A waiting message is
+delivered again sooner."""
+LOG_AGAIN = 60.0
+"""Seconds between two log lines about the same missing function."""
 ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
-"""Seconds for which an activity is given back if another worker has its function: at first, and at most. All workers
-read one queue, and chance decides which of them receives it."""
+"""First and longest pause, in seconds, before a work item is delivered again if another worker has its function. All
+workers read one queue, and chance decides which of them receives the work item."""
 CHANCES = 3.0
-"""The pause grows once chance should have brought the activity to a worker that has it so many times: those workers are
-busy then. A pause that grows with each delivery was rejected: where one worker of many has the function, the activity
-would wait for minutes."""
+"""The pause starts to grow after the work item should have reached a worker with the function this many times by
+chance. Those workers are probably busy then. A pause that grows with each delivery was rejected: if only one of many
+workers has the function, the activity would wait for minutes."""
 LONGEST_TEXT = 4000
-"""Characters of the failure of a task that no worker could run."""
+"""Longest error text of an instance or activity that no worker could run, in characters."""
 
 
 @dataclass(slots=True)
 class _Absence:
-    """A function that is not here.
+    """A function that this worker does not have. All times are monotonic seconds of this worker.
 
-    :param asked: when a message last needed it. :param elsewhere: the share of the live workers of its kind that had it
-        at the last reading.
-    :param since: since when every reading found no live worker that has it; None: one has it, or there was no reading.
-    :param logged: when it was last logged.
+    :param asked: the time when a message last needed the function.
+    :param logged: the time when the absence was last logged.
+    :param elsewhere: the share of the live workers with the right role that had the function at the last reading.
+    :param since: the time of the first reading since which no live worker has had the function; None if a live worker
+        has it, or the members were not read yet.
     """
 
     asked: float
@@ -62,13 +64,14 @@ class _Absence:
 
 
 def wait_of(messages: Iterable[Delivery], visibility: timedelta) -> tuple[Timestamp | None, timedelta]:
-    """When messages of one instance began to wait for a function, and how long ago that is.
+    """Return when messages of one instance began to wait for a function, and how long they have waited.
 
-    Both times are the storage service's own. The time of insertion is not used: a timer or a scheduled start is
-    inserted long before it is due.
+    The wait is computed from times of the storage service only. The time of insertion is not used, because a timer or a
+    scheduled start is inserted long before it is due.
 
-    :param visibility: for how long a receipt is asked for.
-    :returns: the time to keep in the messages when they are given back; None: none of them comes from a queue.
+    :param visibility: the time for which a received message is hidden from other workers.
+    :returns: the begin of the wait, which the messages keep when they are given back (None if no message comes from a
+        queue), and the length of the wait.
     """
     stored = [held for held in messages if held.in_queue]
     if not stored:
@@ -82,9 +85,10 @@ def wait_of(messages: Iterable[Delivery], visibility: timedelta) -> tuple[Timest
 class MissingFunctions:
     """The functions that messages need and this worker does not have.
 
-    :param live: reads the live members. :param limit: the no-worker timeout.
-    :param pause: for how long a message is given back if another worker has its orchestrator: that worker may own the
-        partition by then.
+    :param live: reads the live members of the hub.
+    :param limit: the no-worker timeout.
+    :param pause: the longest time until a message is delivered again if another worker has its orchestrator. By then
+        the partition may have moved to that worker.
     """
 
     def __init__(
@@ -97,17 +101,17 @@ class MissingFunctions:
         self._hub, self._live, self._limit, self._pause = hub, live, limit.total_seconds(), pause
         self._absent: dict[Need, _Absence] = {}
         self._members: Sequence[Member] = ()
-        self._looked = float("-inf")
+        self._read_at = float("-inf")
         self._missing = asyncio.Event()
         self._outage = Outage(log, "members_unreadable", hub.clock.monotonic)
 
     def gave_up(self, need: Need, waited: timedelta) -> str | None:
-        """The text of the failure once no live worker has had the function for the timeout; None before.
+        """Return the error text if a message must not wait any longer for a function; None if it must wait.
 
-        :param waited: how long the message that needs it has waited for it (:func:`wait_of`).
+        :param waited: how long the message has waited for the function (:func:`wait_of`).
         """
         found = self._asked(need)
-        if found.since is None or min(self._looked - found.since, waited.total_seconds()) < self._limit:
+        if found.since is None or min(self._read_at - found.since, waited.total_seconds()) < self._limit:
             return None
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
@@ -116,15 +120,15 @@ class MissingFunctions:
         )
         what = "activity" if need.kind == ACTIVITY else "instance"
         text = (
-            f"no live worker has had {need} for {self._looked - found.since:.0f} s, and this {what} has waited for it "
-            f"for {waited.total_seconds():.0f} s. Alive: {workers or 'nobody'}"
+            f"no live worker has had {need} for {self._read_at - found.since:.0f} s, and this {what} has waited for it "
+            f"for {waited.total_seconds():.0f} s. Alive: {workers or 'none'}"
         )
         return text[:LONGEST_TEXT]
 
-    def tell(self, need: Need) -> bool:
-        """Whether to log that this worker does not have a function: once a minute, however many messages need it."""
+    def is_log_due(self, need: Need) -> bool:
+        """Return True if a log line about the missing function is due: once a minute, for any number of messages."""
         found = self._asked(need)
-        if found.asked - found.logged < AGAIN:
+        if found.asked - found.logged < LOG_AGAIN:
             return False
         found.logged = found.asked
         return True
@@ -137,7 +141,10 @@ class MissingFunctions:
         return found
 
     def delay(self, need: Need, dequeue_count: int) -> timedelta:
-        """For how long a message that needs the function is given back."""
+        """Return the time until a message that needs the function is delivered again.
+
+        :param dequeue_count: how often the message was delivered.
+        """
         longest = unknown_delay(dequeue_count)
         found = self._absent.get(need)
         if found is None or not found.elsewhere:
@@ -148,15 +155,15 @@ class MissingFunctions:
         return min(longest, self._pause)
 
     async def run(self) -> None:
-        """Read the live members again and again, while a function is missing."""
+        """Read the live members repeatedly while a function is missing. Runs until cancelled."""
         while True:
             if not self._absent:
                 self._missing.clear()
                 await self._missing.wait()
-            await self._look()
+            await self._read_members()
             await self._hub.clock.sleep(min(CHECK, max(0.5, self._limit / 3)))
 
-    async def _look(self) -> None:
+    async def _read_members(self) -> None:
         try:
             members = await self._live()
         except StorageError as error:
@@ -164,7 +171,7 @@ class MissingFunctions:
             return
         self._outage.over()
         self._members, now = members, self._hub.clock.monotonic()
-        self._looked = now
+        self._read_at = now
         for need, found in list(self._absent.items()):
             if now - found.asked > FORGET:
                 del self._absent[need]

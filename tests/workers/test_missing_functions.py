@@ -152,7 +152,7 @@ def test_the_limit_begins_when_the_last_one_that_has_it_is_gone() -> None:
 
     before, after = play(table, drive)
     assert before is None
-    assert after.endswith("Alive: nobody")
+    assert after.endswith("Alive: none")
 
 
 @pytest.mark.rows("K43")
@@ -255,7 +255,7 @@ def test_people_are_told_once_a_minute_of_each_need() -> None:
     async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         told = []
         for _ in range(13):
-            told.append((absences.tell(WORK), absences.tell(Need("activity", "other"))))
+            told.append((absences.is_log_due(WORK), absences.is_log_due(Need("activity", "other"))))
             await clock.sleep(10.0)
         return told
 

@@ -1,4 +1,4 @@
-"""Ending activities that nobody waits for any more."""
+"""Cancels running activities whose instance has ended."""
 
 from __future__ import annotations
 
@@ -19,31 +19,39 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Entity
 
 CANCEL_TRIES = 6
-"""Tries to ask the holder of an attempt to end it, against its heartbeats."""
+"""Tries to mark a record as ``cancelling``. A try fails if a heartbeat changes the record at the same time."""
 
 
 class ActivityCancellation:
-    """Asks the holders of running attempts of an instance that has ended to end them.
+    """Asks workers to cancel the activities with a record that still run for an instance that has ended.
 
-    Before the messages that ended it are deleted: whoever receives one again does it again. An attempt that is claimed
-    after that looks for itself what became of its instance (:func:`fate_of`).
+    It is called before the messages that ended the instance are deleted. If this worker dies before, the messages are
+    delivered again, and the next worker asks again. An attempt that is claimed later checks by itself whether its
+    instance has ended (:func:`fate_of`).
+
+    :param registry: the activities of this worker.
     """
 
     def __init__(self, hub: Hub, registry: Registry) -> None:
         self._hub, self._activities = hub, registry.activities
 
     def concerns(self, open_tasks: Mapping[int, str]) -> bool:
-        """Whether an open activity has a record, or this worker does not have the activity.
+        """Return True if an open activity has or may have a record, so that :meth:`cancel` is needed.
 
-        :param open_tasks: names of the scheduled activities without an answer, by the number of their action.
+        An activity that this worker does not have may have a record.
+
+        :param open_tasks: names of the scheduled activities without a response, by the number of their action.
         """
         found = (self._activities.get(name) for name in open_tasks.values())
         return any(definition is None or definition.record for definition in found)
 
     async def cancel(self, instance_id: str, execution_id: str | None) -> None:
-        """Ask it of every attempt of this start that still runs: the next one's are not to end.
+        """Mark all running attempts of one run of the instance as ``cancelling``; their workers then end them.
 
-        :param execution_id: of any of its generations. :raises StorageError: when some may not have been asked.
+        Attempts of a later run of the same instance id go on.
+
+        :param execution_id: the execution id of any generation of the run.
+        :raises StorageError: if some attempts may not be marked.
         """
         for record, entity in await records.of_instance(self._hub.store, self._hub.names, instance_id):
             if same_start(record.instance.execution_id, execution_id):
@@ -56,7 +64,7 @@ class ActivityCancellation:
                 return
             record, entity = found
             if record.state is RecordState.UNKNOWN:
-                return  # a newer version wrote it: only that version knows how to end it
+                return  # a newer version wrote the record: only that version knows how to cancel it
             move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
             if move.reaction is not ActivityReaction.ASK:
                 return
@@ -64,28 +72,31 @@ class ActivityCancellation:
             try:
                 await hub.store.execute(records.update(hub.names, asked, entity.etag))
                 return
-            except (Conflict, NotFound):  # a heartbeat came between: once more, from what it wrote
+            except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
                 found = await records.newest(hub.store, hub.names, record)
         raise Conflict("the record of an attempt that is to be cancelled keeps changing")
 
 
 class Fate(StrEnum):
-    """What became of the instance that an activity is of."""
+    """Whether the run that has scheduled an activity has ended."""
 
     OPEN = "open"
     ENDED = "ended"
-    NOTHING = "nothing"  # is stored of this start of it: it was purged, or its first checkpoint was cut off
+    NOTHING = "nothing"
+    """Nothing is stored of the run: it was purged, or its first checkpoint was cut off."""
 
 
 async def fate_of(hub: Hub, held: Delivery) -> Fate:
-    """What is certain of the instance that an activity is of.
+    """Read from the store whether the run that has scheduled an activity has ended.
 
-    A row that is missing, or is of another start, says little: a checkpoint writes it last, and of one that was cut
-    off there are only work items, or they and the history. The sentinel lists the runs that have ended. It does not
-    list those that .NET stored: another start's history says that this one has ended if it was committed after the work
-    item had been put, by the storage service's times, of which a queue tells the second.
+    The instance row decides if it belongs to this run. If the row is missing or belongs to another run, it proves
+    nothing, because a checkpoint writes the row last. Then the sentinel decides, which lists ended runs.
 
-    :param held: its work item.
+    Runs that a .NET worker stored are not in that list. Such a run has ended if the sentinel belongs to another run and
+    was written after the work item was put into its queue. Both times are the storage service's own; a queue gives its
+    time in whole seconds, so the time of the sentinel is cut to seconds too.
+
+    :param held: the work item of the activity.
     """
     instance = held.message.instance
     row = await hub.instance(instance.instance_id)

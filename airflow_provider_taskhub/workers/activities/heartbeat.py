@@ -1,4 +1,4 @@
-"""An attempt that has a row in the store (a *record*) while it runs: its heartbeats and other changes of the row."""
+"""A running attempt with an activity record (a row in the store): its heartbeats and other writes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ log = structlog.get_logger(__name__)
 
 
 class Superseded(Exception):
-    """The record belongs to another worker by now, or says that the attempt is to be cancelled."""
+    """The attempt must end: its record belongs to another worker, says ``cancelling``, or could not be renewed."""
 
 
 class RecordedAttempt:
-    """A claimed record and its newest ETag. Heartbeats and progress write it, one at a time.
+    """A record that this worker has claimed, with its newest ETag.
 
-    :param held: its work item.
+    Heartbeats and progress change the record, one write at a time.
+
+    :param held: the work item of the activity.
+    :param record: the record as claimed.
+    :param etag: the ETag of the row of the record.
     """
 
     def __init__(self, hub: Hub, times: LeaseTimes, held: Delivery, record: ActivityRecord, etag: str) -> None:
@@ -40,7 +44,11 @@ class RecordedAttempt:
         self._ended = False
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
-        """Run with heartbeats. :raises Superseded: when another worker or client has changed the record."""
+        """Run the attempt and renew its record meanwhile; return the outcome.
+
+        :raises Superseded: if the attempt must end because another worker has it, it is cancelled, or no renewal of the
+            record succeeded for the give-up time.
+        """
 
         def progress(news: ActivityProgress) -> None:
             self.record = news.onto(self.record)
@@ -57,12 +65,15 @@ class RecordedAttempt:
                 raise AssertionError("a heartbeat ends by raising while its attempt runs")
             finally:
                 running.cancel()
-                self._ended = True  # wait for a running heartbeat: if it were cut off, our ETag would be old
+                self._ended = True  # a running heartbeat finishes: cancelling its write would leave an old ETag
                 self._changed.set()
                 await asyncio.gather(running, beating, return_exceptions=True)
 
     async def lose(self, why: str) -> None:
-        """Record that the attempt ended without an outcome, so that the next attempt need not wait."""
+        """Record that the attempt ended without an outcome, so that the next attempt starts at once.
+
+        :param why: the reason, which the record keeps.
+        """
         self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
         try:
             await self._write()
@@ -70,13 +81,14 @@ class RecordedAttempt:
             log.info("record_not_closed", activity=self.record.name, error=str(error))
 
     def becomes(self, record: ActivityRecord) -> Transact:
-        """The operation that writes this record, if nobody else has changed the row."""
+        """Return the storage operation that replaces the record; it fails if another worker has changed the row."""
         return records.update(self._hub.names, record, self._etag)
 
     async def reclaim(self) -> None:
-        """Read the ETag again after a conflict: an own write whose answer was lost may have changed it.
+        """Read the ETag again after a conflict, because a write of this worker whose answer was lost may have changed
+        it.
 
-        :raises Conflict: when the record is no longer running in this worker's name.
+        :raises Conflict: if the record no longer says that this worker runs the attempt.
         """
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
@@ -85,12 +97,14 @@ class RecordedAttempt:
         self._etag = found[1].etag
 
     async def _beat(self) -> None:
-        """Renew the record until the attempt has ended. If no renewal succeeds for the give-up time, end the run.
+        """Renew the record until the attempt has ended.
 
-        After the first renewal it checks once whether the instance has ended: a terminate that came before this record
-        was written could not mark it as cancelled.
+        After the first renewal it checks once whether the instance has ended. A terminate that was processed before
+        this record existed could not mark the record as ``cancelling``.
+
+        :raises Superseded: if the attempt must end.
         """
-        looked = False
+        fate_checked = False
         outage = Outage(log.bind(activity=self.record.name), "heartbeat_failed", self._hub.clock.monotonic)
         hub, renewed = self._hub, self._hub.clock.monotonic()
         every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
@@ -109,11 +123,11 @@ class RecordedAttempt:
                 await self._write()
                 renewed = sent
                 outage.over()
-                if not looked and await fate_of(hub, self._held) is Fate.ENDED:
+                if not fate_checked and await fate_of(hub, self._held) is Fate.ENDED:
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
                     raise Superseded("its instance has ended")
-                looked = True
+                fate_checked = True
             except (Conflict, NotFound) as error:
                 raise Superseded("cancelled or taken over") from error
             except StorageError as error:

@@ -1,7 +1,8 @@
-"""The processor of work items: gives each a slot, runs its activity, and settles it whatever happens.
+"""The processor of work items: gives each work item a slot, runs its activity, and settles the work item.
 
-An activity without a record runs here, at least once: run it, respond, delete the work item. Activities with a record
-are processed by :mod:`recorded`.
+Every work item is settled, also after an error: the instance gets a response, or the work item is given back, deleted
+or moved to quarantine. This module runs activities without a record. Such an activity runs at least once: run it,
+respond, delete the work item. :mod:`recorded` runs activities with a record.
 """
 
 from __future__ import annotations
@@ -33,21 +34,25 @@ from airflow_provider_taskhub.workers.missing_functions import MissingFunctions,
 log = structlog.get_logger(__name__)
 
 QUICK = 1.0
-"""Seconds. The result of a longer activity without a record is stored in a message at once, and is never offered to its
-instance in memory: if this worker died, the activity would have to run again."""
-SOON = timedelta(seconds=1)
+"""Seconds. If an activity without a record runs longer, its result is stored in a message at once and is not handed to
+the instance in memory. A result in memory is lost if this worker dies, and the activity would run again."""
+SHORTEST_PAUSE = timedelta(seconds=1)
+"""Shortest pause after which a work item whose instance is not stored is delivered again."""
 LONG_WAIT = timedelta(minutes=1)
-"""A work item that has waited longer is begun only after its instance was read: it may have ended."""
-FORGOTTEN = timedelta(minutes=10)
-"""A work item whose instance is not stored is kept for so long: the first checkpoint may still be being written."""
+"""If a work item has waited longer than this, the worker first checks whether the instance has ended."""
+PURGED_AFTER = timedelta(minutes=10)
+"""A work item whose instance is not stored is deleted after this time. Before, the first checkpoint of the instance may
+still be on its way."""
 
 
 @dataclass(slots=True, eq=False)
 class _Unrecorded:
-    """An activity without a record that runs.
+    """A running activity without a record.
 
-    :ivar known: its instance has been found in the store; if it is not found later, it was purged.
-    :ivar asked_to_end: it was asked to end, which may take longer than the time between two checks.
+    :ivar life: the timeout around the run; the watch loop lets it expire to cancel the activity.
+    :ivar known: True once the instance was found in the store. If it is not found later, it was purged.
+    :ivar purged: True if the instance was purged while the activity ran.
+    :ivar asked_to_end: True once the activity was asked to end, so that it is not asked again at the next check.
     """
 
     life: asyncio.Timeout
@@ -59,8 +64,13 @@ class _Unrecorded:
 class Activities:
     """The processor of work items.
 
-    :param responses: ends a work item with a response. :param recorded: processes activities with a record.
-    :param absences: functions that this worker does not have.
+    :param registry: the activities of this worker.
+    :param runner: runs the user's functions.
+    :param times: the renewal interval and the other times of leases.
+    :param work_items: the work items that this worker has claimed.
+    :param responses: sends the response of a work item and deletes the work item.
+    :param recorded: processes activities with a record.
+    :param absences: the functions that this worker does not have.
     """
 
     def __init__(
@@ -100,9 +110,11 @@ class Activities:
             self._work_items.leave(item)
 
     async def _failed(self, held: Delivery, error: Exception, *, delay: timedelta, failed: bool) -> None:
-        """Give it back, or put it into quarantine with the error if it has failed or was delivered too often.
+        """Give a work item back, or move it to quarantine if it has failed or was delivered too often.
 
-        :param failed: count a failure.
+        :param error: the error that quarantine shows as the cause.
+        :param delay: the time until the work item is delivered again.
+        :param failed: True counts one more failure of the work item.
         """
         if not quarantine.is_spent(held, failed=failed):
             await self._reader.give_back([held], delay=delay, failed=failed)
@@ -114,7 +126,7 @@ class Activities:
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
         if definition is None:
-            await self._nobody(held, event)
+            await self._wait_for_function(held, event)
         elif (overdue := self._overdue(held, definition)) is not None:
             await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
         elif await self._is_settled(held, event, definition):
@@ -125,9 +137,10 @@ class Activities:
             await self._unrecorded(held, event, definition)
 
     def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
-        """The failure of an activity that waited longer than its ``queue_timeout``; None for every other one.
+        """Return a failure if an activity waited for a slot longer than its ``queue_timeout``; None otherwise.
 
-        Both times are the storage service's own.
+        The times of insertion and of receipt are the storage service's own, so no clocks are compared. Only the first
+        delivery is checked, because a later delivery may follow an attempt that was lost.
         """
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
@@ -144,35 +157,41 @@ class Activities:
         return held.received(self._times.visibility) - held.inserted
 
     async def _is_settled(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> bool:
-        """Settle a work item that needs no run because its instance has ended or was purged; True if it did.
+        """Settle a work item without a run if its instance has ended or was purged.
 
-        Only a work item that has waited long or was begun before is checked: the check is a request to the store.
+        A work item that is delivered for the first time is checked only if it has waited long, because the check is a
+        request to the store.
+
+        :returns: True if the work item is settled; False if its activity must run.
         """
         first = held.deliveries <= 1
         if first and self._waited(held) < LONG_WAIT:
             return False
         fate = await fate_of(self._hub, held)
-        if fate is Fate.ENDED and (first or not definition.record):  # else there may be a record to close
-            # a response and not only a deletion: if the last checkpoint was cut off, the response makes it whole
-            ended = FailureDetails(error_type="InstanceEnded", error_message="its instance has ended")
+        if fate is Fate.ENDED and (first or not definition.record):  # a later delivery may have a record to close
+            # a deletion alone is not enough: the response makes a worker repair a last checkpoint that was cut off
+            ended = FailureDetails(error_type="InstanceEnded", error_message="the instance has ended")
             await self._responses.respond(held, event, ActivityOutcome(failure=ended))
             return True
         if fate is Fate.NOTHING:
-            if self._waited(held) < FORGOTTEN:  # whoever repeats its first checkpoint puts another work item
-                await self._reader.give_back(
-                    [held], delay=min(LONG_WAIT, max(SOON, self._waited(held) / 4)), begun=False
-                )
+            if self._waited(held) < PURGED_AFTER:
+                pause = min(LONG_WAIT, max(SHORTEST_PAUSE, self._waited(held) / 4))
+                await self._reader.give_back([held], delay=pause, begun=False)
             else:
                 await self._responses.drop_purged(held)
             return True
         return False
 
-    async def _nobody(self, held: Delivery, event: TaskScheduled) -> None:
+    async def _wait_for_function(self, held: Delivery, event: TaskScheduled) -> None:
+        """Give back a work item whose activity this worker does not have.
+
+        If no live worker has had the activity for the no-worker timeout, the activity fails.
+        """
         need = Need("activity", event.name)
         since, waited = wait_of([held], self._times.visibility)
         gave_up = self._absences.gave_up(need, waited)
         if gave_up is None:
-            level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
+            level = logging.WARNING if self._absences.is_log_due(need) else logging.DEBUG
             log.log(level, "activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
             delay = self._absences.delay(need, held.dequeue_count)
             await self._reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
@@ -201,7 +220,10 @@ class Activities:
         await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
-        """End activities without a record whose instance has ended. Runs for ever. A record ends the others."""
+        """Cancel running activities without a record whose instance has ended. Runs until cancelled.
+
+        Activities with a record need no watch: their record says that they are cancelled.
+        """
         outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
         while True:
             if not self._unrecorded_running:
@@ -228,7 +250,10 @@ class Activities:
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
-        """Run it; after the death of an executor run it again, a few times."""
+        """Run an activity without a record. If the executor dies, run the activity again, up to a limit.
+
+        :returns: the outcome of the last run.
+        """
         crashes, attempt = Crashes(), max(1, held.deliveries)
         while True:
             request = request_of(held, event, definition, attempt=attempt, crashes=crashes)

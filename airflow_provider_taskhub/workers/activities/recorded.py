@@ -1,7 +1,9 @@
-"""Activities with a row in the store (a *record*) for each attempt: claim it, run, record the outcome, respond.
+"""Processes activities that have an activity record: a row in the store for each attempt.
 
-If a delivery finds a recorded outcome, it only sends the response again. If it finds the attempt of a worker that no
-longer renews its record, it takes the activity over.
+For each attempt the worker claims the record, runs the activity, writes the outcome into the record, and responds.
+
+If a work item is delivered again and the record has an outcome, the worker only sends the response again. If the record
+belongs to a worker that no longer renews it, this worker runs the next attempt.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ log = structlog.get_logger(__name__)
 
 
 class Silence:
-    """Whether a record has stayed unchanged for too long.
+    """Tells whether an activity record has stayed unchanged for too long.
 
-    Only this worker's own clock is read. The times in the record come from another machine's clock.
+    It uses the clock of this worker only, because the times in the record come from another machine's clock.
+
+    :param limit: the time without a change after which the worker of the record counts as silent.
     """
 
     def __init__(self, clock: Clock, limit: timedelta) -> None:
@@ -58,7 +62,10 @@ class Silence:
         self._etag, self._since = "", 0.0
 
     def lasts(self, entity: Entity) -> bool:
-        """:param entity: the record's row, read just now."""
+        """Return True if the record has not changed for the limit.
+
+        :param entity: the row of the record, as just read.
+        """
         now = self._clock.monotonic()
         if entity.etag != self._etag:
             self._etag, self._since = entity.etag, now
@@ -66,11 +73,12 @@ class Silence:
 
 
 class Recorded:
-    """Processes one work item of an activity with a record.
+    """Processes work items of activities with a record.
 
-    :param me: this worker, which the records name.
-    :param peers: tells which workers are proven dead.
-    :param work_items: a work item that waits for a silent worker holds no slot.
+    :param me: the identity of this worker, which it writes into the records that it claims.
+    :param peers: tells which other workers are proven dead.
+    :param work_items: frees the slot of a work item that waits until another worker counts as silent.
+    :param responses: sends the responses and deletes the work items.
     """
 
     def __init__(
@@ -118,12 +126,14 @@ class Recorded:
     async def _claim(self, held: Delivery, event: TaskScheduled) -> RecordedAttempt | None:
         """Claim the record of the next attempt.
 
-        :returns: None if there is no next attempt: an earlier one has an outcome, whose response was sent again, or the
-            instance was ended.
+        While another worker renews the record of the last attempt, this method waits.
+
+        :returns: None if there is no next attempt: the instance was ended, or an earlier attempt has an outcome and its
+            response was sent again.
         """
         hub, instance = self._hub, held.message.instance
         silence = Silence(hub.clock, self._times.take)
-        read = held.deliveries > 1  # the first delivery need not read: if there is a record, its claim fails
+        read = held.deliveries > 1  # a first delivery need not read: if a record exists, the claim below fails
         paused = False
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
@@ -137,7 +147,7 @@ class Recorded:
                     await self._responses.drop(held, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    with suppress(Conflict):  # its worker is alive after all: read the record again
+                    with suppress(Conflict):  # the worker of the record is alive after all: read the record again
                         await self._close(held, *last)
                         return None
                     continue
@@ -152,11 +162,11 @@ class Recorded:
             if paused:
                 await self._work_items.slots.resume(held)
                 paused = False
-                continue  # to wait for a slot took time: read the record again
+                continue  # the wait for a slot took time: read the record again
             claim = self._new_record(held, event, last[0].attempt + 1 if last else 1)
             etag = await self._write_claim(claim, silent)
             if etag is None:
-                continue  # another worker has claimed it: read its record
+                continue  # another worker has claimed the attempt: read the record of that worker
             if silent is not None:
                 log.warning(
                     "activity_taken_over",
@@ -171,9 +181,11 @@ class Recorded:
     def _reaction(
         self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
     ) -> tuple[ActivityReaction, Entity | None]:
-        """What to do after reading the last attempt's record.
+        """Decide what to do after reading the record of the last attempt.
 
-        :returns: the reaction, and the record's row if its worker is dead or silent, so that it is to be taken over.
+        :param last: the record and its row; None if there is no record.
+        :returns: the reaction, and the row of the record if its worker is dead or silent: the claim of the next attempt
+            then also changes this row.
         """
         if last is None:
             return ActivityReaction.RUN, None
@@ -188,16 +200,19 @@ class Recorded:
         return reaction, silent
 
     async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
-        """The claim's ETag; None when somebody else was first.
+        """Write the record of a new attempt.
 
-        :raises Unavailable: when nobody knows whether it was written, and it is not there now.
+        :param silent: the row of the last attempt, whose worker is dead or silent; None if no attempt is taken over.
+        :returns: the ETag of the new record; None if another worker has claimed the attempt first.
+        :raises Unavailable: if the store did not answer, and the new record cannot be found.
         """
         hub = self._hub
         try:
             etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
         except Conflict:
             return None
-        except Unavailable:  # read back, never blindly repeated: else we would wait for ourselves to fall silent
+        # the write may have succeeded: a blind second write would meet our own record and wait for its silence
+        except Unavailable:
             found = await records.newest(hub.store, hub.names, claim)
             if found is None or found[0] != claim:
                 raise
@@ -221,7 +236,10 @@ class Recorded:
         )
 
     async def _cancelled(self, held: Delivery, attempt: RecordedAttempt) -> None:
-        """Nothing of the attempt runs any more: its record goes from ``cancelling`` to ``cancelled``."""
+        """Change the record of an attempt from ``cancelling`` to ``cancelled``, after the attempt has ended here.
+
+        If the record says something else, for example that another worker has taken over, the work item is given back.
+        """
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
         if found is None:
             await self._responses.drop_purged(held)
@@ -237,7 +255,7 @@ class Recorded:
     async def _close(self, held: Delivery, record: ActivityRecord, entity: Entity) -> None:
         """Record that an attempt is cancelled, and delete its work item.
 
-        :raises Conflict: when another worker or client has changed the record.
+        :raises Conflict: if another worker or client has changed the record.
         """
         ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
         await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
@@ -255,13 +273,13 @@ class Recorded:
             result=outcome.result,
             failure=outcome.failure,
         )
-        large = records.result_blob(self._hub.names, ended)  # made once for all tries: to compress it is slow
+        large = records.result_blob(self._hub.names, ended)  # made once for all tries, because compressing is slow
         try:
             await self._settle(held, event, attempt, ended, outcome, large)
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
-                await self._again(held, event, *found)  # written by a try whose answer was lost
+                await self._again(held, event, *found)  # an earlier try has written it, but its answer was lost
                 return
             try:
                 await attempt.reclaim()
@@ -279,10 +297,12 @@ class Recorded:
         outcome: ActivityOutcome,
         large: PutBlob | None,
     ) -> None:
-        """Write the outcome and the response; repeat it while the store does not answer, since the activity has run.
+        """Write the outcome and the response; repeat the write while the store does not answer.
 
-        :raises Conflict: when the record was changed, perhaps by an own write whose answer was lost.
-        :raises NotFound: when the record was purged.
+        :param ended: the record with the outcome.
+        :param large: the blob for a result that is too large for the record; None if the record has room.
+        :raises Conflict: if the record was changed, perhaps by a write of this worker whose answer was lost.
+        :raises NotFound: if the record was purged.
         """
         before = (
             Step(name="result", operations=() if large is None else (large,)),
@@ -295,15 +315,15 @@ class Recorded:
         )
 
     async def _again(self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
-        """Send the response of a recorded outcome again."""
+        """Send the response again whose outcome is in the record."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
 
 
 def _known(record: ActivityRecord) -> ActivityState:
-    """The state of a record.
+    """Return the state of a record.
 
-    :raises RecordUnreadable: for a state that this version does not know. To run the activity again may be wrong.
+    :raises RecordUnreadable: for a state that this version does not know. Running the activity again could be wrong.
     """
     if record.state is RecordState.UNKNOWN:
         raise records.RecordUnreadable(
@@ -314,5 +334,8 @@ def _known(record: ActivityRecord) -> ActivityState:
 
 
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
-    """Whether an attempt belongs to this action. After a rewind another action may have the same number."""
+    """Return True if the attempt of a record belongs to the action of ``event``.
+
+    The number alone does not tell: after a rewind another action may have the same number.
+    """
     return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

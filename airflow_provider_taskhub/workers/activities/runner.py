@@ -1,4 +1,7 @@
-"""How an attempt is run: by whom, its request, its trace span. Other modules settle its outcome."""
+"""Runs one attempt of an activity: its request, its trace span, and the interface of the executor pool.
+
+Other modules store the outcome and send the response.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Runner(Protocol):
-    """What runs user activities: the executor pool, or a test's function."""
+    """Runs the user's activity functions: the executor pool of a worker, or a function of a test."""
 
     async def run(
         self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
@@ -34,6 +37,13 @@ class Runner(Protocol):
 def request_of(
     held: Delivery, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
 ) -> ActivityRequest:
+    """Return the request that asks the runner for one attempt.
+
+    :param held: the work item of the activity.
+    :param event: the event that scheduled the activity.
+    :param attempt: the number of the attempt, from 1.
+    :param crashes: the executors that this activity has lost; a suspect runs alone in its executor.
+    """
     instance = held.message.instance
     return ActivityRequest(
         name=event.name,
@@ -56,7 +66,12 @@ async def traced(
     request: ActivityRequest,
     run: Callable[[ActivityRequest], Coroutine[Any, Any, ActivityOutcome]],
 ) -> ActivityOutcome:
-    """Run an attempt within its trace span. The trace context is passed on even if no span is recorded."""
+    """Run an attempt within its trace span, and return its outcome.
+
+    The activity gets the trace context even if this worker records no spans.
+
+    :param run: runs the request.
+    """
     if event.parent_trace_context is None:
         return await run(request)
     span = tracing.ActivitySpan(event, request.instance)
@@ -70,7 +85,7 @@ async def traced(
 
 
 def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
-    """Log that an attempt is lost and another one follows."""
+    """Log that the executor of an attempt has crashed. The caller runs the next attempt."""
     log.warning(
         "executor_crashed",
         activity=request.name,
@@ -82,10 +97,13 @@ def warn_of_crash(request: ActivityRequest, outcome: ActivityOutcome) -> None:
 
 
 def action_of(held: Delivery, event: TaskScheduled) -> str:
-    """Identity of the action. A message of a .NET client has none; then it is the identity of the message."""
+    """Return the identity of the action that scheduled the activity.
+
+    A work item of a .NET worker has no identity of an action; then the id of the message is returned.
+    """
     return event.taskhub_action_id or str(held.envelope.activity_id)
 
 
 def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
-    """Name of an attempt's log in the log container."""
+    """Return the name of the blob in the log container that keeps the log of an attempt."""
     return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

@@ -95,7 +95,7 @@ class MissingCode:
         need = _need(error)
         since = min((held.inserted for held in batch), key=lambda time: time.ticks)
         self._demand.lacks(session.reader.tenure.partition, need, since)
-        level = logging.WARNING if self._absences.tell(need) else logging.DEBUG
+        level = logging.WARNING if self._absences.is_log_due(need) else logging.DEBUG
         log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
         delay = self._absences.delay(need, batch[0].dequeue_count)
         waiting_since, _ = wait_of(batch, session.reader.visibility)
