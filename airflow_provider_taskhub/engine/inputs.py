@@ -1,8 +1,8 @@
-"""Inputs of orchestrators and activities: their defaults, their types, and keys that no type has.
+"""Inputs of orchestrators and activities: their defaults, their types, and unknown keys.
 
-A key that a dataclass, a TypedDict or a pydantic model does not have is refused by name. Pydantic would ignore it, and
-the field of a misspelt key would keep its default. A type that says what happens with other keys
-(``model_config = ConfigDict(extra="ignore")``, ``__pydantic_config__``) is obeyed.
+A key that a dataclass, a TypedDict or a pydantic model does not have raises an error that names the key. Pydantic alone
+would ignore the key, and the field of a misspelt key would keep its default unnoticed. If a type itself says what
+happens with unknown keys (``model_config = ConfigDict(extra="ignore")``, ``__pydantic_config__``), its rule applies.
 """
 
 from __future__ import annotations
@@ -23,21 +23,26 @@ from airflow_provider_taskhub.codec import decode
 from airflow_provider_taskhub.errors import InputError
 
 _TYPE_KEY = "$type"
-"""Newtonsoft writes the name of a .NET class under this key, beside the class's own."""
+"""Key under which Newtonsoft, the JSON library of .NET, writes the name of a class. It is never an unknown key."""
 _SHOWN = 10
-"""Known keys that an error lists at most."""
+"""Maximum number of known keys that an error lists."""
 
 
 def input_arguments(
     function: Callable[..., Any], parameter: str, annotation: Any, value: Any, *, what: str, recorded: bool = False
 ) -> tuple[Any, ...]:
-    """The arguments that give a function its input: one, or none if its default is to be used.
+    """Decode an input and return the arguments that pass it to a function.
 
-    :param parameter: name of the input's parameter. :param annotation: its type, None for any.
-    :param value: plain JSON value; None says "no input", and then a default of the parameter counts.
+    :param function: the orchestrator or activity.
+    :param parameter: name of the parameter that takes the input.
+    :param annotation: type of this parameter; None for any type.
+    :param value: the input as a plain JSON value. None means "no input": the parameter's default is then used, if it
+        has one.
     :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
-    :param recorded: the instance has already run with this input: keys without a field are left out as they were then.
-    :raises InputError: naming each part that does not fit its type, and the first key that no type has.
+    :param recorded: whether the instance has already run with this input. Unknown keys are then ignored, because a
+        replay must not fail where the first run did not.
+    :returns: one argument, or none if the parameter's default is used.
+    :raises InputError: the value does not fit its type, or has an unknown key. The text names the parts.
     """
     if value is None and has_default(function, parameter):
         return ()
@@ -54,15 +59,18 @@ def input_arguments(
 
 @lru_cache(maxsize=4096)
 def has_default(function: Callable[..., Any], parameter: str) -> bool:
-    """Whether a parameter may be left out of a call."""
+    """Return whether a parameter of a function has a default."""
     return inspect.signature(function).parameters[parameter].default is not inspect.Parameter.empty
 
 
 def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -> None:
-    """Check that decoding has dropped no key, at any depth.
+    """Raise an error if decoding dropped a key, at any depth of the value.
 
-    :param raw: the plain JSON value. :param decoded: what its annotation made of it.
-    :raises InputError: naming the key, where it stands, and the nearest known key.
+    :param raw: the plain JSON value.
+    :param decoded: the value after decoding.
+    :param annotation: the type that ``raw`` was decoded to.
+    :param what: how an error names the value.
+    :raises InputError: a key was dropped. The text has the key, its path and the most similar known key.
     """
     for found in _unknown(raw, decoded, annotation, "value"):
         raise InputError(f"{what}: {_unknown_key_text(*found)}")
@@ -80,7 +88,10 @@ _Found = Iterator[tuple[str, str, frozenset[str]]]
 
 
 def _unknown_at_top(raw: Any, annotation: Any) -> _Found:
-    """Unknown keys of a value that could not be decoded: a misspelt key leaves a required field empty."""
+    """Yield the unknown keys at the top of a value that could not be decoded.
+
+    A misspelt key is a likely cause: the required field with the correct name is then missing.
+    """
     kinds = [kind for kind in _members(annotation) if kind is not type(None)]
     if not isinstance(raw, dict) or len(kinds) != 1:
         return
@@ -90,7 +101,7 @@ def _unknown_at_top(raw: Any, annotation: Any) -> _Found:
 
 
 def _field_names(kind: Any) -> set[str]:
-    """Names and aliases of the fields of a type; empty for one that has no fields."""
+    """Return the names and aliases of the fields of a type; an empty set for a type without fields."""
     if typing_extensions.is_typeddict(kind):
         return set(_hints(kind))
     if not isinstance(kind, type) or not (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
@@ -102,7 +113,7 @@ def _field_names(kind: Any) -> set[str]:
 
 
 def _unknown(raw: Any, decoded: Any, annotation: Any, path: str) -> _Found:
-    """Path, key and known keys of everything that was dropped."""
+    """Yield each key that decoding dropped: the path of its object, the key, and the known keys of its object."""
     if isinstance(raw, dict):
         if isinstance(decoded, BaseModel):
             yield from _of_model(raw, decoded, path)
@@ -120,7 +131,7 @@ def _of_model(raw: dict[str, Any], decoded: BaseModel, path: str) -> _Found:
     kind = type(decoded)
     validators = kind.__pydantic_decorators__.model_validators.values()
     if any(validator.info.mode != "after" for validator in validators):
-        return  # a validator of the user reads the keys before pydantic does
+        return  # a validator of the user runs before pydantic and may use keys that are no fields
     names: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         aliases = tuple(_aliases(field.validation_alias or field.alias))
@@ -188,13 +199,13 @@ def _extra(raw: Iterable[str], known: Iterable[str], path: str) -> _Found:
 
 
 def _config(kind: Any) -> Mapping[str, Any]:
-    """The pydantic configuration of a dataclass or TypedDict."""
+    """Return the pydantic configuration of a dataclass or TypedDict; empty if it has none."""
     found = getattr(kind, "__pydantic_config__", None)
     return found if isinstance(found, Mapping) else {}
 
 
 def _hints(kind: Any) -> Mapping[str, Any]:
-    """Types of the fields; only the names where one of them cannot be resolved."""
+    """Return the types of the fields by name. If one type cannot be resolved, all types are None."""
     try:
         return typing_extensions.get_type_hints(kind, include_extras=False)
     except (NameError, AttributeError, TypeError):
@@ -202,7 +213,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types of a union, each without ``Annotated`` and the like."""
+    """Yield the types of a union, each without a wrapper like ``Annotated``. A type that is no union yields itself."""
     origin = typing.get_origin(annotation)
     if _is_wrapper(origin):
         yield from _members(typing.get_args(annotation)[0])
@@ -225,7 +236,7 @@ def _is_wrapper(origin: Any) -> TypeGuard[Any]:
 
 
 def _items_of(annotation: Any) -> Any:
-    """The type of a list's or tuple's items; None where it is not the same for all."""
+    """Return the type of the items of a list or tuple; None if the items do not all have the same type."""
     for kind in _members(annotation):
         arguments = [one for one in typing.get_args(kind) if one is not Ellipsis]
         if len(arguments) == 1:

@@ -1,7 +1,7 @@
-"""Lifecycles of instances and of activities: total tables, state × event → reaction.
+"""The lifecycles of instances and activities: two tables that give a reaction for each pair of state and happening.
 
-Adding a state means one row. Code that acts asks :func:`react_instance` or :func:`react_activity` first and does what
-the reaction says; an impossible pair raises before anything was touched.
+A caller asks :func:`react_instance` or :func:`react_activity` first, and then does what the reaction says. An
+impossible pair of an instance raises an error before the caller has changed anything. A new state needs one new row.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from airflow_provider_taskhub.errors import TaskHubError
 
 
 class LifecycleError(TaskHubError):
-    """Something happened that cannot happen in this state: a bug of the caller, who has touched nothing yet."""
+    """Something was reported that cannot happen in this state. It is a bug of the caller; nothing was changed yet."""
 
 
 class Happening(StrEnum):
     """What can happen to an instance."""
 
     STARTED = "started"
-    ANSWERED = "answered"  # by an activity, a child or a timer
-    RAISED = "raised"
+    ANSWERED = "answered"  # an activity or a child has answered, or a timer has fired
+    RAISED = "raised"  # an external event has come
     SUSPENDED = "suspended"
     RESUMED = "resumed"
     TERMINATED = "terminated"
     REWOUND = "rewound"
-    RETURNED = "returned"  # the orchestrator itself, as the next two
-    FAILED = "failed"
-    CONTINUED = "continued"
+    RETURNED = "returned"  # the orchestrator function has returned
+    FAILED = "failed"  # the orchestrator function has raised an error
+    CONTINUED = "continued"  # the orchestrator function has returned after a call of continue_as_new
 
 
 class Reaction(StrEnum):
-    """What is done about it."""
+    """What an instance does when something happens to it."""
 
-    BEGIN = "begin"
-    DELIVER = "deliver"
-    HOLD = "hold"  # recorded now, delivered on resume
+    BEGIN = "begin"  # run the orchestrator for the first time
+    DELIVER = "deliver"  # give the event to the orchestrator
+    HOLD = "hold"  # store the event now, and give it to the orchestrator after a resume
     SUSPEND = "suspend"
-    RESUME = "resume"  # and deliver what was held
+    RESUME = "resume"  # resume, and give the held events to the orchestrator
     TERMINATE = "terminate"
-    NOTE = "note"  # recorded, nothing else
-    CARRY = "carry"  # into the next generation
-    LATER = "later"  # its message is kept: the start is under way
-    DISCARD = "discard"  # the event is reported as stale and changes nothing
-    END = "end"
-    IMPOSSIBLE = "impossible"
+    NOTE = "note"  # store the event; the orchestrator does not get it
+    CARRY = "carry"  # give the event to the next generation
+    LATER = "later"  # keep the event's message until the start message has arrived
+    DISCARD = "discard"  # do not store the event; the episode reports it as stale
+    END = "end"  # store the end of the instance or generation
+    IMPOSSIBLE = "impossible"  # raise LifecycleError
 
 
 class Move(NamedTuple):
-    """A reaction and the state after it."""
+    """The reaction to a happening, and the state of the instance after it."""
 
     reaction: Reaction
     state: Status
@@ -70,11 +70,11 @@ HAPPENINGS = {
     EventType.GenericEvent: Happening.REWOUND,
     EventType.ExecutionRewound: Happening.REWOUND,
 }
-"""Events that arrive as messages, and what they mean."""
+"""The types of events that arrive as messages, and the happening that each type means."""
 
 
 def _ended(state: Status) -> dict[Happening, Move]:
-    """A final state accepts nothing further."""
+    """Return the row of a final state: every event is discarded, and the orchestrator cannot end again."""
     outcomes = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
     row = dict.fromkeys(Happening, Move(Reaction.DISCARD, state))
     row.update(dict.fromkeys(outcomes, Move(Reaction.IMPOSSIBLE, state)))
@@ -118,29 +118,31 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
-    Status.CONTINUED_AS_NEW: {  # decided in this episode, the next generation not begun
+    Status.CONTINUED_AS_NEW: {  # the orchestrator has continued as new in this episode; the next generation comes next
         Happening.STARTED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.ANSWERED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.RAISED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.SUSPENDED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.RESUMED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
-        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # it wins
+        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # no next generation is started
         Happening.REWOUND: Move(Reaction.NOTE, Status.CONTINUED_AS_NEW),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
         Happening.FAILED: Move(Reaction.END, Status.FAILED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
     },
     Status.COMPLETED: _ended(Status.COMPLETED),
-    Status.FAILED: _ended(Status.FAILED),  # a rewind rewrites the history first: then it is not FAILED any more
+    Status.FAILED: _ended(Status.FAILED),  # no REWOUND here: a rewind first rewrites the history to a running one
     Status.CANCELED: _ended(Status.CANCELED),
     Status.TERMINATED: _ended(Status.TERMINATED),
 }
 
 
 def react_instance(state: Status, happening: Happening) -> Move:
-    """The reaction of an instance.
+    """Return the reaction of an instance, and its state after the reaction.
 
-    :raises LifecycleError: when this cannot happen in this state.
+    :param state: the current status of the instance.
+    :param happening: what happens to the instance.
+    :raises LifecycleError: the happening is impossible in this state.
     """
     move = INSTANCE[state][happening]
     if move.reaction is Reaction.IMPOSSIBLE:
@@ -149,7 +151,10 @@ def react_instance(state: Status, happening: Happening) -> Move:
 
 
 class ActivityState(StrEnum):
-    """One attempt of an activity. The values are those of activity records, and ``queued`` before there is one."""
+    """The state of one attempt of an activity. Activity records store all values but ``queued``.
+
+    An attempt is queued until a worker claims it: only then its activity record is inserted.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -167,36 +172,36 @@ class ActivityState(StrEnum):
 class ActivityHappening(StrEnum):
     """What can happen to an attempt."""
 
-    CLAIMED = "claimed"  # a worker has a delivery of its work item in hands
-    BEAT = "beat"  # heartbeat or progress of its holder
+    CLAIMED = "claimed"  # a worker has received the work item of the activity
+    BEAT = "beat"  # the worker that runs the attempt has written a heartbeat or progress
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # the user's code raised
+    FAILED = "failed"  # the user code has raised an error
     TIMED_OUT = "timed out"
-    EXPIRED = "expired"  # waited longer than its queue timeout
-    CRASHED = "crashed"  # its executor ended
-    SILENT = "silent"  # its record stood still for the take time, or its holder's lock file was free
+    EXPIRED = "expired"  # the attempt has waited longer than its queue timeout
+    CRASHED = "crashed"  # the executor process has ended
+    SILENT = "silent"  # the record has not changed for the take time, or the lock file of the worker is free
     CANCEL = "cancel"  # the instance was terminated
-    CONFIRMED = "confirmed"  # the executor says that nothing of it runs any more
+    CONFIRMED = "confirmed"  # the executor has said that no code of the attempt runs any more
 
 
 class ActivityReaction(StrEnum):
-    """What is done about it."""
+    """What the worker does when something happens to an attempt."""
 
     RUN = "run"
-    RUN_NEXT = "run next"  # as the next attempt: the loss counts against no retry policy
-    REFRESH = "refresh"  # the record's row
-    REPORT = "report"  # record the outcome, put the response, delete the work item
-    REPEAT = "repeat"  # put the recorded response again, delete the work item
-    REQUEUE = "requeue"  # leave the work item to the next attempt
-    ASK = "ask"  # the executor to cancel, then wait for its word
-    CLOSE = "close"  # record that nothing runs any more, delete the work item
-    DROP = "drop"  # delete the work item; nothing ever ran
-    WAIT = "wait"  # somebody else holds it: look again later
+    RUN_NEXT = "run next"  # run the activity as the next attempt; the lost attempt counts against no retry policy
+    REFRESH = "refresh"  # update the activity record
+    REPORT = "report"  # store the outcome, put the response message, delete the work item
+    REPEAT = "repeat"  # put the stored response again, delete the work item
+    REQUEUE = "requeue"  # keep the work item for the next attempt
+    ASK = "ask"  # ask the executor to cancel, and wait until it confirms the cancel
+    CLOSE = "close"  # record that no code of the attempt runs any more, delete the work item
+    DROP = "drop"  # delete the work item; no code runs
+    WAIT = "wait"  # another worker runs the attempt: check again later
     IGNORE = "ignore"
 
 
 class ActivityMove(NamedTuple):
-    """A reaction and the state after it."""
+    """The reaction to a happening, and the state of the attempt after it."""
 
     reaction: ActivityReaction
     state: ActivityState
@@ -205,7 +210,7 @@ class ActivityMove(NamedTuple):
 def _row(
     state: ActivityState, **moves: tuple[ActivityReaction, ActivityState]
 ) -> dict[ActivityHappening, ActivityMove]:
-    """A row: everything not named is set aside."""
+    """Return a row of the table. A happening that is not named in ``moves`` is ignored."""
     row = dict.fromkeys(ActivityHappening, ActivityMove(ActivityReaction.IGNORE, state))
     row.update({ActivityHappening[name]: ActivityMove(*move) for name, move in moves.items()})
     return row
@@ -235,7 +240,7 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         _S.CANCELLING,
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
-        # However the attempt ended, nothing of it runs any more, and nobody waits for what it found.
+        # In each case no code of the attempt runs any more. Its outcome is not stored, because the instance has ended.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
         FAILED=(_R.CLOSE, _S.CANCELLED),
         TIMED_OUT=(_R.CLOSE, _S.CANCELLED),
@@ -251,5 +256,9 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
 
 
 def react_activity(state: ActivityState, happening: ActivityHappening) -> ActivityMove:
-    """The reaction of an attempt of an activity."""
+    """Return what the worker does about an attempt of an activity, and the attempt's state after it.
+
+    :param state: the current state of the attempt.
+    :param happening: what happens to the attempt.
+    """
     return ACTIVITY[state][happening]

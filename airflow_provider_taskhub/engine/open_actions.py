@@ -1,4 +1,4 @@
-"""The actions of a generation: which are not in the history yet, and which wait for their answer."""
+"""The actions of a generation that are not in the history yet, and the actions that wait for their answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ _QUESTION = {
 
 
 class OpenAction:
-    """An action that waits for its answer."""
+    """An action that waits for its answer.
+
+    :ivar action: the decision.
+    :ivar waiter: the task that gets the answer.
+    :ivar identity: identity of the action; None until the action has its scheduling event.
+    :ivar child_id: instance id of the child that the action starts; None for other actions.
+    """
 
     __slots__ = ("action", "child_id", "identity", "waiter")
 
@@ -53,14 +59,18 @@ class OpenAction:
         self.child_id: str | None = None
 
     def recorded(self, event: HistoryEvent, identity: str | None) -> None:
-        """The action has become this event."""
+        """Take over the action's identity and child id from its scheduling event.
+
+        :param event: the scheduling event.
+        :param identity: identity of the action; None if a .NET worker wrote the event.
+        """
         self.identity = identity
         if isinstance(event, SubOrchestrationInstanceCreated):
             self.child_id = event.instance_id
 
 
 class OpenActions:
-    """See the module. The generation numbers the actions.
+    """The open actions of one generation. The generation gives the actions their numbers.
 
     :ivar unrecorded: actions that the history does not have yet, by number.
     """
@@ -76,16 +86,22 @@ class OpenActions:
         return len(self._open)
 
     def add(self, action: Action, waiter: Answerable | None) -> None:
-        """:param action: with its number. :param waiter: gets the answer; None: there is none."""
+        """Add an action.
+
+        :param action: the action, with its number.
+        :param waiter: the task that gets the answer; None: no task waits for an answer.
+        """
         self.unrecorded[action.number] = action
         if waiter is not None:
             self._open[action.number] = OpenAction(action, waiter)
 
     def confirm(self, event: Scheduling, numbers: int, driver: Driver) -> None:
-        """A scheduling event of the past: the code must have decided it by now.
+        """Check that the replayed code has made the decision of a scheduling event in the history.
 
-        :param numbers: how many actions the code has decided. :param driver: says what the code does.
-        :raises NonDeterminismError: when the code has not decided it, or decided something else.
+        :param event: the scheduling event.
+        :param numbers: how many actions the code has decided so far.
+        :param driver: driver of the orchestrator function, for the text of an error.
+        :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
         action = self.unrecorded.pop(event.event_id, None)
         if action is None:
@@ -105,7 +121,10 @@ class OpenActions:
                 entry.waiter.recorded(event.fire_at)
 
     def check_recorded(self) -> None:
-        """:raises NonDeterminismError: when the code has decided more than the history has."""
+        """Check that all actions of the code are in the history.
+
+        :raises NonDeterminismError: the code has decided an action that the history does not have.
+        """
         for number, action in self.unrecorded.items():
             if number not in self._allowed_again:
                 raise NonDeterminismError(
@@ -113,17 +132,22 @@ class OpenActions:
                 )
 
     def allow_again(self, number: int) -> None:
-        """A rewind took the scheduling event of this action back: the code decides it again."""
+        """Allow an action without its scheduling event in the history, because a rewind removed the event.
+
+        :param number: number of the action.
+        """
         self._allowed_again.add(number)
 
     def allow_all_again(self) -> None:
-        """The history of everything that is unrecorded now was taken back."""
+        """Do as :meth:`allow_again` for all actions that are unrecorded now."""
         self._allowed_again.update(self.unrecorded)
 
     def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
-        """What is unrecorded as events and messages, in the order of the numbers.
+        """Turn the unrecorded actions into scheduling events and messages, in the order of their numbers.
 
-        :param ended: only children and sent events are kept, which live on without the instance.
+        :param scope: the situation in which the actions were decided.
+        :param ended: whether the generation has ended. Activities and timers are then dropped, because their answers
+            have no receiver; children and sent events are kept.
         """
         decided = []
         runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}
@@ -143,11 +167,11 @@ class OpenActions:
         return decided
 
     def _runs(self) -> dict[str, str]:
-        """The runs of the awaited children by instance id.
+        """Return the execution ids of the awaited children, by instance id of the child.
 
-        Of two children under one id it is the newer one: the event was sent after its start. A child that nobody awaits
-        (fire and forget) is not among them, because the sender does not learn when it ends. An event for its id goes to
-        the run that is current when the event arrives.
+        If two children have the same instance id, the result has the newer child, because an event is sent after that
+        child's start. Children with the fire-and-forget tag are not in the result, because the sender does not learn
+        when they end. An event for such a child goes to the run that is current when the event arrives.
         """
         runs: dict[str, str] = {}
         for entry in self._open.values():
@@ -156,30 +180,42 @@ class OpenActions:
         return runs
 
     def mismatch(self, event: Answer, numbers: int) -> str | None:
-        """Why an answer does not fit an open action; None: it does. :param numbers: as for :meth:`confirm`."""
+        """Return the reason why an answer fits no open action; None if it fits one.
+
+        :param event: the answer.
+        :param numbers: how many actions the code has decided so far.
+        """
         number = _number(event)
         entry = self._open.get(number)
         if entry is None:
             known = "answered before" if 0 <= number < numbers else "never scheduled in this generation"
             return f"duplicate or stray {event.event_type.name}: action {number} was {known}"
         if number in self.unrecorded:
-            return f"{event.event_type.name} for action {number}, which is only decided in this episode"
+            return f"{event.event_type.name} for action {number}, which was decided in this episode and not sent yet"
         if entry.action.kind is not _QUESTION[event.event_type]:
             return f"{event.event_type.name} for action {number}, which is {entry.action}"
         echo = event.taskhub_action_id
         if echo is None or entry.identity is None or echo == entry.identity:
             return None
-        # Children echo their execution id, of which later generations keep the first half.
+        # A child answers with its execution id. Later generations of the child keep only the first half of this id.
         if entry.action.kind is EventType.SubOrchestrationInstanceCreated and same_start(echo, entry.identity):
             return None
         return f"{event.event_type.name} answers another decision ({echo}) than action {number} ({entry.identity})"
 
     def take(self, event: HistoryEvent) -> OpenAction | None:
-        """The action that an event answers. From now on another answer to it is a duplicate."""
+        """Remove and return the action that an event answers. Another answer to this action is then a duplicate.
+
+        :param event: any event.
+        :returns: None if the event is not an answer.
+        """
         return self._open.pop(_number(event)) if isinstance(event, Answer) else None
 
     def awaited(self) -> tuple[dict[EventType, dict[str, None]], list[str], Timestamp | None]:
-        """Names by kind of action, ids of children, and the time of the next timer: of ``MAX_EXAMINED`` actions."""
+        """Return what the open actions wait for. It examines at most :data:`.pending_waits.MAX_EXAMINED` actions.
+
+        :returns: the names of the awaited activities and children by type of their scheduling event, the ids of
+            the children, and the time of the next timer (None: there is no timer).
+        """
         named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
         timer: Timestamp | None = None
         child_ids: list[str] = []

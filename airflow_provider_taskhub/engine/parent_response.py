@@ -1,4 +1,4 @@
-"""What a parent is told of a child that has ended."""
+"""The message that tells a parent that its child has ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ from airflow_provider_taskhub.engine.events import (
 def response(
     started: ExecutionStarted, instance: OrchestrationInstance, completed: ExecutionCompleted
 ) -> Outbound | None:
-    """What the parent is told."""
+    """Return the message that tells the parent of a child's end.
+
+    :param started: start event of the child.
+    :param instance: instance and execution id of the child.
+    :param completed: completion event of the child.
+    :returns: None if the instance has no parent, or has the fire-and-forget tag.
+    """
     parent = started.parent
     if parent is None or FIRE_AND_FORGET in (started.tags or {}):
         return None
-    # Our children got their execution id from the action's identity: it is the echo.
+    # The execution id of a child is made from the identity of its parent's action, so it can stand for that identity.
     echo = instance.execution_id
     event: HistoryEvent
     if completed.status is Status.COMPLETED:

@@ -1,4 +1,4 @@
-"""The history of the current generation, with what is counted over it: time, episodes, action numbers, memory."""
+"""The history of the current generation, and the values computed from it: time, episodes, action numbers, memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from airflow_provider_taskhub.engine.events import (
 )
 
 _LIVE = 8 * 1024
-"""Bytes of a live orchestrator and its session beside its events, rounded up: coroutine, context, maps, sets."""
+"""Bytes of memory of a live orchestrator and its session without its events, rounded up."""
 _ROW = 256
-"""Bytes of an event, and of what waits for it, beside its texts."""
+"""Bytes of memory of an event and of the task that waits for it, without the event's texts."""
 _MARKS = (OrchestratorStarted, OrchestratorCompleted)
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
-# asked of every event that is replayed: a union written in place would be made anew each time, which costs most of it
+# Constants for speed: `isinstance(event, A | B)` would build the union again for each replayed event.
 _TEXTS: Mapping[EventType, tuple[str, ...]] = {
     EventType.ExecutionStarted: ("input",),
     EventType.ExecutionCompleted: ("result",),
@@ -42,17 +42,20 @@ _TEXTS: Mapping[EventType, tuple[str, ...]] = {
     EventType.EventRaised: ("input",),
     EventType.GenericEvent: ("data", "reason"),
 }
-"""Members of events that are texts of any length."""
+"""By event type, the fields whose texts may have any length."""
 
 
 class Past:
-    """See the module. Grows by every episode.
+    """The history of the current generation. Each episode adds events.
 
     :param events: the history from its beginning; empty for an instance that starts.
-    :ivar episodes: how many are in the history. :ivar time: the orchestrator's last time.
-    :ivar last_number: the highest number of an action; -1: there is none.
-    :ivar completed: whether the history has its completion; ``status`` is then the final status.
-    :ivar size: estimate of the memory that the live instance holds, in bytes.
+    :ivar events: the history.
+    :ivar episodes: number of episodes in the history.
+    :ivar time: the orchestrator's time in the last episode.
+    :ivar last_number: the highest number of an action in the history; -1 if there is no action.
+    :ivar completed: whether the history has a completion event.
+    :ivar status: final status if ``completed``; else PENDING.
+    :ivar size: estimate of the memory that the live instance uses, in bytes.
     """
 
     def __init__(self, events: Iterable[HistoryEvent]) -> None:
@@ -66,20 +69,20 @@ class Past:
         self.extend(events)
 
     def clear(self) -> None:
-        """The next generation begins. The orchestrator's time goes on."""
+        """Remove all events, because the next generation begins. The time is kept, because it never goes back."""
         self.events.clear()
         self.episodes, self.size = 0, _LIVE
         self.last_number = -1
 
     def extend(self, events: Iterable[HistoryEvent]) -> None:
-        """Add events of the history, in their order."""
+        """Append events to the history. :param events: the events, in their order."""
         for event in events:
             self.events.append(event)
             if event.event_id > self.last_number:
                 self.last_number = event.event_id
             self.size += _ROW
             for text in _TEXTS.get(event.event_type, ()):
-                self.size += 2 * len(getattr(event, text) or "")  # and once more as the value that the code may hold
+                self.size += 2 * len(getattr(event, text) or "")  # the text, and the decoded value that code may keep
             if isinstance(event, _MARKS):
                 self.episodes += isinstance(event, OrchestratorStarted)
                 self.time = max(self.time, event.timestamp)
@@ -90,7 +93,11 @@ class Past:
                 self.status = event.status
 
     def flushed(self) -> int:
-        """How far the history holds every decision: up to the end of its last episode that did not end suspended."""
+        """Return the index up to which the history holds all decisions of the code; 0 if it holds none.
+
+        It is the index of the OrchestratorCompleted event of the last episode that did not end suspended: the decisions
+        of a suspended instance are stored only after a resume.
+        """
         suspended, upto = False, 0
         for at, event in enumerate(self.events):
             if isinstance(event, ExecutionSuspended):
@@ -103,7 +110,7 @@ class Past:
 
 
 def _size_of(failure: FailureDetails | None) -> int:
-    """Characters of an error and of what it was caused by."""
+    """Return the number of characters in the texts of a failure and of all its causes."""
     size = 0
     while failure is not None:
         size += len(failure.error_message) + len(failure.stack_trace or "")

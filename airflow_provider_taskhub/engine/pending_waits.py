@@ -1,6 +1,7 @@
-"""What a running orchestration waits for at the end of its last episode. Replay never reads it.
+"""What an instance waits for at the end of its last episode.
 
-It explains an instance to people, and to Airflow's trigger. :mod:`.waits` has what one episode changed.
+People and the Airflow trigger see these values; replay never reads them. :mod:`.wait_changes` has the waits that one
+episode began and ended.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_EXAMINED = 200
-"""Open tasks of one kind that are looked at, at most: a wide fan-out would cost too much in each episode."""
+"""Maximum number of open tasks that are examined. Without this limit a wide fan-out would make each episode slow."""
 MAX_NAMES = 20
-"""Names of one kind that are kept, at most."""
+"""Maximum number of names that are kept for activities, for children and for events."""
 LONGEST_NAME = 200
-"""Characters of a name that are stored: 60 names at most, so a column stays within Azure's 64 KiB."""
+"""Maximum characters of a stored name. A column has at most 60 names, so it stays within Azure's limit of 64 KiB."""
 CHILD_IDS = 3
-"""Ids of children that are kept, at most."""
+"""Maximum number of instance ids of children that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedEvent:
-    """An external event that has not come. :param since: the orchestration's time when the wait began."""
+    """An external event that an instance waits for.
+
+    :param name: name of the event.
+    :param since: the orchestrator's time when the wait began.
+    """
 
     name: str
     since: Timestamp
@@ -30,11 +35,15 @@ class AwaitedEvent:
 class Awaits:
     """What an instance waits for.
 
-    :param activities, children: names of tasks that were scheduled and have not completed, each once, the oldest first.
-    :param child_ids: of the oldest open children, :data:`CHILD_IDS` at most. :param child_count: of all open children.
-    :param events: in the order of the waits, each name once. :param timer: when the first of its timers fires.
-    :param complete: False if there is more than is listed here.
-    :param unreadable: what of its history its worker could not read, so that it does not go on; "" if nothing.
+    :param activities: names of the activities that have not completed, each name once, the oldest first.
+    :param children: names of the children's orchestrators that have not completed, each name once, the oldest first.
+    :param child_ids: instance ids of the oldest open children, at most :data:`CHILD_IDS`.
+    :param child_count: number of open children among the examined tasks.
+    :param events: the awaited events in the order of the waits, each name once.
+    :param timer: when the first of its timers fires; None if there is no timer.
+    :param complete: whether the other fields list everything; False if some names are left out.
+    :param unreadable: the part of the instance's history that the worker cannot read, so that the instance does not go
+        on; "" if the whole history is readable.
     """
 
     activities: tuple[str, ...] = ()

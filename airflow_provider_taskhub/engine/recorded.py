@@ -1,4 +1,4 @@
-"""What the past of a generation says about its retries and rewinds: replay follows it instead of deciding again."""
+"""Retry decisions and rewinds in a generation's history. Replay reads them and never asks the policy again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ _RETRY = "retry"
 
 
 def retry_role(verdict: RetryDecision, number: int) -> str:
-    """The role of the timer that follows a failed attempt. Its row has it as ``TaskHubRole``.
+    """Return the role of the timer that follows a failed attempt. The timer's row stores it as ``TaskHubRole``.
 
-    :param number: of the attempt's action: of two tasks that fail one after the other only one may take the timer.
+    :param verdict: decision of the retry policy.
+    :param number: number of the failed attempt's action. It shows which attempt the timer belongs to if several tasks
+        fail one after the other.
     """
     return f"{_RETRY} {verdict} {number}"
 
 
 def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
-    """What a retry policy decided, and the number of the attempt's action; None: its row does not say."""
+    """Return the retry decision that a timer's row stores, and the number of the failed attempt's action.
+
+    :param timer: the scheduling event of the timer.
+    :returns: None if the row has no retry decision.
+    """
     word, _, rest = (timer.taskhub_role or "").partition(" ")
     verdict, _, number = rest.partition(" ")
     if word != _RETRY or verdict not in (RetryDecision.AGAIN, RetryDecision.LAST) or not number.isdecimal():
@@ -32,11 +38,16 @@ def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
 def verdict_of(
     timer: TimerCreated, number: int, instance: OrchestrationInstance, *, rewinds: int
 ) -> RetryDecision | None:
-    """What a retry policy decided about a failed attempt, if this timer followed that attempt.
+    """Return the retry decision about a failed attempt if this timer follows that attempt; else None.
 
-    :param number: of the attempt's action. :param instance: with the generation's execution id.
-    :param rewinds: for a row without ``TaskHubRole``, as earlier versions wrote it: an upper bound of the rewinds that
-        its identity may count. Every count up to it is tried.
+    Earlier versions wrote timer rows without ``TaskHubRole``. For such a row the function compares the timer's identity
+    with the identities of all possible decisions.
+
+    :param timer: the scheduling event of the timer.
+    :param number: number of the failed attempt's action.
+    :param instance: instance and execution id of the generation.
+    :param rewinds: upper bound of the number of rewinds that the timer's identity may count. Every number up to it is
+        tried.
     """
     told = retry_of(timer)
     if told is not None:
@@ -51,10 +62,10 @@ def verdict_of(
 
 
 class Recorded:
-    """Read once from the past, when a generation is loaded.
+    """The retry decisions and rewinds in a history. It is made once, when a generation is loaded.
 
     :param past: the history of the generation.
-    :ivar rewound: completions that rewinds took back.
+    :ivar rewound: number of completions that rewinds have rewritten.
     """
 
     def __init__(self, past: Iterable[HistoryEvent] = ()) -> None:
@@ -70,9 +81,12 @@ class Recorded:
     def verdict(
         self, timer: int, attempt: int, instance: OrchestrationInstance
     ) -> tuple[RetryDecision, Timestamp] | None:
-        """What followed a failed attempt, and when its timer fires; None: no timer of a retry policy did.
+        """Return the retry decision about a failed attempt, and when the timer of this decision fires.
 
-        :param timer: number of the next action. :param attempt: number of the attempt's action.
+        :param timer: number of the action after the failure. It is the timer's number if a timer followed.
+        :param attempt: number of the failed attempt's action.
+        :param instance: instance and execution id of the generation.
+        :returns: None if no timer of a retry policy followed.
         """
         event = self._timers.get(timer)
         verdict = event and verdict_of(event, attempt, instance, rewinds=self._rewinds)

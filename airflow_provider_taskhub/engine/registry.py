@@ -1,7 +1,8 @@
-"""What a worker can run: orchestrators and activities by name, collected from apps.
+"""The registry of a worker: the orchestrators and activities of all its apps, by name.
 
-Owns the checks that need every app at once, or its whole module: an annotation may name a class that is defined below
-the function. Only that of the input is resolved, so that ``spark: "SparkSession"`` needs no pyspark.
+The registry checks what can be checked only after all modules are loaded: that names are unique over all apps, and that
+the annotations of inputs can be resolved. An annotation may name a class that is defined below the function. Only the
+annotation of the input is resolved, so that the annotation ``spark: "SparkSession"`` does not need pyspark.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from airflow_provider_taskhub.errors import ConfigurationError, InputError, Unkn
 class OrchestratorDefinition:
     """A declared orchestrator.
 
-    :param parameter: name of the input's parameter, None when it takes none. :param version: of its app.
-    :param compatible: other versions whose instances this code may go on with; None: all of them.
+    :param name: name of the orchestrator.
+    :param function: the user's function.
+    :param version: version of the orchestrator's app.
+    :param parameter: name of the parameter that takes the input; None if the function takes no input.
+    :param app: name of the orchestrator's app.
+    :param compatible: other versions whose instances this code can continue; None: all versions.
     """
 
     name: str
@@ -37,7 +42,10 @@ class OrchestratorDefinition:
     compatible: frozenset[str] | None = None
 
     def accepts(self, version: str | None) -> bool:
-        """Whether an instance of this version may run on this code. One without a version always may."""
+        """Return whether this code can run an instance of this version.
+
+        :param version: version of the instance. If it is None or "", the answer is always True.
+        """
         return not version or version == self.version or self.compatible is None or version in self.compatible
 
     @property
@@ -53,7 +61,7 @@ class OrchestratorDefinition:
         return annotation_of(self.function, self.parameter)
 
     def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
-        """As :func:`input_arguments`, for this function."""
+        """Return the arguments after the context for a call of this function. Parameters as :func:`input_arguments`."""
         if self.parameter is None:
             return ()
         return input_arguments(
@@ -65,10 +73,16 @@ class OrchestratorDefinition:
 class ActivityDefinition:
     """A declared activity.
 
-    :param spark: its first parameter is the SparkSession.
-    :param record: one activity record per attempt decides who runs.
-    :param timeout: per attempt, from its claim. :param queue_timeout: of the wait before.
-    :param retry: the default policy.
+    :param name: name of the activity.
+    :param function: the user's function.
+    :param spark: whether the first parameter of the function is the SparkSession.
+    :param record: whether each attempt has an activity record, which decides which worker runs the attempt.
+    :param timeout: time limit of one attempt, from its claim by a worker; None: no limit.
+    :param queue_timeout: time limit of the wait for a worker; None: no limit.
+    :param retry: retry policy for calls that give no policy; None: no retry.
+    :param parameter: name of the parameter that takes the input; None if the function takes no input.
+    :param app: name of the activity's app.
+    :param version: version of the activity's app.
     """
 
     name: str
@@ -96,7 +110,7 @@ class ActivityDefinition:
 
 
 class Declared(Protocol):
-    """What a registry wants to know of an app."""
+    """The part of an app that the registry uses."""
 
     @property
     def name(self) -> str: ...
@@ -113,9 +127,11 @@ class Declared(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """Everything that a worker has loaded.
+    """The orchestrators and activities that a worker has loaded.
 
-    :param orchestrators: by name. :param activities: by name. :param apps: versions by the app's name.
+    :param orchestrators: the declared orchestrators by name.
+    :param activities: the declared activities by name.
+    :param apps: the version of each app, by the name of the app.
     """
 
     orchestrators: Mapping[str, OrchestratorDefinition] = field(default_factory=dict)
@@ -124,11 +140,11 @@ class Registry:
 
     @classmethod
     def of(cls, apps: Iterable[Declared]) -> Registry:
-        """The registry of several apps.
+        """Return the registry of several apps.
 
-        :param apps: each with a name of its own.
-        :raises ConfigurationError: an app, orchestrator or activity declared twice; the annotation of an input that
-            cannot be resolved.
+        :param apps: the apps; each must have another name.
+        :raises ConfigurationError: an app, an orchestrator or an activity is declared twice, or the annotation of an
+            input cannot be resolved.
         """
         orchestrators: dict[str, OrchestratorDefinition] = {}
         activities: dict[str, ActivityDefinition] = {}
@@ -144,10 +160,12 @@ class Registry:
         return cls(orchestrators=orchestrators, activities=activities, apps=versions)
 
     def orchestrator(self, name: str, version: str | None = None) -> OrchestratorDefinition:
-        """The orchestrator that an instance may run on.
+        """Return the orchestrator that can run an instance.
 
-        :param name: of the orchestrator. :param version: of the instance; None for any.
-        :raises UnknownOrchestrator: naming what there is.
+        :param name: name of the orchestrator.
+        :param version: version of the instance; None: any version.
+        :raises UnknownOrchestrator: no loaded app declares this name, or its code cannot run this version. The text
+            lists the known names or versions.
         """
         definition = self.orchestrators.get(name)
         if definition is None:
@@ -165,7 +183,10 @@ class Registry:
 
     @property
     def accepts(self) -> dict[str, tuple[str, ...]]:
-        """By orchestrator, the versions of instances that it can continue; those that can continue all are left out."""
+        """By orchestrator name, the versions of instances that its code can continue.
+
+        Orchestrators whose code can continue all versions are left out.
+        """
         return {
             name: tuple(sorted({definition.version, *definition.compatible}))
             for name, definition in self.orchestrators.items()
@@ -173,7 +194,11 @@ class Registry:
         }
 
     def activity(self, name: str) -> ActivityDefinition:
-        """The activity of this name. :param name: as declared. :raises UnknownActivity: naming what there is."""
+        """Return the activity of this name.
+
+        :param name: the declared name of the activity.
+        :raises UnknownActivity: no loaded app declares this name. The text lists the known names.
+        """
         definition = self.activities.get(name)
         if definition is None:
             raise UnknownActivity(_unknown("activity", name, self.activities))
@@ -211,9 +236,12 @@ def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: 
 
 
 def annotation_of(function: Callable[..., Any], parameter: str | None) -> Any:
-    """The resolved annotation of one parameter; None without a parameter or annotation.
+    """Return the resolved annotation of one parameter of a function.
 
-    :raises InputError: when it names something that cannot be found.
+    :param function: the function.
+    :param parameter: name of the parameter; None: the function has no such parameter.
+    :returns: None if there is no parameter or no annotation.
+    :raises InputError: the annotation uses a name that its module does not have.
     """
     return None if parameter is None else _resolve(function, parameter)
 
@@ -224,7 +252,7 @@ def _resolve(function: Callable[..., Any], parameter: str) -> Any:
     raw = getattr(plain, "__annotations__", {}).get(parameter)
     if raw is None:
         return None
-    # One annotation at a time: resolving all of them would need pyspark for "SparkSession".
+    # Only this annotation is resolved. To resolve all annotations would need pyspark for "SparkSession".
     holder = SimpleNamespace(__annotations__={parameter: raw})
     try:
         hints = typing.get_type_hints(holder, getattr(plain, "__globals__", {}), _closure(plain), include_extras=True)
@@ -242,6 +270,6 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     for name, cell in cells:
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not yet bound
+        except ValueError:  # the variable of the enclosing function has no value yet
             continue
     return found

@@ -1,7 +1,7 @@
-"""When a failed activity or child is tried again: DurableTask's rules as one pure function.
+"""Retry policies, and DurableTask's rules for the retry of a failed activity or child as one pure function.
 
-Only failures that user code raised count. The loss of a worker or an executor is the workers' affair and never
-reaches this module.
+Only failures of user code count as failed attempts. If a worker or executor process dies, a worker runs the activity
+again without asking this module.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from airflow_provider_taskhub.errors import ConfigurationError
 
 _ZERO = timedelta(0)
 LONGEST_DELAY = timedelta(days=6)
-"""Between two attempts: one queue message must be able to hold it."""
+"""Longest delay between two attempts. An Azure queue hides one message for at most 7 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """How often and after which delays a failed task is tried again.
 
-    :param max_attempts: attempts in all, the first included; at least 1.
-    :param first_retry_interval: delay before the second attempt; six days at most.
-    :param backoff_coefficient: factor from one delay to the next; at least 1.
-    :param max_retry_interval: no delay is longer; nor is any longer than six days.
-    :param retry_timeout: no retry later than this after the first attempt.
-    :param handle: says whether a failure may be retried; non-retryable failures never are.
+    :param max_attempts: maximum number of attempts, the first attempt included; at least 1.
+    :param first_retry_interval: delay before the second attempt; at most six days.
+    :param backoff_coefficient: each delay is the previous delay multiplied by this factor; at least 1.
+    :param max_retry_interval: upper limit of each delay; None: six days, which is also the highest limit.
+    :param retry_timeout: a failure later than this time after the first attempt is not retried; None: no limit.
+    :param handle: function that returns whether a failure may be retried; None: every failure may. A non-retriable
+        failure is never retried, and ``handle`` is not called for it.
     :param max_number_of_attempts: the name of ``max_attempts`` in Microsoft's durabletask Python SDK.
-    :raises ConfigurationError: for values that cannot work.
+    :raises ConfigurationError: a value is out of its range.
     """
 
     max_attempts: int = 0
@@ -64,7 +65,7 @@ class RetryPolicy:
                 raise ConfigurationError(f"RetryPolicy: {name} is {value}; give more than 0, or None for no limit")
 
     def delay(self, attempt: int) -> timedelta:
-        """The delay after a failed attempt; six days at most. :param attempt: its number, from 0."""
+        """Return the delay after a failed attempt; at most six days. :param attempt: number of the attempt, from 0."""
         cap = min(self.max_retry_interval or LONGEST_DELAY, LONGEST_DELAY)
         try:
             seconds = self.first_retry_interval.total_seconds() * self.backoff_coefficient**attempt
@@ -76,18 +77,23 @@ class RetryPolicy:
 class RetryDecision(StrEnum):
     """What follows a failed attempt. The values are part of the identities of retry timers: never change them."""
 
-    AGAIN = "again"  # a timer, then another attempt
-    LAST = "last"  # DurableTask's dummy timer that fires at once after the last attempt, then the failure
-    STOP = "stop"  # the failure at once
+    AGAIN = "again"  # a timer is made, and then another attempt
+    LAST = (
+        "last"  # this was the last attempt: a timer without delay is made, as in DurableTask, and then the task fails
+    )
+    STOP = "stop"  # the task fails at once
 
 
 def decide_retry(
     policy: RetryPolicy | None, *, attempt: int, first: Timestamp, now: Timestamp, failure: FailureDetails
 ) -> tuple[RetryDecision, timedelta]:
-    """What follows a failed attempt, and after which delay.
+    """Decide what follows a failed attempt, and after which delay.
 
-    :param attempt: number of the attempt that failed, from 0. :param first: when the first attempt was scheduled.
+    :param policy: the retry policy; None: no retry.
+    :param attempt: number of the attempt that failed, from 0.
+    :param first: the orchestrator's time when the first attempt was scheduled.
     :param now: the orchestrator's time.
+    :param failure: the failure of the attempt.
     """
     if policy is None or failure.is_non_retriable:
         return RetryDecision.STOP, _ZERO

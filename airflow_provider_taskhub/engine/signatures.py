@@ -1,12 +1,13 @@
-"""Types that let a type checker see through a call by function: what goes in, and what comes out when it is awaited.
+"""Types with which a type checker checks calls of activities and children: the input, and the awaited result.
 
-A result comes back as plain JSON. A checker therefore sees the type that a function declares only if JSON keeps it:
+A result comes back as plain JSON. A type checker therefore sees the declared type of a result only if JSON keeps it:
 texts, numbers, booleans, None, and lists and dicts of these. Any other declared result, such as a dataclass, comes back
-as a dict or list, so the checker sees ``Any``. The simpler way, to show the declared type always, would be wrong at run
-time.
+as a dict or list, so the type checker sees ``Any``. The simpler way, to show the declared type always, would be wrong
+at run time.
 
-A variable that is annotated with another type than the call gives (``text: str = await ctx.call_activity(number)``) is
-accepted: mypy then takes the overload for results that it does not know. A variable without an annotation is checked.
+mypy does not report a variable whose annotation has another type than the result
+(``text: str = await ctx.call_activity(number)``): mypy then chooses the overload for unknown results. A variable
+without an annotation gets the type of the result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class JsonList(Protocol[T_co]):
-    """A list, but no tuple, which JSON gives back as a list. ``list["Json"]`` would not take a ``list[int]``."""
+    """A list. A tuple does not match, because JSON turns it into a list.
+
+    This is a protocol because ``list["Json"]`` would not match a ``list[int]``: the type ``list`` is invariant.
+    """
 
     def __iter__(self) -> Iterator[T_co]: ...
 
@@ -31,9 +35,9 @@ class JsonList(Protocol[T_co]):
 Json = bool | int | float | str | JsonList["Json"] | Mapping[str, "Json"] | None
 
 A = TypeVar("A")
-"""The input of an activity or orchestrator."""
+"""Type of the input of an activity or orchestrator."""
 J = TypeVar("J", bound=Json)
-"""A result that JSON keeps as it is."""
+"""Type of a result that is the same after it was stored as JSON."""
 
 
 class CallOptions(TypedDict, total=False):

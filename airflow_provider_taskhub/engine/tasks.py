@@ -1,7 +1,7 @@
-"""What an orchestrator awaits: tasks, and combinations of them.
+"""Tasks, which an orchestrator awaits, and groups of tasks (``when_all``, ``when_any``).
 
-Tasks are settled by the engine, in the order of the history, and by nothing else. Settling a task tells the groups
-that hold it, so that a fan-out of n costs n steps and never n².
+Only the engine settles a task (completes it or fails it), in the order of the history. A settled task notifies its
+groups. Groups do not search their tasks, so a fan-out of n tasks costs n steps and not n².
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.errors import TaskFailedError
 
 _PRUNE = 16
-"""Groups of one task from which on the settled ones are let go of, whenever their count has doubled."""
+"""From this number of groups on, a task removes its settled groups each time when the number has doubled."""
 
 NAME = "__taskhub_name__"
-"""Attribute of a declared function: the name it was declared under."""
+"""Attribute of a declared function. It holds the name under which the function was declared."""
 
 
 class Task(Generic[T_co]):
-    """Something that will have a result or fail. ``await`` it, or ``yield`` it from a generator.
+    """Work that will have a result or will fail. Use ``await task``, or ``yield task`` in a generator function.
 
     Awaiting a failed task raises its error: :class:`TaskFailedError` for an activity, its subclass
     :class:`SubOrchestrationFailedError` for a child orchestration.
@@ -45,7 +45,7 @@ class Task(Generic[T_co]):
         return self._error is not None
 
     def get_result(self) -> T_co:
-        """The result of a completed task.
+        """Return the result of a completed task.
 
         :raises TaskFailedError: if the task has failed. :raises ValueError: if the task is not complete yet.
         """
@@ -57,7 +57,7 @@ class Task(Generic[T_co]):
         return result
 
     def get_exception(self) -> BaseException | None:
-        """The error that the task failed with; None if it has a result.
+        """Return the error of a failed task; None if the task has a result.
 
         :raises ValueError: if the task is not complete yet.
         """
@@ -66,28 +66,28 @@ class Task(Generic[T_co]):
         return self._error
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        # Yields even when complete: the engine counts turns, so that a loop over completed tasks is bounded.
+        # A complete task yields too, because the driver counts awaits: so it stops an endless loop over complete tasks.
         result: T_co = yield self
         return result
 
     def complete(self, result: Any) -> None:
-        """For the engine: complete the task. A settled task stays as it is. :param result: of the task."""
+        """For the engine: complete the task. A settled task does not change. :param result: result of the task."""
         if not self._done:
             self._done = True
             self._result = result
             self._notify_groups()
 
     def fail(self, error: BaseException) -> None:
-        """For the engine: fail the task. A settled task stays as it is. :param error: why."""
+        """For the engine: fail the task. A settled task does not change. :param error: error that an await raises."""
         if not self._done:
             self._done = True
             self._error = error
             self._notify_groups()
 
     def join(self, group: Group[Any]) -> None:
-        """For the engine: tell a group when this task is settled; at once if it is.
+        """For the engine: notify a group when this task is settled; at once if the task is settled already.
 
-        :param group: the task that depends on this one.
+        :param group: the group that depends on this task.
         """
         if self._done:
             group.settled(self)
@@ -95,7 +95,7 @@ class Task(Generic[T_co]):
             self._groups = [group]
         else:
             if len(self._groups) >= _PRUNE and (len(self._groups) & (len(self._groups) - 1)) == 0:
-                # A wait that a loop races again and again would else keep every race it was ever in.
+                # Code may call when_any with the same task in a loop. The settled groups would then fill the memory.
                 self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
 
@@ -106,17 +106,17 @@ class Task(Generic[T_co]):
 
 
 class Group(Task[T_co]):
-    """A task that depends on others."""
+    """A task that depends on other tasks."""
 
     __slots__ = ()
 
     def settled(self, child: Task[Any]) -> None:
-        """One of its tasks was settled."""
+        """Take the notice that one of the group's tasks is settled. :param child: the settled task."""
         raise NotImplementedError
 
 
 class WhenAll(Group[list[Any]]):
-    """The results of all tasks, in their order; fails with the first failure."""
+    """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
 
     __slots__ = ("_children", "_open")
 
@@ -138,7 +138,7 @@ class WhenAll(Group[list[Any]]):
 
 
 class WhenAny(Group[Task[Any]]):
-    """The task that was settled first; that it failed is seen when its result is asked for."""
+    """The task of ``when_any``: it gives the task that was settled first. It does not fail if that task failed."""
 
     __slots__ = ()
 
@@ -152,29 +152,36 @@ class WhenAny(Group[Task[Any]]):
 
 
 class CancellableTask(Task[T_co]):
-    """A timer or a wait that the orchestrator may give up."""
+    """A task that the orchestrator can cancel: a timer, or a wait for an external event."""
 
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Give it up: it fails with :class:`TaskFailedError`, and what arrives for it later is not for it."""
+        """Cancel the task: it fails with :class:`TaskFailedError`.
+
+        A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
+        """
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 
 def when_all(tasks: Iterable[Task[T]]) -> Task[list[T]]:
-    """A task for the results of all tasks, in their order. It fails as soon as one of them fails.
+    """Return a task that gives the results of all tasks, in their order. It fails as soon as one of the tasks fails.
 
-    :param tasks: made by the context. None at all: the task is complete at once.
-    :raises TypeError: for anything that is not a task.
+    :param tasks: tasks that the context made. If there are no tasks, the returned task is complete at once.
+    :raises TypeError: an element is not a task.
     """
     return WhenAll(_checked(tasks, "when_all"))
 
 
 def when_any(tasks: Iterable[Task[T]]) -> Task[Task[T]]:
-    """A task for the first task that completes or fails: awaiting it gives that task, and raises no error of it.
+    """Return a task that gives the first task which completes or fails.
 
-    :param tasks: made by the context; at least one.
-    :raises TypeError: for anything that is not a task. :raises ValueError: for none, which could never complete.
+    Awaiting the returned task never raises the error of the first task. Call ``get_result()`` of the first task for its
+    result or error.
+
+    :param tasks: tasks that the context made; at least one.
+    :raises TypeError: an element is not a task.
+    :raises ValueError: there are no tasks, so the returned task could never complete.
     """
     children = _checked(tasks, "when_any")
     if not children:

@@ -1,7 +1,8 @@
-"""W3C trace contexts as DurableTask's events carry them. Pure: nothing here knows of OpenTelemetry.
+"""W3C trace contexts in DurableTask's events: pure functions that do not need OpenTelemetry.
 
-Ids of spans are made from what they stand for, so that an episode which is run again names the very same ones. A
-context goes on also where nobody records: then what comes later has the last recorded span for its parent.
+Span ids are computed from the instance or action that the span is for, so that an episode that runs again makes the
+same ids. A trace context is passed on even if an orchestration records no span: later spans then have the last recorded
+span as their parent.
 """
 
 from __future__ import annotations
@@ -14,29 +15,39 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import ExecutionStarted, OrchestrationInstance, TraceContext
 
 MAX_STATE = 513
-"""Characters of a trace state; DurableTask drops a longer one."""
+"""Maximum characters of a trace state. A longer trace state is dropped, as in DurableTask."""
 _PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 def parts(trace_parent: str | None) -> tuple[str, str, str] | None:
-    """Trace id, span id and flags of a ``traceparent``; None when it is none."""
+    """Return the trace id, the span id and the flags of a ``traceparent`` text; None if the text is not valid."""
     match = None if trace_parent is None else _PARENT.fullmatch(trace_parent)
     return None if match is None else (match[1], match[2], match[3])
 
 
 def span_of(name: str) -> str:
-    """The span id of what has this name."""
+    """Return a span id computed from a name. :param name: unique name of the instance or action of the span."""
     return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def context(trace_parent: str, trace_state: str | None) -> TraceContext:
-    """The context that a message carries."""
+    """Return a trace context for a message.
+
+    :param trace_parent: the W3C ``traceparent`` text.
+    :param trace_state: the W3C ``tracestate`` text; a text longer than :data:`MAX_STATE` is dropped.
+    """
     kept = trace_state if trace_state and len(trace_state) <= MAX_STATE else None
     return TraceContext(trace_parent=trace_parent, trace_state=kept)
 
 
 def begun(started: ExecutionStarted, instance: OrchestrationInstance, now: Timestamp) -> ExecutionStarted:
-    """The start of a traced orchestration with the id and begin of its span, as its history keeps them."""
+    """Return the start event with the id and the begin of the orchestration's own span, as its history stores them.
+
+    :param started: the start event that arrived.
+    :param instance: instance and execution id of the orchestration.
+    :param now: when the span begins.
+    :returns: the same event if it has no trace context, or if it already has a span.
+    """
     carried = started.parent_trace_context
     found = None if carried is None else parts(carried.trace_parent)
     if carried is None or found is None or carried.span_id is not None:
@@ -47,9 +58,14 @@ def begun(started: ExecutionStarted, instance: OrchestrationInstance, now: Times
 
 
 def context_for_action(carried: TraceContext | None, action: str) -> TraceContext | None:
-    """What an action of an orchestration carries: its own span's id, if the orchestration is recorded.
+    """Return the trace context for the message of an action.
 
-    :param carried: of the orchestration's start. :param action: identity of the action.
+    If the orchestration has a span of its own, the context has a span id computed from the action. Otherwise it is the
+    context of the orchestration's start.
+
+    :param carried: trace context of the orchestration's start event; None if the event has none.
+    :param action: identity of the action.
+    :returns: None if ``carried`` is None.
     """
     if carried is None:
         return None

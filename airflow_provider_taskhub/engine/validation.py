@@ -1,7 +1,7 @@
-"""Names, versions, tags and times that no row could hold, refused where they are given.
+"""Checks of names, versions, tags and times: a value that no row can hold raises an error in the caller's code.
 
-A store refuses them too, but only when the decision that they belong to is to be committed: then nothing is left but
-to fail the whole instance. Large payloads are nobody's concern: they are spilled to blobs.
+Without these checks the store would refuse the value later, at the commit of the decision. The worker would then
+have to fail the whole instance. Large inputs and results need no check, because they are spilled to blobs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import InputError
 
 MAX_COLUMN = 32_768
-"""UTF-16 units that a column of a table holds: 64 KiB (Azure: "Understanding the Table service data model")."""
+"""Maximum UTF-16 units in a column of a table, 64 KiB (Azure: "Understanding the Table service data model")."""
 FIRST_TIME, LAST_TIME = Timestamp.parse("1601-01-01T00:00:00Z"), Timestamp.parse("9999-12-31T23:59:59.9999999Z")
-"""What a column of a table holds (Azure: "Understanding the Table service data model")."""
+"""First and last time that a column of a table can hold (Azure: "Understanding the Table service data model")."""
 _WAY_OUT = "Put large values into the input."
 
 
 def check_column(text: Any, what: str) -> None:
-    """A name, a version or a reason.
+    """Check a text that is stored in one column, such as a name, a version or a reason.
 
-    :param what: how the error names it. :raises InputError: no text, longer than a column, or with half a character.
+    :param text: the value to check.
+    :param what: how an error names the value.
+    :raises InputError: the value is not a text, is longer than :data:`MAX_COLUMN`, or has an unpaired surrogate.
     """
     units = _units(text, what)
     if units > MAX_COLUMN:
@@ -31,19 +33,34 @@ def check_column(text: Any, what: str) -> None:
 
 
 def check_text(text: Any, what: str) -> None:
-    """A text of any length, which is spilled where it is large. :raises InputError: no text, or half a character."""
+    """Check a text of any length; a large text is spilled to a blob.
+
+    :param text: the value to check.
+    :param what: how an error names the value.
+    :raises InputError: the value is not a text, or has an unpaired surrogate.
+    """
     _units(text, what)
 
 
 def check_event(name: Any, where: str) -> None:
-    """The name of an event, which its receiver's history is to hold. :raises InputError: as :func:`check_column`."""
+    """Check the name of an external event. The receiver's history stores the name in one column.
+
+    :param name: the value to check.
+    :param where: the function that got the name, for errors.
+    :raises InputError: the name is empty, or :func:`check_column` raises.
+    """
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: name is {name!r}; give a text")
     check_column(name, f"{where}: the name {name[:40]!r}…")
 
 
 def check_time(time: Timestamp, what: str) -> None:
-    """A time. :raises InputError: before or after what a column holds."""
+    """Check a time that is stored in a column.
+
+    :param time: the time to check.
+    :param what: how an error names the time.
+    :raises InputError: the time is before :data:`FIRST_TIME` or after :data:`LAST_TIME`.
+    """
     if not FIRST_TIME <= time <= LAST_TIME:
         raise InputError(f"{what} is out of range: give a time in the years 1601 to 9999 (UTC)")
 
@@ -58,11 +75,13 @@ def _units(text: Any, what: str) -> int:
 
 
 def check_tags(tags: Mapping[str, str], of: str, *, spilled: bool = False) -> None:
-    """Tags of a start, a child or an activity.
+    """Check the tags of a start, a child or an activity.
 
-    :param of: whose they are, e.g. ``activity 'publish'``.
-    :param spilled: nothing but a history row holds them, and that spills them to a blob.
-    :raises InputError: for what is no text, a name that .NET would misread, or more than a column holds together.
+    :param tags: the tags to check.
+    :param of: what the tags belong to, for errors, e.g. ``activity 'publish'``.
+    :param spilled: whether large tags are spilled to a blob, so that they have no size limit.
+    :raises InputError: a name or value is not a text, a name is ``$type``, or all tags together are longer than
+        :data:`MAX_COLUMN` as JSON.
     """
     for name, value in tags.items():
         for part in (name, value):

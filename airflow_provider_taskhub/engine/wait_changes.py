@@ -1,7 +1,8 @@
-"""Which waits for events an episode began and ended, and which timers it cancelled.
+"""The waits for events that an episode began and ended, and the timers that it cancelled.
 
-The timeline of an instance is drawn from it; replay never reads it. A history says when a timer was made and when an
-event came. It does not say when the orchestrator began to wait for the event, nor that it has cancelled the timer.
+The page draws the timeline of an instance from these values; replay never reads them. DurableTask's events say when a
+timer was made and when an event came. They do not say when the orchestrator began to wait for an event, nor that the
+orchestrator cancelled a timer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, MAX_NAME
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MOST_TIMERS = 1_000
-"""Cancelled timers of one episode that are stored, at most; of events, :data:`.awaits.MAX_NAMES` are stored."""
+"""Maximum number of cancelled timers stored for an episode. For waits it is :data:`.pending_waits.MAX_NAMES`."""
 
 
 class BegunWait(Protocol):
-    """A wait for an event."""
+    """A wait for an external event that an episode began."""
 
     @property
     def name(self) -> str: ...
@@ -30,11 +31,11 @@ class BegunWait(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What changed in an episode.
+    """The waits that changed in an episode.
 
-    :param begun: names of events that the orchestrator waits for from this episode on.
-    :param ended: waits of earlier episodes that ended in this one: the event came, or the wait was cancelled.
-    :param timers: numbers of timers that were cancelled.
+    :param begun: names of the events for which a wait began in this episode and has not ended.
+    :param ended: waits of earlier episodes that ended in this episode: the event came, or the wait was cancelled.
+    :param timers: action numbers of the timers that the episode cancelled.
     """
 
     begun: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Waits:
     timers: tuple[int, ...] = ()
 
     def text(self) -> str | None:
-        """The text of a column of the episode's last event; None: nothing changed."""
+        """Return the changes as JSON text, for a column of the episode's last event; None if nothing changed."""
         found = {
             "begun": [name[:LONGEST_NAME] for name in self.begun],
             "ended": [[wait.name[:LONGEST_NAME], wait.since.ticks] for wait in self.ended],
@@ -53,7 +54,7 @@ class Waits:
 
     @classmethod
     def parse(cls, text: str | None) -> Waits:
-        """Read the column; an empty value when it is missing or damaged."""
+        """Read the text of the column. :param text: the text; if it is missing or damaged, the result is empty."""
         try:
             found = json.loads(text or "{}")
             return cls(
@@ -68,7 +69,7 @@ class Waits:
 
 
 class WaitRecorder:
-    """Collects what an episode changes. A wait that begins and ends in the same episode is left out."""
+    """Collects the changes of the current episode. A wait that begins and ends in the same episode is left out."""
 
     def __init__(self) -> None:
         self._begun: dict[int, BegunWait] = {}
@@ -86,13 +87,13 @@ class WaitRecorder:
         self._timers.append(timer)
 
     def clear(self) -> None:
-        """The next episode begins."""
+        """Forget all changes, because the next episode begins."""
         self._begun.clear()
         self._ended.clear()
         self._timers.clear()
 
     def text(self) -> str | None:
-        """See :meth:`Waits.text`."""
+        """Return the changes as text: see :meth:`Waits.text`."""
         if not (self._begun or self._ended or self._timers):
             return None
         return Waits(
