@@ -1,1 +1,1 @@
-"""The waiting side of operators and sensors, in Airflow's triggerer."""
+"""The trigger with which operators and sensors wait for an instance in Airflow's triggerer, and its parts."""

@@ -1,4 +1,4 @@
-"""States of Airflow's tasks, from the task execution API and never from the metadata database."""
+"""Reads the states of Airflow's tasks through Airflow's task execution API, never from the metadata database."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from airflow_provider_taskhub.supervision import Supervisor
 T = TypeVar("T")
 
 States = Mapping[str, Mapping[str, Any]]
-"""By run id, by :func:`key`: the state of a task instance; None is the state of one that was cleared."""
+"""The state of a task instance by run id and by :func:`key`. None is the state of a task instance that was cleared."""
 
 FINAL = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-"""States in which no try of a task runs, waits or will start by itself."""
+"""States in which no try of a task runs or waits, and in which Airflow starts no new try by itself."""
 DEADLINE = 15.0
-"""Seconds for one question."""
+"""Seconds to wait for the answer to one request to Airflow."""
 
 
 class Tasks(Protocol):
-    """Airflow's answers. Every method raises when Airflow cannot be asked: that proves nothing about a task."""
+    """Requests to Airflow about its tasks. Each method raises an error if Airflow does not answer.
+
+    Such an error says nothing about the state of a task.
+    """
 
     async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
-        """The states of a task's instances in some runs. What is not in the answer does not exist."""
+        """Return the states of a task's instances in some runs. A task instance that is not in the result is gone."""
 
     async def knows(self, dag_id: str) -> bool:
-        """Whether this Airflow deployment has the DAG."""
+        """Return whether this Airflow deployment has the DAG."""
 
 
 def key(task_id: str, map_index: int) -> str:
-    """The name of a task instance in :data:`States`."""
+    """Return the key of a task instance in :data:`States`. :param map_index: -1 for a task that is not mapped."""
     return task_id if map_index < 0 else f"{task_id}_{map_index}"
 
 
 def why_nobody_waits(states: States, run_id: str, name: str, *, killed: bool = False) -> str | None:
-    """Why no try of a task waits for its instance now or later; None while one does, or a newer try may.
+    """Return why no try of a task waits for its instance now or will wait later; None if a try waits or may wait.
 
-    A task that is running, queued or up for retry is left alone: it goes on, or its next try attaches to the instance
-    or ends it. If only "deferred" counted as waiting, a task that is just being resumed would look killed.
+    A task that is running, queued or up for retry counts as waiting: its current or next try attaches to the instance
+    or terminates the instance. If only the state "deferred" counted as waiting, a task that Airflow is just resuming
+    would look killed.
 
-    :param killed: Airflow has told the task's trigger of a kill, so somebody has marked the task. Else its state may
-        also be its own end.
+    :param states: the answer of Airflow.
+    :param run_id: the task's run.
+    :param name: the task instance's :func:`key`.
+    :param killed: True: Airflow has called the trigger's ``on_kill``, so a user has marked the task. False: the task
+        may have reached its state by itself. This changes only the text.
     """
     found = states.get(run_id, {})
     if name not in found:
@@ -58,11 +65,11 @@ def why_nobody_waits(states: States, run_id: str, name: str, *, killed: bool = F
 
 
 class SupervisorTasks:
-    """Asks through the supervisor of this triggerer, as Airflow's own triggers do."""
+    """Sends the requests through the supervisor process of this triggerer, like Airflow's own triggers."""
 
     def __init__(self) -> None:
-        self._questions = Supervisor()
-        self._asking: asyncio.Future[Any] | None = None
+        self._requests = Supervisor()
+        self._open_request: asyncio.Future[Any] | None = None
 
     async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -73,37 +80,43 @@ class SupervisorTasks:
         return found
 
     async def knows(self, dag_id: str) -> bool:
-        """By its runs: a trigger cannot ask for a DAG itself. One whose only run was deleted is not known."""
+        """Return whether the DAG has a run. A trigger cannot request a DAG itself.
+
+        A DAG whose only run was deleted therefore counts as unknown.
+        """
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
         runs: int = await self._ask(lambda: RuntimeTaskInstance.get_dr_count(dag_id=dag_id))
         return runs > 0
 
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """Ask in a thread, which blocks until the answer comes; one at a time, so that threads do not pile up.
+    async def _ask(self, request: Callable[[], T]) -> T:
+        """Send a request to Airflow in a thread, which blocks until the answer comes.
 
-        :raises TimeoutError: no answer in time.
+        Only one request is open at a time, so that blocked threads do not pile up.
+
+        :raises TimeoutError: if the answer does not come within :data:`DEADLINE` seconds.
         """
         async with asyncio.timeout(DEADLINE):
-            while self._asking is not None:  # also of a question that timed out
-                await asyncio.wait([self._asking])
-                self._asking = None if self._asking.done() else self._asking
-            asking = self._questions.spawn(asyncio.to_thread(question), name="question to Airflow", told=True)
-            self._asking = asking
-            asking.add_done_callback(self._answered)
-            return await asyncio.shield(asking)
+            while self._open_request is not None:  # a request that timed out still occupies its thread
+                await asyncio.wait([self._open_request])
+                self._open_request = None if self._open_request.done() else self._open_request
+            answer = self._requests.spawn(asyncio.to_thread(request), name="question to Airflow", told=True)
+            self._open_request = answer
+            answer.add_done_callback(self._answered)
+            return await asyncio.shield(answer)
 
-    def _answered(self, asking: asyncio.Future[Any]) -> None:
-        if not asking.cancelled():
-            asking.exception()  # retrieved, so that asyncio does not log it: the answer came too late
-        if self._asking is asking:
-            self._asking = None
+    def _answered(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled():
+            answer.exception()  # asyncio would log an exception that nobody reads, if the request has timed out
+        if self._open_request is answer:
+            self._open_request = None
 
 
 async def state_of(ti: Any) -> States:
-    """Ask about one task instance, as a trigger does about its own task.
+    """Return the state of one task instance. A trigger calls this function for its own task.
 
-    :raises Exception: Airflow cannot be asked.
+    :param ti: the task instance, as Airflow gives it to the trigger.
+    :raises Exception: if Airflow does not answer.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
@@ -118,5 +131,5 @@ async def state_of(ti: Any) -> States:
 
 
 def index_of(ti: Any) -> int:
-    """The map index of a task instance; -1 for a task that is not mapped."""
+    """Return the map index of a task instance; -1 for a task that is not mapped."""
     return -1 if ti.map_index is None else int(ti.map_index)

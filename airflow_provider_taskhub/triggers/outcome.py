@@ -1,4 +1,4 @@
-"""How an ended instance ends its Airflow task: the result, or the orchestration's own error with the failed log."""
+"""What the Airflow task reports when its instance has ended: the output, or the error and the failed attempt's log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 OVERDUE = "the time limit is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"
-"""Reason of the termination."""
+"""Reason with which an instance is terminated when the task's time limit is over."""
 LOG_LINES = 50
-"""Of the failed attempt, in the task's log."""
+"""Lines of the failed attempt's log that the task's log shows."""
 
 
 def plain(text: str | None) -> Any:
-    """A JSON text as its value; text that is not JSON (of a failed instance) as it is."""
+    """Return the value of a JSON text. Return another text unchanged: failed instances may have one."""
     if text is None:
         return None
     try:
@@ -32,9 +32,12 @@ def plain(text: str | None) -> Any:
 
 
 async def terminate_owned(client: Client, instance_id: str, owner: str | None, why: str) -> str:
-    """Terminate an instance that is live and of the start that ``owner`` made, and wait until nothing of it runs.
+    """Terminate an instance that has not ended, and wait until nothing of it runs any more.
 
-    :returns: how that went, for the task's log and its error.
+    :param owner: the value of the tag ``taskhub.owner`` that the instance must have. Another value means that another
+        task has started the instance again, so the instance is not terminated.
+    :param why: the reason of the termination.
+    :returns: a sentence about the result, for the task's log and its error.
     """
     state = await client.get(instance_id, payloads=False)
     if state is None or state.status.is_final:
@@ -47,7 +50,7 @@ async def terminate_owned(client: Client, instance_id: str, owner: str | None, w
 
 
 async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] | None:
-    """Title and last lines of the failed attempt's log; None where no attempt failed or kept a log."""
+    """Return a title and the last lines of the failed attempt's log; None if no attempt failed or stored a log."""
     attempt = await client.instance(instance_id).failed_attempt()
     if attempt is None:
         return None
@@ -56,17 +59,17 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
 
 
 def reason(state: InstanceState) -> str:
-    """One line: the orchestration's own error, or why it was terminated."""
-    from airflow_provider_taskhub.engine.failures import headline  # here: DAG parsing imports this module
+    """Return one line about a failed or terminated instance: its error, or the reason of its termination."""
+    from airflow_provider_taskhub.engine.failures import headline  # not at the top: it would slow down DAG parsing
 
     if state.failure is not None:
         return headline(state.failure)
-    said = plain(state.output)
-    return str(said) if said else "no reason given"
+    text = plain(state.output)
+    return str(text) if text else "no reason given"
 
 
 def causes(failure: FailureDetails | None) -> Iterator[str]:
-    """The error and what caused it, outermost first, with their stack traces."""
+    """Yield the error and its causes with their stack traces: first the error of the instance, then its cause."""
     from airflow_provider_taskhub.engine.failures import headline
 
     depth = 0
@@ -78,5 +81,5 @@ def causes(failure: FailureDetails | None) -> Iterator[str]:
 
 
 def retryable(state: InstanceState) -> bool:
-    """Whether the task may be retried: not after ``OrchestrationError(retryable=False)``."""
+    """Return whether Airflow may retry the task: False after ``OrchestrationError(retryable=False)``."""
     return state.failure is None or not state.failure.is_non_retriable

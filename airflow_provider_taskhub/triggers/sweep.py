@@ -1,12 +1,13 @@
-"""Terminates instances that Airflow started and no task waits for any more.
+"""Terminates instances that Airflow started and that no Airflow task waits for any more.
 
-Airflow reports a kill to a trigger only while the trigger runs. If a task is marked, cleared or deleted before the
-triggerer has taken its trigger, or while no triggerer runs, its instance would go on. So every triggerer that has
-waited in the hub, until no row is left, and every API server that knows the hub's connection compare the hub's watch
-rows with the states of their tasks.
+Airflow reports a kill to a trigger only while the trigger runs. A task may be marked, cleared or deleted before a
+triggerer runs its trigger, or while no triggerer runs. Its instance would then continue. Therefore two kinds of
+processes compare the hub's watch rows with the states of the Airflow tasks: every triggerer that has waited for an
+instance of the hub, until no watch row is left; and every API server that shows the hub on its page.
 
-:class:`Sightings` decides and does no I/O. :class:`Sweep` does the I/O. If Airflow does not answer, nothing is proven:
-an instance is terminated only when its task was found final or gone at least twice, :data:`SETTLE` seconds apart.
+:class:`Sightings` makes the decisions and does no I/O. :class:`Sweep` does the I/O. The sweep terminates an instance
+only if it has found the instance's task final or deleted at least twice, :data:`SETTLE` seconds apart. If Airflow does
+not answer, the sweep terminates nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
 
 EVERY = 5.0
-"""Seconds between two turns."""
+"""Seconds between two turns of the sweep."""
 SETTLE = 20.0
-"""Seconds for which a task must be final or gone."""
+"""Seconds for which a task must be final or deleted before the sweep terminates its instance."""
 AGAIN = 30.0
-"""Seconds after which an instance that was terminated and has not ended is terminated again."""
+"""Seconds after which the sweep terminates an instance again that has not ended after the first termination."""
 RUNS = 20
-"""Runs in one question."""
+"""The largest number of DAG runs in one request to Airflow."""
 QUESTIONS = 50
-"""Questions per turn; the next turns ask the rest."""
+"""The largest number of requests to Airflow in one turn. The next turns send the other requests."""
 AT_ONCE = 100
-"""Rows handled per turn."""
+"""The largest number of watch rows that one turn handles."""
 _PARALLEL = 8
 
 Group = tuple[str, str]
@@ -51,10 +52,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What Airflow said about one task in some runs.
+    """Airflow's answer about one task in some runs.
 
-    :param states: None: Airflow could not be asked. :param known: the deployment has the DAG; asked for only when a
-        task instance is missing.
+    :param runs: the ids of the runs that the request named.
+    :param states: the states of the task instances; None: Airflow did not answer.
+    :param known: True: this Airflow deployment has the DAG. The sweep requests this only if a task instance is missing;
+        else it is False.
     """
 
     runs: frozenset[str]
@@ -64,32 +67,40 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class Sighting:
-    """A watch row whose task is final or gone, and since when.
+    """A watch row whose Airflow task is final or deleted.
 
-    :param told: when its instance was last terminated; None: not yet.
-    :param over: an earlier turn has seen its instance Terminated.
+    :param watch: the watch row.
+    :param why: why no task waits for the instance; used as the reason of the termination.
+    :param since: the monotonic time, in seconds, when the sweep first found the task final or deleted.
+    :param terminated: the monotonic time, in seconds, when the sweep last terminated the instance; None: not yet.
+    :param over: True: an earlier turn has read that the instance's status is Terminated.
     """
 
     watch: Watch
     why: str
     since: float
-    told: float | None = None
+    terminated: float | None = None
     over: bool = False
 
 
 @dataclass(slots=True)
 class Sightings:
-    """The watch rows whose tasks are final or gone, and for how long. Pure: answers in, rows to handle out."""
+    """Remembers which watch rows have a task that is final or deleted, and since when. Does no I/O."""
 
     _unneeded: dict[str, Sighting] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
-    """Instances whose task this process has seen. If such a task is missing later, it was deleted; a task that was
-    never seen may be one of another deployment."""
+    """Ids of the instances whose Airflow task this process has found in Airflow. If such a task is missing later, the
+    task was deleted. A task that this process never found may belong to another Airflow deployment."""
 
     def take(self, watches: Iterable[Watch], answers: Mapping[Group, Sequence[Answer]], now: float) -> list[Sighting]:
-        """Compare rows and answers; the rows whose task was found final or gone now, longest first.
+        """Return the watch rows whose task is final or deleted by these answers, the one with the oldest time first.
 
-        A row that was not asked about keeps its time. A row without an answer from Airflow starts again.
+        A row that no request of this turn named keeps its ``since``. A row loses its ``since`` if Airflow did not
+        answer the request about its task.
+
+        :param watches: all watch rows of this Airflow deployment.
+        :param answers: Airflow's answers of this turn, by DAG and task.
+        :param now: the monotonic time in seconds.
         """
         watches = tuple(watches)
         newest: dict[object, int] = defaultdict(int)
@@ -123,7 +134,7 @@ class Sightings:
         elif not answer.known and watch.instance_id not in self._seen:
             return None
         if superseded:
-            return "task cleared"  # and started again: the newer generation has an instance of its own
+            return "task cleared"  # the task runs again, and its newer generation has another instance
         return why_nobody_waits(answer.states, watch.run_id, name)
 
 
@@ -141,7 +152,9 @@ def _of(watch: Watch, answers: Mapping[Group, Sequence[Answer]]) -> Answer | Non
 class Sweep:
     """Handles the watch rows of one hub.
 
-    :param tasks: how Airflow is asked. :param deployment: names this Airflow; called when a turn begins.
+    :param tasks: sends the requests to Airflow.
+    :param deployment: returns the name of this Airflow deployment. It is called at the beginning of each turn.
+    :param clock: the source of the time.
     """
 
     def __init__(self, tasks: Tasks, *, deployment: Callable[[], str], clock: Clock) -> None:
@@ -155,36 +168,36 @@ class Sweep:
 
     @property
     def left(self) -> bool:
-        """Whether there are rows that a later turn may have to handle, as far as is known."""
+        """Whether the last turn found watch rows, which a later turn may have to handle. True before the first turn."""
         return self._left
 
     async def run(self, client: Client) -> None:
-        """One turn after another, for as long as it is not cancelled. Errors are logged and end only their turn."""
+        """Run one turn after another until the task is cancelled. An error is logged and ends only its turn."""
         while True:
             try:
-                self._say(await self.turn(client))
+                self._report(await self.turn(client))
             except Exception as error:  # an error of the hub: the next turn tries again
-                self._say(f"{type(error).__name__}: {error}")
+                self._report(f"{type(error).__name__}: {error}")
             await self._clock.sleep(EVERY)
 
     async def turn(self, client: Client) -> str:
-        """Read the rows, ask Airflow, terminate instances without a waiting task, delete rows of ended instances.
+        """Read the watch rows, terminate instances that no task waits for, and delete the rows of ended instances.
 
-        :returns: why Airflow could not be asked; empty when it could.
+        :returns: the error of the request to Airflow; empty if Airflow answered.
         """
         watches = await client.watches.of(self._deployment())
         self._left = bool(watches)
         answers, trouble = await self._answers(watches) if watches else ({}, "")
         found = self._sightings.take(watches, answers, self._clock.monotonic())
-        await gather_bounded(partial(self._look_after, client), found[:AT_ONCE], limit=_PARALLEL)
+        await gather_bounded(partial(self._handle, client), found[:AT_ONCE], limit=_PARALLEL)
         return trouble
 
-    async def _look_after(self, client: Client, sighting: Sighting) -> None:
+    async def _handle(self, client: Client, sighting: Sighting) -> None:
         watch, now = sighting.watch, self._clock.monotonic()
         state = await client.get(watch.instance_id, payloads=False)
         if state is not None and state.status.is_final:
-            if state.status is Status.TERMINATED:  # after another end, the task that waited has removed the hint
-                if not sighting.over:  # the watcher of a sensor that waits for it reads the hint before the next turn
+            if state.status is Status.TERMINATED:  # with another final status, the waiting task has deleted the hint
+                if not sighting.over:  # keep the hint for one turn: a sensor's watcher may need to read it
                     sighting.over = True
                     return
                 await client.watches.forget([watch.instance_id])
@@ -193,15 +206,18 @@ class Sweep:
         if now - sighting.since < SETTLE:
             return
         if state is None or (state.tags or {}).get(OWNER_TAG) != watch.owner:
-            await client.watches.remove(watch)  # it was never started, or another task has started it again
+            await client.watches.remove(watch)  # the instance was never started, or another task started it again
             return
-        if sighting.told is None or now - sighting.told >= AGAIN:
-            sighting.told = now
+        if sighting.terminated is None or now - sighting.terminated >= AGAIN:
+            sighting.terminated = now
             log.warning("unwatched_instance_terminated", instance=watch.instance_id, reason=sighting.why)
             await client.terminate(watch.instance_id, f"from Airflow: {sighting.why}")
 
     async def _answers(self, watches: Sequence[Watch]) -> tuple[dict[Group, list[Answer]], str]:
-        """Ask about the tasks that were not asked about for the longest time; and why Airflow does not answer."""
+        """Send requests to Airflow about the tasks of the watch rows, those with the oldest last request first.
+
+        :returns: the answers by DAG and task, and the error text of the request that failed; "" if none failed.
+        """
         questions = _questions(watches)
         self._asked = {question: self._asked.get(question, float("-inf")) for question in questions}
         answers: dict[Group, list[Answer]] = defaultdict(list)
@@ -210,7 +226,7 @@ class Sweep:
             group, runs = question
             try:
                 answer = await self._answer(group, runs, questions[question])
-            except Exception as error:  # whatever it is: an Airflow that does not answer proves nothing
+            except Exception as error:  # without an answer nothing is known about the task, whatever the error is
                 answers[group].append(Answer(runs=runs, states=None))
                 return answers, f"Airflow does not answer: {type(error).__name__}: {error}"
             answers[group].append(answer)
@@ -222,14 +238,15 @@ class Sweep:
         missing = any(key(task_id, watch.map_index) not in states.get(watch.run_id, {}) for watch in watches)
         return Answer(runs=runs, states=states, known=missing and await self._tasks.knows(dag_id))
 
-    def _say(self, trouble: str) -> None:
+    def _report(self, trouble: str) -> None:
+        """Log an error text, unless the last turn had the same error."""
         if trouble and trouble != self._trouble:
             log.warning("sweep_failed", reason=trouble)
         self._trouble = trouble
 
 
 def _questions(watches: Iterable[Watch]) -> dict[tuple[Group, frozenset[str]], list[Watch]]:
-    """Rows by task, at most :data:`RUNS` runs in one question."""
+    """Group the watch rows into requests: each names one task and at most :data:`RUNS` runs."""
     by_task: dict[Group, dict[str, list[Watch]]] = defaultdict(lambda: defaultdict(list))
     for watch in watches:
         by_task[watch.dag_id, watch.task_id][watch.run_id].append(watch)

@@ -1,8 +1,9 @@
-"""Ends a task in the triggerer, without a worker.
+"""Ends a successful task in the triggerer, without an Airflow worker.
 
-This saves a worker slot, and avoids a race of Airflow: the scheduler fails a task that is resumed before the scheduler
-knows that the process that deferred it has ended ("finished with state success, but the task instance's state attribute
-is queued", apache/airflow#67287). A task that ends in the triggerer is never queued again, so the race cannot strike.
+This saves a worker slot and avoids a race in Airflow. A deferred task may be resumed before the scheduler knows that
+the process that deferred the task has ended. The scheduler then fails the task ("finished with state success, but the
+task instance's state attribute is queued", apache/airflow#67287). A task that ends in the triggerer is never queued
+again, so this race cannot happen.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
 
 INSTANCE_KEY, OWNER_KEY = "instance_id", "taskhub_owner"
-"""Keys of the XComs that say which instance, of which start, a try waits for."""
+"""Keys of the XComs with the instance id and the owner tag of the instance for which a try of the task waits."""
 LARGEST_OUTPUT = 256 * 1024
-"""Characters of an output that a triggerer pushes: all its triggers share one process."""
+"""Characters of the largest output that the triggerer pushes as an XCom. All triggers of a triggerer share one
+process, so a task with a larger output ends in an Airflow worker."""
 
 
 def needs_worker(operator: Any) -> bool:
-    """Whether Airflow must do something after success that it does only in a worker."""
+    """Return whether the success of a task has consequences that Airflow handles only in a worker."""
     from airflow.sdk.listener import get_listener_manager
 
     return bool(
@@ -42,13 +44,18 @@ def needs_worker(operator: Any) -> bool:
 
 
 async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -> bool:
-    """Push the output as the task's XCom, if the task still waits for this instance; whether the task may end now.
+    """Push the output as the task's XCom and return True, if the task still waits for this instance. Else return False.
 
-    Airflow on SQLite reuses the number of a deleted trigger. The old trigger may still run, and Airflow would take its
-    end for the end of another task. So the task must be deferred, by a try that waits for this start.
+    Airflow on SQLite gives the id of a deleted trigger to a new trigger. The old trigger may still run, and Airflow
+    would treat its event as the event of the new trigger's task. So this function checks that the task is deferred and
+    that its XComs name this instance and this owner.
 
-    :param ti: of the trigger. :param owner: of the start that the trigger waits for.
-    :raises Exception: Airflow cannot be asked, or refuses the XCom.
+    :param ti: the trigger's task instance.
+    :param state: the state of the completed instance.
+    :param owner: the owner tag of the instance for which the trigger waits.
+    :param push: False: do not push the output.
+    :returns: whether the triggerer may end the task now.
+    :raises Exception: if Airflow does not answer, or refuses the XCom.
     """
     from airflow.sdk.execution_time.xcom import XCom
 

@@ -1,4 +1,7 @@
-"""The lines in a waiting task's log: who serves the hub, and one line per change. Pure: snapshots in, lines out."""
+"""Makes the lines in the log of a task that waits: which workers serve the hub, and one line for each change.
+
+Each class remembers what it has logged, compares it with the newest state, and yields the new lines. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,33 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.waiting.reasons import Why
 
 PROGRESS_EVERY = 60.0
-"""Seconds between two lines about progress, at least."""
+"""The shortest time between two lines about progress, in seconds."""
 _MOST_NAMES = 10
 _LONGEST_STATUS = 500
 _LONGEST_MESSAGE = 100
 
 
 def execution(record: ActivityRecord) -> str:
-    """Id of the execution that an attempt belongs to. A start over and a continue-as-new begin a new execution of the
-    same instance, and the numbers of its activities begin again."""
+    """Return the execution id of the generation to which an attempt belongs.
+
+    A restart and a continue-as-new begin a new generation of the instance. In each generation the task ids of the
+    activities begin again.
+    """
     return record.instance.execution_id or ""
 
 
 def of_execution(state: InstanceState, records: Sequence[ActivityRecord]) -> tuple[ActivityRecord, ...]:
-    """Attempts of the instance's current execution, without those of earlier ones."""
+    """Return the attempts of the instance's current generation, without those of earlier generations."""
     return tuple(record for record in records if execution(record) == (state.execution_id or ""))
 
 
 def workers(members: Sequence[Member]) -> list[Member]:
-    """Live workers. Triggerers, which only watch instances, are not among them."""
+    """Return the live workers among the members. Triggerers are left out, because they only watch instances."""
     return [member for member in members if member.alive and WATCHER not in member.roles]
 
 
 def served_by(members: Sequence[Member], orchestrator: str) -> str:
-    """A sentence about the hub's live workers: their names and apps, and how many of them know the orchestrator."""
+    """Return a sentence with the live workers' names and apps, and how many of them know the orchestrator."""
     live = workers(members)
     if not live:
         return "no worker of the hub is alive"
@@ -54,7 +60,12 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
 
 
 def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
-    """Why a task gives up waiting for a worker, naming who is there and what they know."""
+    """Return the error text of a task that gives up because no live worker knows its orchestrator.
+
+    The text names the live workers and their orchestrators.
+
+    :param seconds: how long the task has waited for such a worker.
+    """
     live = workers(members)
     head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
     if not live:
@@ -68,27 +79,36 @@ def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
 
 
 def lacking(whys: Sequence[Why], seconds: float) -> str | None:
-    """Why a task gives up waiting for workers that can run its instance; None: they can."""
+    """Return the error text of a task that gives up because no worker can run its instance; None: workers can run it.
+
+    :param whys: why the instance makes no progress.
+    :param seconds: how long the task has waited.
+    """
     lacks = [why for why in whys if why.reason in LACKING]
     return f"it could not run for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
 
 
 class Waits:
-    """Remembers what was logged about why an instance waits, so that each change is logged once.
+    """Logs the reasons for which an instance makes no progress, each change once.
 
-    Ordinary work is no such reason: timers end by themselves, and work has its own line (:class:`Progress`). Nor is a
-    missing triggerer: the process that waits here is one, whether the hub lists it yet or not.
+    Some reasons are not logged. Timers end by themselves. Running activities and children have their own line
+    (:class:`Progress`). A missing triggerer cannot be the reason, because this process is a triggerer, even if the hub
+    does not list it yet.
     """
 
     def __init__(self) -> None:
-        self._said = ""
+        self._logged = ""
 
     def lines(self, name: str, whys: Sequence[Why]) -> Iterator[str]:
-        """What is new since the last call. :param name: of the orchestrator, or the instance's id."""
-        told = "; ".join(str(why) for why in whys if why.reason not in _NOT_LOGGED)
-        if told != self._said:
-            yield f"{name} waits: {masked(told)}" if told else f"{name} goes on"
-            self._said = told
+        """Yield the lines that are new since the last call.
+
+        :param name: the orchestrator's name, or the instance id.
+        :param whys: why the instance makes no progress now.
+        """
+        text = "; ".join(str(why) for why in whys if why.reason not in _NOT_LOGGED)
+        if text != self._logged:
+            yield f"{name} waits: {masked(text)}" if text else f"{name} continues"
+            self._logged = text
 
 
 _WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
@@ -96,33 +116,35 @@ _NOT_LOGGED = _WORK | {Reason.TIMER, Reason.NO_TRIGGERER}
 
 
 class Progress:
-    """Remembers which progress was logged, so that a change is logged once, and at most every :data:`PROGRESS_EVERY`.
+    """Logs the progress of an instance: each change once, and at most one line in :data:`PROGRESS_EVERY` seconds.
 
-    The first line comes that long after the first call: a short instance has enough in its other lines.
+    The first line comes :data:`PROGRESS_EVERY` seconds after the first call, because the other lines say enough about
+    an instance that ends sooner.
     """
 
     def __init__(self) -> None:
-        self._said = ""
+        self._logged = ""
         self._due: float | None = None
 
     def lines(
         self, state: InstanceState, records: Sequence[ActivityRecord], whys: Sequence[Why], now: float
     ) -> Iterator[str]:
-        """What is new since the last line. :param now: a monotonic second."""
+        """Yield the lines that are new since the last line. :param now: the monotonic time in seconds."""
         if self._due is None:
             self._due = now + PROGRESS_EVERY
         if now < self._due:
             return
-        told = _progress(of_execution(state, records), whys)
-        if told not in ("", self._said):
-            yield f"progress of {state.name}: {told}"
-            self._said, self._due = told, now + PROGRESS_EVERY
+        text = _progress(of_execution(state, records), whys)
+        if text not in ("", self._logged):
+            yield f"progress of {state.name}: {text}"
+            self._logged, self._due = text, now + PROGRESS_EVERY
 
 
 def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
-    """How many recorded activities came how far, and what those that run report; else what the instance awaits.
+    """Return the number of recorded activities in each state, with the reported progress of those that run.
 
-    An activity without a record cannot be counted without reading the whole history: it is only named.
+    If no recorded activity runs, the text names the activities and children that the instance awaits. Activities
+    without a record are not counted, because that would need a reading of the whole history.
     """
     last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
     counts = Counter(record.state for record in last.values())
@@ -136,20 +158,20 @@ def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
 
 
 def _reported(record: ActivityRecord) -> str:
-    """``clean #3 50 % loads May``"""
+    """Return one running activity with its reported progress, for example ``clean #3 50 % loads May``."""
     share = "" if record.progress is None else f"{record.progress * 100:.0f} %"
     message = masked(" ".join((record.message or "").split()))[:_LONGEST_MESSAGE]
     return " ".join(part for part in (record.name, f"#{record.task_id}", share, message) if part)
 
 
 class Presence:
-    """Remembers whether an instance was there, for a wait that may begin before its instance is started."""
+    """Logs whether the instance exists, for a wait that may begin before the instance is started."""
 
     def __init__(self) -> None:
         self._missing: bool | None = None
 
     def lines(self, instance_id: str, *, there: bool) -> Iterator[str]:
-        """What is new since the last call: that the instance is missing, or that it has appeared."""
+        """Yield a line if the instance was missing at the first call, or has appeared or disappeared since the last."""
         before, self._missing = self._missing, not there
         if self._missing and before is None:
             yield f"no such instance yet: {instance_id} is not in the hub; waiting until it appears"
@@ -160,10 +182,10 @@ class Presence:
 
 
 class TaskLog:
-    """Remembers what was logged, so that every change is logged once.
+    """Logs the status, the custom status and the activities of an instance, each change once.
 
-    Activities of executions that were over before its first look are left out: an earlier try of the task has logged
-    them. A line separates executions that begin later, by continue-as-new.
+    Activities of generations that had ended before the first call are left out, because an earlier try of the task has
+    logged them. A line separates the generations that begin later.
     """
 
     def __init__(self) -> None:
@@ -171,12 +193,13 @@ class TaskLog:
         self._custom: str | None = None
         self._execution: str | None = None
         self._earlier: set[str] = set()
-        self._said: dict[tuple[str, int, int], RecordState] = {}
+        self._logged: dict[tuple[str, int, int], RecordState] = {}
 
     def lines(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
-        """What is new since the last call: of earlier executions first, then in the order of the activities.
+        """Yield the lines that are new since the last call.
 
-        The status comes first while the instance lives, and last when it has ended.
+        Changes of earlier generations come before those of the current one. The line about the status comes first while
+        the instance has not ended, and last when it has ended.
         """
         if not state.status.is_final:
             yield from self._status_of(state)
@@ -185,7 +208,7 @@ class TaskLog:
             self._execution = current
             self._earlier = {execution(record) for record in records}
             if before := generation_of(current):
-                yield f"{state.name} continued as new before the first look: this is execution {before + 1}"
+                yield f"{state.name} continued as new before this wait began: this is execution {before + 1}"
         self._earlier.discard(current)
         ours = sorted(
             (record for record in records if execution(record) not in self._earlier),
@@ -194,14 +217,14 @@ class TaskLog:
         yield from self._changes(record for record in ours if execution(record) != current)
         if current != self._execution:
             begun = generation_of(current) - generation_of(self._execution)
-            known = f" ({begun} since the last look)" if begun > 1 and same_start(current, self._execution) else ""
+            known = f" ({begun} since the last check)" if begun > 1 and same_start(current, self._execution) else ""
             self._execution = current
             yield f"{state.name} has begun a new execution{known}: numbers of activities and attempts begin again"
         yield from self._changes(record for record in ours if execution(record) == current)
-        self._said = {_key(record): record.state for record in ours}
+        self._logged = {_key(record): record.state for record in ours}
         if state.custom_status not in (None, "", "null", self._custom):
             self._custom = state.custom_status
-            yield f"{state.name} says: {masked(state.custom_status)[:_LONGEST_STATUS]}"
+            yield f"custom status of {state.name}: {masked(state.custom_status)[:_LONGEST_STATUS]}"
         if state.status.is_final:
             yield from self._status_of(state)
 
@@ -212,7 +235,7 @@ class TaskLog:
 
     def _changes(self, records: Iterable[ActivityRecord]) -> Iterator[str]:
         for record in records:
-            if self._said.get(_key(record)) is not record.state:
+            if self._logged.get(_key(record)) is not record.state:
                 yield _activity(record)
 
 

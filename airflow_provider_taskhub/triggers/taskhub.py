@@ -1,8 +1,8 @@
-"""The one trigger: waits for an instance in the triggerer, for operators and sensors alike.
+"""The trigger with which both the operator and the sensors wait for an instance in Airflow's triggerer.
 
-Never ends by an error of the hub: an exception in a trigger fails its task. Cancels the
-instance only when a user has really killed the task (:meth:`TaskHubTrigger.on_kill`) or at the deadline, never on a
-shutdown.
+An error of the hub never ends the trigger, because Airflow fails the task of a trigger that raises. The trigger
+terminates the instance only in two cases: a user has killed the task (:meth:`TaskHubTrigger.on_kill`), or the deadline
+has passed. A shutdown of the triggerer does not terminate the instance.
 """
 
 from __future__ import annotations
@@ -35,41 +35,50 @@ if TYPE_CHECKING:
 __all__ = ["TaskHubTrigger"]
 
 CONFIRM_DEADLINE = 60.0
-"""Seconds that a termination waits until nothing of the instance runs."""
+"""Seconds to wait after a termination until nothing of the instance runs any more."""
 _KILL_TRIES = 6
 _RETRIES = Retries(after=(Exception,), tries=_KILL_TRIES, first=1.0)
-"""Requests to Airflow and to the hub at the end of a wait."""
+"""How requests to Airflow and to the hub are tried again when the wait ends."""
 _ENDLESS = Retries(after=(Exception,), first=1.0, longest=30.0)
-"""Reading the connection: until it can be read, or until :data:`_KILL_TRIES` tries after the deadline."""
+"""How reading the connection is tried again: until it succeeds, or until :data:`_KILL_TRIES` tries after the
+deadline have failed."""
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
-"""Seconds between two looks at deadlines when nothing changes."""
+"""The longest pause between two checks of the time limits, in seconds, when nothing about the instance changes."""
 SETTLE = 30.0
-"""Seconds from its start before which a trigger does not hand its task back to a worker. The process that deferred the
-task may not have ended, or the scheduler may not have heard of it: Airflow fails a task that is resumed before that
-(apache/airflow#67287, #71580, #72716; 7 s and 27 s after the deferral have been reported). Nothing that a trigger can
-ask says when it is safe. A task that ends in the triggerer does not wait for this (:mod:`.ending`)."""
+"""Seconds from the start of a trigger before which the trigger does not resume its task in an Airflow worker. The
+process that deferred the task may still run, or the scheduler may not know yet that it has ended. Airflow fails a task
+that is resumed before that (apache/airflow#67287, #71580, #72716; reports name 7 s and 27 s after the deferral). A
+trigger cannot find out when the resume is safe. A task that ends in the triggerer need not wait
+(:mod:`.task_end`)."""
 _KILLS = Supervisor()
-"""Detached kills: Airflow cancels ``on_kill`` again every second."""
+"""Runs the terminations after a kill as tasks of their own, because Airflow cancels ``on_kill`` every second."""
 
 
 class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """Waits until an instance has ended, or has reached one of some statuses.
+    """Waits until an instance has ended, or has one of the given statuses.
 
-    Fires one event. Where the task ends here, that is Airflow's ``TaskSuccessEvent``; else it is for the operator:
-    ``{"reason", "instance_id", "owner", "status", "message"}`` with reason ``reached``, ``timeout``, ``no_worker``,
-    ``missing`` or ``unusable``. Receivers compare id and owner: Airflow on SQLite gives a trigger's number again once
-    it is deleted, and then a trigger that is just being cancelled wakes the wrong task.
+    The trigger fires one event. If the task can end in the triggerer, this is Airflow's ``TaskSuccessEvent``. Else the
+    event is for the operator: ``{"reason", "instance_id", "owner", "status", "message"}`` with the reason ``reached``,
+    ``timeout``, ``no_worker``, ``missing`` or ``unusable``. The operator must compare the instance id and the owner:
+    Airflow on SQLite gives the id of a deleted trigger to a new trigger, so a trigger that Airflow is just cancelling
+    can resume the wrong task.
 
-    :param taskhub_conn_id: the hub. :param instance_id: what to wait for.
-    :param orchestrator: its name; with it, waiting without a worker that knows it ends after ``no_worker_timeout``.
-    :param owner: value of the tag ``taskhub.owner`` of the start that this trigger may cancel; None: it never cancels.
-    :param statuses: names of statuses to wait for besides final ones; a final one always ends the wait.
-    :param deadline: ISO 8601 time at which to terminate (with an owner) and give up.
-    :param no_worker_timeout: seconds.
-    :param may_be_missing: an instance that does not exist yet is waited for (sensors) instead of reported.
-    :param end_from_trigger: end the task here when the instance has completed; nothing else needs a worker.
-    :param push_output: then push the output as the task's XCom.
+    :param instance_id: the id of the instance to wait for.
+    :param taskhub_conn_id: the Airflow connection that names the hub.
+    :param orchestrator: the name of the instance's orchestrator. If it is given, the wait ends when no live worker
+        knows this orchestrator for ``no_worker_timeout``.
+    :param owner: the value that the instance's tag ``taskhub.owner`` must have so that this trigger may terminate it;
+        None: the trigger never terminates the instance.
+    :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
+    :param deadline: the time, in ISO 8601, at which the trigger terminates the instance (if ``owner`` is given) and
+        stops to wait.
+    :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
+    :param may_be_missing: True: wait also for an instance that does not exist yet, as a sensor does. False: report a
+        missing instance at once.
+    :param end_from_trigger: True: end the task in the triggerer when the instance has completed, because nothing in
+        the task needs an Airflow worker.
+    :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -103,7 +112,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self._completed: InstanceState | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Where to find this class, and plain values to make it again."""
+        """Return the path of this class and the arguments from which Airflow creates the trigger again."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             "instance_id": self.instance_id,
             "taskhub_conn_id": self.taskhub_conn_id,
@@ -118,14 +127,18 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; log what happens; fire once, not before the executor has had time to report the deferral."""
+        """Wait for the instance, write the task's log, and fire one event.
+
+        If the event resumes the task in an Airflow worker, it is fired not earlier than :data:`SETTLE` seconds after
+        the start.
+        """
         began = self.clock.monotonic()
         event = await self._outcome()
         if message := event.payload["message"]:
             self.log.error(message)
-        if self.trigger_id is not None:  # dag.test() has no executor, and gives none
+        if self.trigger_id is not None:  # dag.test() sets no trigger id, and needs none of the following
             if await self._ends_here():
-                self.log.info("the task ends in the triggerer: nothing in it needs a worker")
+                self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
                 yield TaskSuccessEvent()
                 return
             left = began + SETTLE - self.clock.monotonic()
@@ -140,7 +153,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         yield event
 
     async def on_kill(self) -> None:
-        """A user has killed the task, or so Airflow says: look again, then terminate what this trigger owns."""
+        """Terminate the instance after a user has killed the task. Airflow calls this method.
+
+        Airflow calls it in other cases too, so the method first reads the state of the task.
+        """
         if self.owner is None:
             return
         await asyncio.shield(_KILLS.spawn(self._kill(), name=f"terminate {self.instance_id}"))
@@ -166,9 +182,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return await self._watch(settings) if settings is not None else await self._timed_out(None)
 
     async def _settings(self) -> Settings | None:
-        """Settings of the connection, asked for until Airflow answers; None some tries after the deadline.
+        """Read the settings from the Airflow connection, again and again until Airflow answers.
 
-        At least one try: a trigger that starts after its deadline (no triggerer ran) must terminate the instance too.
+        None: :data:`_KILL_TRIES` tries after the deadline have failed. The first try comes even after the deadline:
+        a trigger that starts late (no triggerer was running) must terminate the instance too.
         """
         late = 0
 
@@ -190,7 +207,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
         from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
-        from airflow_provider_taskhub.triggers.watcher import news, watcher_of
+        from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
         place = settings.hub, settings.connection.get_secret_value() if settings.connection else None
@@ -198,20 +215,20 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        journal, waits, progress = TaskLog(), Waits(), Progress()
-        presence, absence = Presence(), _Absence(self, settings)
+        task_log, waits, progress = TaskLog(), Waits(), Progress()
+        presence, unusable = Presence(), _UnusableTime(self, settings)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
-                await news(wait, patience=self._patience())
-                self._tell(wait, journal, waits, progress, presence, absence)
-                if (event := self._verdict(wait, absence)) is not None:
+                await change(wait, longest=self._longest_pause())
+                self._log_changes(wait, task_log, waits, progress, presence, unusable)
+                if (event := self._end_event(wait, unusable)) is not None:
                     if self.end_from_trigger and event.payload["status"] == "Completed":
                         self._completed = await watcher.ended(self.instance_id)
                     return event
         return await self._timed_out(settings)
 
     def _sweep(self) -> Sweep | None:
-        """For the watcher of a triggerer; ``dag.test()`` runs the only task there is."""
+        """Create the sweep for a new watcher. None in ``dag.test()``, where no other tasks exist."""
         if self.trigger_id is None:
             return None
         from airflow_provider_taskhub.hooks.deployment import deployment
@@ -219,23 +236,23 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         return Sweep(SupervisorTasks(), deployment=deployment, clock=self.clock)
 
-    def _tell(
+    def _log_changes(
         self,
         seen: WatchedInstance,
-        journal: TaskLog,
+        task_log: TaskLog,
         waits: Waits,
         progress: Progress,
         presence: Presence,
-        absence: _Absence,
+        unusable: _UnusableTime,
     ) -> None:
-        for line in absence.lines(seen):
+        for line in unusable.lines(seen):
             self.log.info(line)
         if self.may_be_missing and seen.looked:
             for line in presence.lines(self.instance_id, there=seen.state is not None):
                 self.log.info(line)
         if seen.state is None:
             return
-        for line in journal.lines(seen.state, seen.records):
+        for line in task_log.lines(seen.state, seen.records):
             self.log.info(line)
         if not seen.state.status.is_final:
             for line in waits.lines(seen.state.name or seen.instance_id, seen.whys):
@@ -243,18 +260,22 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             for line in progress.lines(seen.state, seen.records, seen.whys, self.clock.monotonic()):
                 self.log.info(line)
 
-    def _verdict(self, seen: WatchedInstance, absence: _Absence) -> TriggerEvent | None:
+    def _end_event(self, seen: WatchedInstance, unusable: _UnusableTime) -> TriggerEvent | None:
+        """Return the event with which the wait ends; None: the wait continues."""
         state = seen.state
         if state is not None and (state.status.is_final or state.status in self.statuses):
             return self._event("reached", state, "")
         if seen.looked and state is None and not self.may_be_missing:
             return self._event("missing", None, f"instance {self.instance_id!r} is not in the hub any more")
-        if (text := absence.over(seen)) is not None:
+        if (text := unusable.error(seen)) is not None:
             return self._event("no_worker", state, text)
         return None
 
     async def _timed_out(self, settings: Settings | None) -> TriggerEvent:
-        """The deadline has passed: end what we own, see it ended, report."""
+        """Terminate the instance at the deadline, if this trigger may, and return the event.
+
+        :param settings: of the hub; None: the connection cannot be read.
+        """
         message = OVERDUE
         if self.owner is not None and settings is None:
             message += f"; the connection cannot be read: {self.instance_id} is not terminated"
@@ -264,28 +285,33 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return self._event("timeout", None, message)
 
     async def _terminate(self, settings: Settings, reason: str) -> str:
-        """Terminate if it is still ours and live; says how that went. Tries again through errors of the hub."""
-        said = ""
+        """Terminate the instance if it has not ended and still has this trigger's owner tag. Retry after errors.
+
+        :param reason: the reason of the termination.
+        :returns: a sentence about the result.
+        """
+        problem = ""
 
         async def terminate() -> str:
             try:
                 async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
                     return await terminate_owned(client, self.instance_id, self.owner, reason)
             except TimeoutError:
-                return f"asked to end, but it has not ended within {CONFIRM_DEADLINE:g} s"
+                return f"the termination was sent, but the instance has not ended within {CONFIRM_DEADLINE:g} s"
 
         def failed(error: Exception, failures: int) -> None:
-            nonlocal said
-            said = f"cannot terminate: {type(error).__name__}: {error}"
-            self.log.warning("%s; trying again", said)
+            nonlocal problem
+            problem = f"cannot terminate: {type(error).__name__}: {error}"
+            self.log.warning("%s; trying again", problem)
 
         try:
             return await retry(terminate, _RETRIES, self.clock, failed=failed)
         except Exception:
-            return said
+            return problem
 
     async def _kill(self) -> None:
-        with suppress(asyncio.CancelledError):  # at the end of the process: the next attempt ends older generations
+        # cancelled only when the process ends; then the next try of the task or the sweep terminates the instance
+        with suppress(asyncio.CancelledError):
             killed = await self._killed()
             if killed is None:
                 self.log.info("the task waits in another triggerer, or continues: the instance keeps running")
@@ -296,10 +322,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info(await self._terminate(settings, f"from Airflow: {killed}"))
 
     async def _killed(self) -> str | None:
-        """What a user did to the task; None if a try of it waits or may go on: then it was not killed.
+        """Return how a user ended the task; None if a try of the task waits or may continue, so nobody killed it.
 
-        Airflow also calls ``on_kill`` of a trigger that it has moved, or whose task is just being resumed.
-        A task that runs, or is about to, either goes on with this instance or ends it itself.
+        Airflow also calls ``on_kill`` when it moves the trigger to another triggerer, or resumes the task. A task that
+        runs or will run either continues with this instance or terminates it.
         """
         ti = self.task_instance
         if ti is None:
@@ -318,7 +344,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     def _late(self) -> bool:
         return self.deadline is not None and self.clock.utc_now() >= Timestamp.parse(self.deadline)
 
-    def _patience(self) -> float:
+    def _longest_pause(self) -> float:
+        """Seconds to wait for a change of the instance before the next check of the time limits."""
         if self.deadline is None:
             return _LOOK
         left = (Timestamp.parse(self.deadline) - self.clock.utc_now()).total_seconds()
@@ -330,13 +357,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return TriggerEvent({"reason": reason, **waited, "status": status, "message": message})
 
 
-class _Absence:
-    """How long no live worker could run what the instance needs, and how long the hub could not be used at all.
+class _UnusableTime:
+    """Measures how long no live worker could run the instance, and how long the hub could not be used at all.
 
-    No worker knows its orchestrator, or an activity that it awaits; or none has its version; or the worker that owns
-    its partition cannot run it.
-
-    Measured on this process's monotonic clock, from when the wait began here.
+    No worker can run the instance if no live worker knows its orchestrator or an activity that it awaits, if no live
+    worker has its version, or if the worker that owns its partition cannot run it. Times come from this process's
+    monotonic clock and count from the beginning of the wait in this process.
     """
 
     def __init__(self, trigger: TaskHubTrigger, settings: Settings) -> None:
@@ -344,12 +370,12 @@ class _Absence:
         self._orchestrator = trigger.orchestrator
         limit = trigger.no_worker_timeout
         self._limit = settings.no_worker_timeout.total_seconds() if limit is None else limit
-        self._well = self._known = self._clock.monotonic()
-        self._said: str | None = None
+        self._last_usable = self._last_known = self._clock.monotonic()
+        self._workers_text: str | None = None
         self._trouble, self._what = "", "the hub"
 
     def lines(self, seen: WatchedInstance) -> Iterator[str]:
-        """What is new about workers and the hub's health."""
+        """Yield a line if the list of workers has changed, or if the hub can no longer or can again be read."""
         from airflow_provider_taskhub.triggers.task_log import served_by
 
         trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
@@ -362,30 +388,30 @@ class _Absence:
                 yield f"{self._what} can be read again"
         if seen.members is None or not self._orchestrator:
             return
-        said = served_by(seen.members, self._orchestrator)
-        if said != self._said:
-            self._said = said
-            yield said
+        text = served_by(seen.members, self._orchestrator)
+        if text != self._workers_text:
+            self._workers_text = text
+            yield text
 
-    def over(self, seen: WatchedInstance) -> str | None:
-        """Why to give up, once the time is over."""
+    def error(self, seen: WatchedInstance) -> str | None:
+        """Return the error text with which the wait ends if one of the times is over its limit; else None."""
         from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
         from airflow_provider_taskhub.hub.partitions.capabilities import able
         from airflow_provider_taskhub.triggers.task_log import lacking, nobody
 
         now = self._clock.monotonic()
         if not isinstance(seen.trouble, ConfigurationError):
-            self._well = now
-        elif now - self._well >= self._limit:
+            self._last_usable = now
+        elif now - self._last_usable >= self._limit:
             return f"the hub cannot be used: {seen.trouble}"
         if seen.members is None or seen.trouble or not self._orchestrator:
-            self._known = now
+            self._last_known = now
             return None
         lacks = lacking(seen.whys, self._limit)
         known = able(seen.members, Need(ORCHESTRATOR, self._orchestrator))
         if known and lacks is None:
-            self._known = now
-        elif now - self._known >= self._limit:
+            self._last_known = now
+        elif now - self._last_known >= self._limit:
             if known and lacks is not None:
                 return lacks
             return nobody(seen.members, self._orchestrator, self._limit)

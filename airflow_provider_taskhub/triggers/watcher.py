@@ -1,10 +1,12 @@
-"""All waits of one hub in one event loop: a constant number of requests per interval, however many wait.
+"""Reads one hub for all triggers of one event loop, with a fixed number of requests per interval for many waits.
 
-Per interval: the whole (small) table of completions, :data:`IN_TURN` of the waiting instances with their activities in
-turn, and now and then the members. An instance's row is read once when its wait begins, and once when it has ended.
+In each interval the watcher reads the completion hints, which are few, and :data:`IN_TURN` of the awaited instances
+with their activities, in rotation. Every few seconds it reads the members. It also reads an instance's row when the
+wait begins and when the instance has ended.
 
-Owns polling, back-off and the client; knows nothing of Airflow. Never ends a wait by an error: it reports trouble and
-goes on. Watchers are kept per running loop, since ``dag.test()`` and tests run every trigger in a fresh one.
+The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error never
+ends a wait: the watcher passes the error to the waiting triggers and tries again. Each event loop has its own watchers,
+because ``dag.test()`` and tests run every trigger in a new loop.
 """
 
 from __future__ import annotations
@@ -35,27 +37,34 @@ if TYPE_CHECKING:
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
 
 IN_TURN = 4
-"""Waiting instances read again per interval, so that ends without a hint (.NET workers, lost hints) are seen too."""
+"""Awaited instances that are read again in each interval. Thus the watcher also finds instances that ended without a
+hint, because a .NET worker ran them or because the hint was lost."""
 AT_ONCE = 100
-"""New waits read per interval, and hints served per interval: bounds a tick."""
+"""The largest number of new waits, and of hints, that one interval handles. This limits the length of an interval."""
 _PARALLEL = 8
 MEMBERS_EVERY = timedelta(seconds=5)
 IDLE = timedelta(seconds=10)
-"""A watcher without waits closes its client after this, unless its sweep has rows left."""
+"""Time after which a watcher without waits closes its client, unless its sweep has watch rows left."""
 MOST_FAILURES = 100
-"""A watcher without waits gives up after so many failures in a row, about 50 minutes: its hub may be gone for good."""
+"""Number of failures in a row, about 50 minutes, after which a watcher without waits stops. The hub may be deleted."""
 _RECONNECT = Retries(after=(Exception,), first=1.0, longest=30.0)
-"""Pauses of the loop that reads the hub. The loop is not ``retries.retry``: a read that works begins the count anew."""
+"""Pauses after failures of the loop that reads the hub. The loop does not use ``retries.retry``, because a successful
+reading must reset the number of failures."""
 
 
 @dataclass(slots=True, eq=False)
 class WatchedInstance:
-    """What a waiter knows so far; the newest replaces what was not looked at, so nothing piles up.
+    """The newest information about an instance for one trigger that waits for it. Newer values replace older ones.
 
-    :param looked: whether the instance row was read at least once; ``state`` None then means that there is none.
-    :param whys: why the instance does not go on, the strongest reason first.
-    :param trouble: why the hub, or this instance in it, cannot be read now; None when it can.
-    :param alone: the trouble is this instance's: the hub can be read.
+    :param instance_id: the id of the awaited instance.
+    :param looked: True: the instance row was read at least once. A ``state`` of None then means that there is no row.
+    :param state: the instance's state; None: no row, or not read yet.
+    :param records: the instance's activity records.
+    :param members: the hub's members; None: not read yet.
+    :param whys: why the instance makes no progress, the most important reason first.
+    :param trouble: the error of the last reading of the hub or of this instance; None: the reading succeeded.
+    :param alone: True: only this instance cannot be read. False: the error concerns the hub.
+    :param changed: set when one of the other fields has changed.
     """
 
     instance_id: str
@@ -70,10 +79,13 @@ class WatchedInstance:
 
 
 class Watcher:
-    """Polls one hub for everyone who waits for it in this loop.
+    """Polls one hub for all triggers of one event loop that wait for an instance of this hub.
 
-    :param connect: opens a client; called again after trouble. :param interval: between two polls.
-    :param sweep: runs beside the polls; None outside a triggerer, where Airflow cannot be asked for tasks.
+    :param connect: opens a client. It is called again after an error.
+    :param interval: the pause between two polls.
+    :param clock: the source of the time.
+    :param sweep: the sweep, which runs at the same time as the polls; None outside a triggerer, where Airflow does not
+        answer requests about tasks.
     """
 
     def __init__(self, connect: Connect, *, interval: timedelta, clock: Clock, sweep: Sweep | None = None) -> None:
@@ -93,7 +105,7 @@ class Watcher:
 
     @contextmanager
     def waiting(self, instance_id: str) -> Iterator[WatchedInstance]:
-        """Wait for an instance for the length of the block."""
+        """Read an instance regularly while the block runs, and give the block the newest information about it."""
         wait = WatchedInstance(instance_id=instance_id, members=self._members)
         if instance_id not in self._waits:
             self._turn.append(instance_id)
@@ -101,7 +113,7 @@ class Watcher:
         self._new.append(instance_id)
         self._wake.set()
         if self._task is None or self._task.done():
-            # an empty context: the watcher's logs and portals must not belong to the task that starts it
+            # an empty context: the watcher must not inherit context variables (such as the log) of one Airflow task
             self._task = self._supervisor.keep("watch", self._run, context=contextvars.Context())
         try:
             yield wait
@@ -109,18 +121,20 @@ class Watcher:
             self._leave(wait)
 
     async def ended(self, instance_id: str) -> InstanceState | None:
-        """An instance that has ended, with its output; None when it has not, or cannot be read now.
+        """Return the state of an instance that has ended, with its output.
 
-        To be called inside the block of :meth:`waiting`, which keeps the client open.
+        None: the instance has not ended, or cannot be read now. Call this method inside the block of :meth:`waiting`,
+        which keeps the client open.
         """
         try:
             state = await self._client.get(instance_id) if self._client is not None else None
-        except Exception:  # no error ends a wait, a closed client neither: the caller has another way
+        except Exception:  # no error may end a wait; the caller can end the task in an Airflow worker instead
             return None
         return state if state is not None and state.status.is_final else None
 
     @property
     def waits(self) -> int:
+        """The number of instances that this watcher waits for."""
         return len(self._waits)
 
     def _leave(self, wait: WatchedInstance) -> None:
@@ -132,25 +146,29 @@ class Watcher:
 
     async def _run(self) -> None:
         failures = 0
-        while self._needed(failures):  # with no await before the end, so a new wait finds either this task or none
+        # No await between this check and the end of the task: a new wait finds a running task or a finished one.
+        while self._needed(failures):
             try:
                 async with self._connect() as client, client.watches.attending("triggerer"), self._sweeping(client):
                     self._client = client
                     while await self._poll(client):
                         failures = 0
                     self._client = None
-            except Exception as error:  # whatever it is, waits go on
+            except Exception as error:  # no error may end a wait
                 failures += 1
                 self._report(error, self._everyone())
                 await self._clock.sleep(_RECONNECT.pause(failures, error))
 
     def _needed(self, failures: int) -> bool:
-        """Somebody waits, or the sweep has rows left: a task that has waited here may have been deleted since."""
+        """Whether a trigger waits, or the sweep has watch rows left.
+
+        The task of a watch row may have been deleted after its wait in this process, so the sweep must continue.
+        """
         return bool(self._waits) or (self._sweep is not None and self._sweep.left and failures < MOST_FAILURES)
 
     @asynccontextmanager
     async def _sweeping(self, client: Client) -> AsyncIterator[None]:
-        """The sweep runs for the length of the block: it may wait for Airflow, which must not hold up the polls."""
+        """Run the sweep as a task of its own while the block runs, so that waiting for Airflow does not delay polls."""
         if self._sweep is None:
             yield
             return
@@ -159,7 +177,7 @@ class Watcher:
             yield
 
     async def _poll(self, client: Client) -> bool:
-        """One interval; False when nobody has waited for a while and the sweep has no rows left."""
+        """Poll once and pause. Return False if no trigger has waited for :data:`IDLE` and no watch row is left."""
         self._wake.clear()
         await self._read(client)
         await self._pause(self._interval)
@@ -167,13 +185,13 @@ class Watcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE.total_seconds()):
                     await self._wake.wait()
-            self._wake.clear()  # it may be of a wait that has ended since
+            self._wake.clear()  # the wait that set the event may have ended already
             if not self._needed(failures=0):
                 return False
         return True
 
     async def _pause(self, seconds: float) -> None:
-        """Until the next poll; a new wait cuts it short, so that a task already done is not kept waiting."""
+        """Pause until the next poll. A new wait ends the pause, so that an ended instance is reported at once."""
         await first(self._clock.sleep(seconds), self._wake.wait())
 
     async def _read(self, client: Client) -> None:
@@ -181,9 +199,9 @@ class Watcher:
         await self._read_members(client)
         fresh = [self._new.popleft() for _ in range(min(len(self._new), AT_ONCE))]
         if self._new:
-            self._wake.set()  # the rest of the new ones: at once, too
+            self._wake.set()  # read the other new waits without a pause
         try:
-            await self._look(client, dict.fromkeys([*hinted, *fresh, *self._next_in_turn()]))
+            await self._read_instances(client, dict.fromkeys([*hinted, *fresh, *self._next_in_turn()]))
         except BaseException:
             self._new.extend(fresh)
             raise
@@ -195,7 +213,7 @@ class Watcher:
         self._turn.rotate(-len(turn))
         return turn
 
-    async def _look(self, client: Client, instances: dict[str, None]) -> None:
+    async def _read_instances(self, client: Client, instances: dict[str, None]) -> None:
         async def one(instance_id: str) -> None:
             try:
                 state = await client.get(instance_id, payloads=False)
@@ -205,7 +223,7 @@ class Watcher:
             except Exception as error:  # only this instance cannot be read
                 self._report(error, self._waits.get(instance_id, ()), alone=True)
             else:
-                self._tell(instance_id, state, records)
+                self._update(instance_id, state, records)
 
         await gather_bounded(one, [instance for instance in instances if instance in self._waits], limit=_PARALLEL)
         looked = self._open([instance_id for instance_id in instances if instance_id in self._waits])
@@ -226,9 +244,10 @@ class Watcher:
         await self._explain_all(client)
 
     async def _explain_all(self, client: Client) -> None:
-        """What workers, partitions and quarantine tell of every wait, without a request for each.
+        """Update why each instance makes no progress from the workers, partitions and quarantine alone.
 
-        What an instance awaits is asked when its turn comes, and is believed until then.
+        This needs no request for each instance. What an instance awaits is read when its turn comes, and kept until its
+        next turn.
         """
         states = self._open(self._waits)
         if not states:
@@ -241,7 +260,7 @@ class Watcher:
                 self._explain(state.instance_id, found)
 
     def _open(self, instances: Iterable[str]) -> list[InstanceState]:
-        """Rows of waiting instances, as last read, that have not ended."""
+        """Return the last read states of those instances that had not ended."""
         found = [wait.state for instance_id in instances for wait in self._waits[instance_id][:1]]
         return [state for state in found if state is not None and not state.status.is_final]
 
@@ -251,7 +270,7 @@ class Watcher:
                 wait.whys = whys
                 wait.changed.set()
 
-    def _tell(self, instance_id: str, state: InstanceState | None, records: tuple[ActivityRecord, ...]) -> None:
+    def _update(self, instance_id: str, state: InstanceState | None, records: tuple[ActivityRecord, ...]) -> None:
         over = state is None or state.status.is_final
         for wait in self._waits.get(instance_id, ()):
             wait.whys = () if over else wait.whys
@@ -274,10 +293,13 @@ _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Watcher]] =
 def watcher_of(
     key: object, connect: Connect, *, interval: timedelta, clock: Clock, sweep: Callable[[], Sweep | None]
 ) -> Watcher:
-    """The running loop's watcher of a hub.
+    """Return the watcher of a hub for the running event loop, or create it.
 
-    :param key: what makes two hubs the same; may hold secrets, it is kept in memory only and never shown.
-    :param sweep: makes the sweep of a new watcher.
+    :param key: identifies the hub. The key may contain secrets: it stays in memory and is never shown.
+    :param connect: opens a client for the hub.
+    :param interval: the pause between two polls.
+    :param clock: the source of the time.
+    :param sweep: creates the sweep for a new watcher.
     """
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
     if key not in watchers:
@@ -285,9 +307,9 @@ def watcher_of(
     return watchers[key]
 
 
-async def news(wait: WatchedInstance, *, patience: float) -> None:
-    """Return when something about the wait is new, at the latest after ``patience`` seconds."""
+async def change(wait: WatchedInstance, *, longest: float) -> None:
+    """Wait until the information about an instance changes, but not longer than ``longest`` seconds."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(longest):
             await wait.changed.wait()
     wait.changed.clear()

@@ -147,7 +147,7 @@ def test_a_shutdown_of_the_triggerer_leaves_the_instance_alone(real: RealAirflow
     real.tell(hub_id("told", run), 25)
     real.reaches("told", run, "success")
     assert real.xcom("told", run) == 25
-    assert "the task ends in the triggerer: nothing in it needs a worker" in real.log("told", run)
+    assert "the task ends in the triggerer: nothing in the task needs a worker" in real.log("told", run)
 
 
 def test_without_a_triggerer_nothing_runs_on_that_no_task_waits_for(real: RealAirflow) -> None:

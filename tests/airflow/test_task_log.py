@@ -48,15 +48,15 @@ def test_an_execution_that_began_between_the_reads_of_the_first_look_is_told() -
 
 def test_what_an_instance_says_of_itself_passes_airflows_masker() -> None:
     said = lines(TaskLog(), "e", custom_status='{"password":"hunter2","months":8}')
-    assert said[1] == 'flights_delays says: {"password": "***", "months": 8}'
-    assert lines(TaskLog(), "e", custom_status='{"months":8}')[1] == 'flights_delays says: {"months":8}'
+    assert said[1] == 'custom status of flights_delays: {"password": "***", "months": 8}'
+    assert lines(TaskLog(), "e", custom_status='{"months":8}')[1] == 'custom status of flights_delays: {"months":8}'
 
 
 @pytest.mark.parametrize("status", Status)
 def test_the_status_comes_first_while_the_instance_lives_and_last_when_it_has_ended(status: Status) -> None:
     state = FakeHub().put("i", status, custom_status='"half"')
     said = list(TaskLog().lines(state, [record(RecordState.COMPLETED)]))
-    others = ["monthly_delays #0, attempt 1, completed on a@host/1", 'flights_delays says: "half"']
+    others = ["monthly_delays #0, attempt 1, completed on a@host/1", 'custom status of flights_delays: "half"']
     told = f"flights_delays is {status}"
     assert said == ([*others, told] if status.is_final else [told, *others])
 
@@ -74,11 +74,11 @@ def test_executions_that_were_over_before_the_first_look_or_between_two_looks_ar
     journal = TaskLog()
     assert lines(journal, ids[3]) == [
         "flights_delays is Running",
-        "flights_delays continued as new before the first look: this is execution 4",
+        "flights_delays continued as new before this wait began: this is execution 4",
     ]
     again = "numbers of activities and attempts begin again"
     assert lines(journal, ids[4]) == [f"flights_delays has begun a new execution: {again}"]
-    assert lines(journal, ids[7]) == [f"flights_delays has begun a new execution (3 since the last look): {again}"]
+    assert lines(journal, ids[7]) == [f"flights_delays has begun a new execution (3 since the last check): {again}"]
     assert lines(journal, ids[7]) == []
     assert lines(TaskLog(), ids[0]) == ["flights_delays is Running"]
 

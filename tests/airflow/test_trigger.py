@@ -399,7 +399,7 @@ def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pyte
         "hub served by 1 live worker: a@host/1 (flights 3); it knows 'flights_delays'",
         "flights_delays is Pending",
         "flights_delays is Running",
-        'flights_delays says: {"months":8}',
+        'custom status of flights_delays: {"months":8}',
         "monthly_delays #3, attempt 1, running on a@host/1",
         "monthly_delays #3, attempt 1, lost on a@host/1: its worker is silent, and another attempt runs",
         "monthly_delays #3, attempt 2, running on b",
@@ -534,12 +534,12 @@ def test_the_log_says_what_an_instance_waits_for_and_that_it_goes_on(
             other.cancel()
 
     play(scenario)
-    lines = [line for line in said(capsys) if "waits:" in line or "goes on" in line]
+    lines = [line for line in said(capsys) if "waits:" in line or "continues" in line]
     mine = list(dict.fromkeys(lines))
     assert mine[0].startswith("flights_delays waits: event 'approve' since 2026-11-21 10:00:00 UTC")
     told = "no live worker knows orchestrator 'flights_delays'. Alive: b@h/1"
     assert sum(told in line for line in lines) == waits, "every wait, whosever turn it is"
-    assert mine[-1] == "flights_delays goes on"
+    assert mine[-1] == "flights_delays continues"
 
 
 def test_the_log_says_nothing_of_triggerers_and_nothing_goes_on_after_the_end(
