@@ -14,7 +14,7 @@ main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
 async function find() {
   if (id) return true;
   const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
-  if (!task.dag_id) throw Object.assign(new Error("No instance was named."), { code: 404 });
+  if (!task.dag_id) throw Object.assign(new Error("The address of this page names no instance."), { code: 404 });
   const found = await instancesOf(task);
   if (!found.instances.length) {
     id = await pushed(task, "instance_id");
@@ -101,8 +101,8 @@ function paint() {
       fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
-  const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Not everything of this instance can be read. "), "What can be is shown.",
-    el("details", {}, el("summary", { class: "small" }, `what cannot be (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
+  const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Some parts of this instance cannot be read. "), "The other parts are shown.",
+    el("details", {}, el("summary", { class: "small" }, `parts that cannot be read (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
   parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
@@ -117,7 +117,7 @@ const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, 
 
 const STANDING = {
   silent: "Its owner does not renew the lease: it is dead, paused or cut off from the store",
-  offline: "Nobody is to serve it, by order",
+  offline: "An order took it offline: no worker serves it",
   missing: "It has no lease row: run taskhub partitions create",
 };
 
@@ -125,7 +125,7 @@ const STANDING = {
 function standing({ state, offline }) {
   const ordered = offline && state !== "offline" ? el("span", { class: "mute", title: STANDING.offline }, " · ordered offline") : "";
   if (state === "live" || state === "unproven") return ordered;
-  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "Nobody has taken it yet" }, ` · ${state}`), ordered];
+  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "No worker has taken it yet" }, ` · ${state}`), ordered];
 }
 
 function said(tally) {

@@ -77,7 +77,7 @@ function line(row, answer) {
 const PARTS = [["completed", "done", "ok"], ["running", "running", "run"], ["cancelling", "cancelling", "run"], ["failed", "failed", "bad"], ["lost", "lost", "bad"], ["cancelled", "cancelled", "off"]];
 
 function progress(tally) {
-  if (!tally || !tally.all) return el("span", { class: "small mute", title: "Counted are recorded activities, as all of Spark's are; of the others the instance's timeline tells" }, "–");
+  if (!tally || !tally.all) return el("span", { class: "small mute", title: "This column counts recorded activities, such as those with Spark. The timeline of the instance shows the others" }, "–");
   const there = PARTS.filter(([state]) => tally[state]);
   return [el("span", { class: "bar", "aria-hidden": "true" }, there.map(([state, , kind]) => el("i", { class: kind, style: `width:${(100 * tally[state]) / tally.all}%` }))),
     " ", el("span", { class: "small mute" }, there.map(([state, name]) => `${tally[state]} ${name}`).join(", "))];
