@@ -1,4 +1,4 @@
-"""What an activity may know about itself while it runs, wherever that is.
+"""Functions for use inside an activity: read data about its call, report progress, and ask whether it must stop.
 
 ::
 
@@ -10,9 +10,9 @@
         progress(0.5, "uploaded")
         ...
 
-Outside of an activity (a unit test that calls the function itself) ``progress`` does nothing and ``cancelled`` says no;
-``activity_info`` has nothing to say and raises. The executor's child process enters an :class:`Attempt` around user
-code; nothing here knows of processes, hubs or Spark.
+Outside of an activity (in a unit test that calls the function directly) ``progress`` does nothing, ``cancelled``
+returns False, and ``activity_info`` raises an error. The code that runs an activity makes an :class:`Attempt` and
+enters it around the call of the user's function. This module knows nothing of processes, hubs or Spark.
 """
 
 from __future__ import annotations
@@ -31,25 +31,30 @@ _attempt: ContextVar[Attempt] = ContextVar("taskhub_attempt")
 
 
 class ActivityCancelled(BaseException):
-    """Raised inside an activity that was asked to stop: by :func:`check_cancelled`, or in place of a stopped Spark job.
+    """Raised by :func:`check_cancelled` inside an activity that was asked to stop.
 
-    Like ``asyncio.CancelledError`` it is no ``Exception``: a retry loop with ``except Exception`` must not swallow it.
+    The class is no ``Exception``, like ``asyncio.CancelledError``: a retry loop with ``except Exception`` in user code
+    must not catch it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityInfo:
-    """What an activity may know of its own call.
+    """Data about the call of an activity.
 
-    :param name: of the activity. :param instance_id: of the instance that called it.
-    :param execution_id: of that instance's generation.
-    :param tags: of the call: ``call_activity(tags=…)``.
-    :param task_id: number of the call in its orchestration's history.
-    :param attempt: from 1; grows with every try of this call that was lost with its executor or worker. A retry by
-        a ``RetryPolicy`` is a call of its own, with a ``task_id`` and an ``idempotency_key`` of its own.
-    :param idempotency_key: the same for every attempt of one call, and for nothing else: safe to deduplicate effects
-        by.
-    :param trace_parent, trace_state: W3C trace context of this attempt, to hand to what it calls; None: not traced.
+    :param name: name of the activity.
+    :param instance_id: id of the instance that called the activity.
+    :param execution_id: execution id of that instance's generation.
+    :param tags: tags of the call, from ``call_activity(tags=…)``.
+    :param task_id: number of the call in the history of its orchestration.
+    :param attempt: number of the attempt, from 1. It grows by 1 each time an attempt of this call is lost because its
+        executor or worker has died. A retry by a ``RetryPolicy`` is a new call, with a new ``task_id`` and a new
+        ``idempotency_key``.
+    :param idempotency_key: a text that all attempts of one call share and no other call has. External systems can use
+        it to ignore a repeated effect.
+    :param trace_parent: W3C ``traceparent`` of this attempt, to pass on to other services; None: the attempt is not
+        traced.
+    :param trace_state: W3C ``tracestate`` of this attempt.
     """
 
     name: str
@@ -65,9 +70,11 @@ class ActivityInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One run of an activity's function. Made by who runs it, entered around user code.
+    """One run of an activity's function. The code that runs the activity makes it and passes it to :func:`entered`.
 
-    :param report: takes what :func:`progress` was told; must be quick and callable from any thread.
+    :param info: data about the call.
+    :param report: gets the arguments of :func:`progress`. It must return quickly, and any thread may call it.
+    :param cancelled: set when the activity is asked to stop.
     """
 
     info: ActivityInfo
@@ -77,7 +84,7 @@ class Attempt:
 
 @contextmanager
 def entered(attempt: Attempt) -> Iterator[None]:
-    """Make an attempt the current one of this thread or task."""
+    """Make an attempt the current attempt of this thread or task until the end of the ``with`` block."""
     token = _attempt.set(attempt)
     try:
         yield
@@ -86,9 +93,9 @@ def entered(attempt: Attempt) -> Iterator[None]:
 
 
 def activity_info() -> ActivityInfo:
-    """The running activity's own data.
+    """Return data about the call of the activity that runs here.
 
-    :raises TaskHubError: outside of an activity.
+    :raises TaskHubError: if no activity runs here.
     """
     attempt = _attempt.get(None)
     if attempt is None:
@@ -97,10 +104,13 @@ def activity_info() -> ActivityInfo:
 
 
 def progress(fraction: float | None = None, message: str | None = None) -> None:
-    """Tell whoever looks how far the activity is. Cheap: the newest value wins, older ones may never be sent.
+    """Report the progress of the activity, for people and for Airflow.
 
-    :param fraction: between 0 and 1; clipped to that. None leaves it as it was.
-    :param message: one line for people; the first 500 characters are kept.
+    The call is cheap, so an activity may report often. Only the newest report is surely sent; older reports may be
+    skipped.
+
+    :param fraction: finished part of the work, from 0 to 1; other numbers are clipped to this range. None: unchanged.
+    :param message: one line for people, of which the first 500 characters are kept. None: unchanged.
     """
     attempt = _attempt.get(None)
     if attempt is not None:
@@ -109,18 +119,20 @@ def progress(fraction: float | None = None, message: str | None = None) -> None:
 
 
 def cancelled() -> bool:
-    """Whether the activity was asked to stop (terminated, timed out, its worker is losing its right to run it).
+    """Return whether the activity was asked to stop.
 
-    Its executor is killed a few seconds after the request, so look often in long loops.
+    An activity is asked to stop if its instance was terminated, if its timeout has passed, or if its worker is losing
+    the right to run it. If the activity still runs ten seconds later, its executor is killed. So call this function
+    often in long loops.
     """
     attempt = _attempt.get(None)
     return attempt is not None and attempt.cancelled.is_set()
 
 
 def check_cancelled() -> None:
-    """Stop here if the activity was asked to.
+    """Raise an error if the activity was asked to stop; otherwise do nothing.
 
-    :raises ActivityCancelled: when it was.
+    :raises ActivityCancelled: if the activity was asked to stop.
     """
     if cancelled():
         raise ActivityCancelled("the activity was asked to stop")

@@ -1,7 +1,7 @@
-"""What a user's module declares: an App with its orchestrators and activities.
+"""The class App, by which a user's module declares its orchestrators and activities.
 
-Owns the decorators and the loading of ``module:attribute``. Signatures are checked where they are declared, so that a
-mistake shows when the module is imported and not in the middle of the night.
+The module has the decorators and the function that loads an app by ``module:attribute``. A decorator checks the
+signature of its function at once. So a mistake shows when the user's module is imported, not when an instance runs.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class App:
     """A named, versioned set of orchestrators and activities.
 
-    :param name: one word for logs and for the list of members. :param version: stored with each start.
-    :param compatible: other versions whose instances this code may go on with; None: all of them. Instances of versions
-        that are not compatible wait for a worker that has theirs.
-    :raises ConfigurationError: an empty name.
+    :param name: name of the app, for logs and for the list of workers.
+    :param version: version of the code; each new instance is stored with this version.
+    :param compatible: other versions whose instances this code can continue; None: all versions. An instance of a
+        version that is not compatible waits for a worker that has its version.
+    :raises ConfigurationError: if an argument is not of the right type, or the name is empty.
     """
 
     def __init__(self, name: str, version: str = "", *, compatible: Iterable[str] | None = None) -> None:
@@ -99,11 +100,12 @@ class App:
     def orchestrator(self, *, name: str | None = None) -> Callable[[F], F]: ...
 
     def orchestrator(self, function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
-        """Declare an orchestrator: ``async def f(ctx)`` or ``f(ctx, input)``, or a generator.
+        """Declare an orchestrator: ``async def f(ctx)`` or ``async def f(ctx, input)``, or a generator with ``yield``.
 
-        :param function: given by Python where the decorator has no parentheses.
-        :param name: the name to start it by; None: the function's name.
-        :raises ConfigurationError: for a name that is taken, or a signature that does not fit.
+        :param function: the function to declare. Python passes it if the decorator is written without parentheses.
+        :param name: the name by which the orchestrator is started; None: the function's name.
+        :raises ConfigurationError: if the app already has an orchestrator of this name, or the function has other
+            parameters.
         """
 
         def declare(function: F) -> F:
@@ -136,19 +138,21 @@ class App:
         queue_timeout: timedelta | None = None,
         record: bool = False,
     ) -> F | Callable[[F], F]:
-        """Declare an activity: a function of no argument or of one, plain or ``async``.
+        """Declare an activity: a function with one parameter or none, plain or ``async``.
 
-        A plain function runs in a thread of its own. An ``async`` one shares the event loop of its executor process
-        with other activities: a blocking call in it (``time.sleep``, a request without ``await``) stalls all of them.
+        A plain function runs in a separate thread. All ``async`` functions of an executor process share one event loop.
+        So a blocking call in an ``async`` function (``time.sleep``, a request without ``await``) stalls all of them.
 
-        :param function: given by Python where the decorator has no parentheses.
-        :param name: the name to call it by; None: the function's name.
-        :param retry: when a failed attempt is repeated, if the call does not say; None: never.
-        :param timeout: of each attempt; None: no limit. :param queue_timeout: of the wait for a free slot; None: no
-            limit.
-        :param record: write a row in the hub for each attempt, which decides who runs it. An attempt is then not
-            repeated while the worker that has it lives, at the price of some storage requests.
-        :raises ConfigurationError: for a name that is taken, or a signature that does not fit.
+        :param function: the function to declare. Python passes it if the decorator is written without parentheses.
+        :param name: the name by which the activity is called; None: the function's name.
+        :param retry: how often and when a failed call is repeated, unless the call names its own policy; None: never.
+        :param timeout: time limit of each attempt; None: no limit.
+        :param queue_timeout: time limit of the wait for a free slot; None: no limit.
+        :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
+            the attempt. Then no other worker repeats the attempt while its worker lives. The rows cost some storage
+            requests.
+        :raises ConfigurationError: if the app already has an activity of this name, the function has other parameters,
+            or an argument is wrong.
         """
 
         def declare(function: F) -> F:
@@ -181,9 +185,10 @@ class App:
         queue_timeout: timedelta | None = None,
         record: bool = True,
     ) -> F | Callable[[F], F]:
-        """Declare an activity that gets a SparkSession first: ``f(spark)`` or ``f(spark, input)``.
+        """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
-        Parameters and errors as in :meth:`App.activity`, but ``record`` is True unless you set it.
+        The method has the parameters of :meth:`App.activity` and raises the same errors. But the default of ``record``
+        is True here.
         """
 
         def declare(function: F) -> F:
@@ -266,7 +271,13 @@ def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
 
 
 def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -> str | None:
-    """The name of the input's parameter, after the signature was checked."""
+    """Check the parameters of a function, and return the name of the parameter for its input.
+
+    :param what: the function's kind and name, for the error text.
+    :param first: what the first parameter is ("ctx" or "spark"); None: the input is the first parameter.
+    :returns: the name of the input's parameter; None if the function has no such parameter.
+    :raises ConfigurationError: if the function needs more or fewer parameters.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in _POSITIONAL]
     lead = 0 if first is None else 1
@@ -287,7 +298,7 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
 
 
 def _mark(function: Callable[..., Any], name: str) -> None:
-    """Lets ``ctx.call_activity(function)`` find the declared name."""
+    """Store the declared name on the function, so that ``ctx.call_activity(function)`` finds the name."""
     known = getattr(function, NAME, name)
     if known != name:
         raise ConfigurationError(
@@ -297,10 +308,13 @@ def _mark(function: Callable[..., Any], name: str) -> None:
 
 
 def load_app(path: str) -> App:
-    """Import an app, as ``taskhub worker --app`` does. The working directory is importable.
+    """Import a module and return its app, as ``taskhub worker --app`` does.
 
-    :param path: ``module:attribute``, such as ``flights_app:app``; without ``:attribute``, ``:app`` is meant.
-    :raises ConfigurationError: a module that does not import, with its own error, or an attribute that is no App.
+    The current working directory is added to ``sys.path``, so modules in it can be imported.
+
+    :param path: ``module:attribute``, such as ``flights_app:app``. Without ``:attribute``, the attribute is ``app``.
+    :raises ConfigurationError: if the module cannot be imported (the text has the module's own error), or if the
+        attribute is not an App.
     """
     module_name, _, attribute = path.partition(":")
     attribute = attribute or "app"
@@ -312,7 +326,7 @@ def load_app(path: str) -> App:
         module = importlib.import_module(module_name)
     except ConfigurationError as error:
         raise ConfigurationError(f"app {path!r}: {error}") from error
-    except (Exception, SystemExit) as error:  # a script that ends itself would end the worker, as if all were well
+    except (Exception, SystemExit) as error:  # without this, a module that calls sys.exit(0) would end the worker
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
         hint = "Install it, or put it into the working directory or on PYTHONPATH" if missing else _place(error)
         raise ConfigurationError(
@@ -327,7 +341,7 @@ def load_app(path: str) -> App:
 
 
 def _place(error: BaseException) -> str:
-    """Which line of the user's files failed: the last one that is neither Python's import system nor this package."""
+    """Return a sentence with the line that failed: the last line outside of Python's import system and this package."""
     frames = [frame for frame in user_frames(error) if not frame.filename.startswith("<frozen")]
     own = [frame for frame in frames if frame.filename != importlib.__file__]
     if not own:  # the file could not be read as Python: the error names its line

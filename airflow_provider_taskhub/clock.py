@@ -1,7 +1,7 @@
-"""Time is passed in. Nothing in TaskHub reads a clock of its own.
+"""The clock that components of TaskHub get as an argument. No component reads the system's time directly.
 
-``utc_now`` is for people, for names and for DurableTask's columns; no decision compares it with another machine's.
-``monotonic`` is for every age, deadline and back-off.
+So tests can pass a virtual clock. ``utc_now`` is for people, for names and for DurableTask's columns; no decision
+compares the wall clocks of two machines. ``monotonic`` is for every age, deadline and back-off.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
 
-_AGES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Not ``time.monotonic``, which stands still while a machine is suspended: a worker that wakes up after an hour would
-think its leases seconds old."""
+_MONOTONIC_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The system clock behind ``monotonic``. Rejected: ``time.monotonic``. On Linux that clock stops while the machine is
+suspended: after an hour of suspension a worker would take its leases for seconds old."""
 
 
 class Clock(Protocol):
-    """What a component may know about time."""
+    """The interface of a clock: :class:`SystemClock`, or a virtual clock in tests."""
 
     def utc_now(self) -> Timestamp:
-        """The wall clock of this machine."""
+        """Return the time of this machine's wall clock."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, from an arbitrary start, also while the machine is suspended."""
+        """Return seconds since an arbitrary start. The value never falls, and grows while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; negative values return at the next turn of the loop."""
+        """Wait for some seconds. A negative number waits only for the next turn of the event loop."""
 
 
 class SystemClock:
-    """The clocks of this machine."""
+    """The real clocks of this machine."""
 
     def utc_now(self) -> Timestamp:
         return Timestamp.from_unix_ns(time.time_ns())
 
     def monotonic(self) -> float:
-        return time.clock_gettime(_AGES)
+        return time.clock_gettime(_MONOTONIC_CLOCK)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -48,9 +48,10 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class Deadline:
-    """The time by which something is to be done, on a clock's monotonic time.
+    """A time limit for some work, measured on a clock's monotonic time.
 
-    :param timeout: from now; None: there is no limit.
+    :param clock: the clock that measures the time.
+    :param timeout: the time limit, counted from now; None: no limit.
     """
 
     def __init__(self, clock: Clock, timeout: timedelta | None) -> None:
@@ -58,17 +59,26 @@ class Deadline:
         self._until = None if timeout is None else clock.monotonic() + timeout.total_seconds()
 
     def left(self) -> timedelta | None:
-        """Time that is left, at least 0; None: there is no limit."""
+        """Return the time until the deadline, at least 0; None if there is no limit."""
         if self._until is None:
             return None
         return timedelta(seconds=max(0.0, self._until - self._clock.monotonic()))
 
     def shorten(self, seconds: float) -> float:
-        """A pause that does not go beyond it; a millisecond at least, so that the last one does not end too early."""
+        """Return the length of a pause, shortened so that the pause ends at the deadline.
+
+        The result is at least one millisecond, because a last pause of 0 could end just before the deadline.
+
+        :param seconds: the wanted length of the pause.
+        """
         left = self.left()
         return seconds if left is None else min(seconds, max(0.001, left.total_seconds()))
 
     def check(self, what: str) -> None:
-        """:raises TimeoutError: with ``what`` as its text, when the time is over."""
+        """Raise an error if the deadline has passed.
+
+        :param what: the text of the error.
+        :raises TimeoutError: if the deadline has passed.
+        """
         if self._until is not None and self._clock.monotonic() >= self._until:
             raise TimeoutError(what)

@@ -1,6 +1,7 @@
-"""Values to text and back: JSON, timestamps of 100 ns, gzip.
+"""Converts values to text and back: user's values as JSON, timestamps with a resolution of 100 ns, and gzip.
 
-Owns how a user's value becomes one JSON text and is decoded by an annotation again. Knows nothing of messages or rows.
+A user's value is written as one JSON text, and is decoded again by the annotation of a parameter. This module knows
+nothing of messages or rows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps would make an encoder each time
 
 MAX_NESTED = 500
-"""Lists and objects inside each other in what is written. Python reads nearly 1,000, but how many depends on what has
-called it: what one reader takes, the replay of the same history would not."""
+"""Largest depth of lists and objects inside each other in a text that is written.
+
+Python reads nearly 1,000 levels, but the number depends on the depth of the call stack. Without a lower limit one
+reader could read a value, and a replay of the same history could fail to read it."""
 _GZIP = b"\x1f\x8b"
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
@@ -35,29 +38,33 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timestamp:
-    """A moment in UTC with .NET's resolution of 100 ns, which ``datetime`` cannot hold.
+    """A time in UTC with .NET's resolution of 100 ns. A ``datetime`` has a resolution of only 1 µs.
 
-    :param ticks: 100 ns steps since 1970-01-01T00:00:00Z; negative before.
+    :param ticks: number of 100 ns steps since 1970-01-01T00:00:00Z; negative for earlier times.
     """
 
     ticks: int
 
     @classmethod
     def from_datetime(cls, value: datetime) -> Timestamp:
-        """A ``datetime``; one without a zone is taken as UTC."""
+        """Return the timestamp of a ``datetime``. A ``datetime`` without a time zone counts as UTC."""
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         delta = aware - _EPOCH
         return cls((delta.days * 86_400 + delta.seconds) * 10_000_000 + delta.microseconds * 10)
 
     @classmethod
     def from_unix_ns(cls, value: int) -> Timestamp:
+        """Return the timestamp of a number of nanoseconds since 1970 (Unix time)."""
         return cls(value // 100)
 
     @classmethod
     def parse(cls, text: str) -> Timestamp:
-        """ISO 8601 with up to 9 fractional digits and ``Z``, an offset or nothing (UTC).
+        """Return the timestamp of an ISO 8601 text.
 
-        :raises InputError: for any other text.
+        The text may have up to 9 digits after the decimal point, of which 7 are used. It ends with ``Z``, with an
+        offset, or without a zone, which means UTC.
+
+        :raises InputError: if the text has another form.
         """
         match = _ISO.fullmatch(text)
         if match is None:
@@ -80,11 +87,14 @@ class Timestamp:
         return timedelta(microseconds=(self.ticks - other.ticks) / 10)
 
     def datetime(self) -> datetime:
-        """As ``datetime`` in UTC, truncated to microseconds."""
+        """Return the time as ``datetime`` in UTC, rounded down to microseconds."""
         return _EPOCH + timedelta(microseconds=self.ticks // 10)
 
     def text(self, *, trim: bool = True) -> str:
-        """``2026-11-21T08:55:27.2669147Z``; trailing zeros trimmed as Newtonsoft does unless told otherwise."""
+        """Return the time as ISO 8601 text, such as ``2026-11-21T08:55:27.2669147Z``.
+
+        :param trim: True: omit trailing zeros of the fraction, as Newtonsoft.Json does. False: always write 7 digits.
+        """
         seconds, fraction = divmod(self.ticks, 10_000_000)
         digits = f"{fraction:07d}"
         if trim:
@@ -97,28 +107,32 @@ class Timestamp:
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """A whole second without its zone; those of a worker's messages are few."""
-    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would not pad year 1
+    """Return whole seconds since 1970 as ISO 8601 text without zone. The cache helps, as many times share a second."""
+    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime writes year 1 as "1"
 
 
 @lru_cache(maxsize=16)
 def _ticks(second: str) -> int:
-    """The same, read. :raises ValueError: for a day or an hour that there is not."""
+    """Return the ticks of an ISO 8601 text of whole seconds.
+
+    :raises ValueError: if the text has a day or an hour that does not exist.
+    """
     return Timestamp.from_datetime(datetime.fromisoformat(second)).ticks
 
 
 def ticks_of(value: timedelta) -> int:
-    """A duration in 100 ns steps."""
+    """Return the number of 100 ns steps in a duration."""
     return (value.days * 86_400 + value.seconds) * 10_000_000 + value.microseconds * 10
 
 
 def dumps(value: Any, *, what: str = "value") -> str:
-    """One JSON text, compact and ASCII only (always legal in a queue's XML).
+    """Return a value as compact JSON text. The text has only ASCII characters, so it is valid in a queue message's XML.
 
     Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them.
 
-    :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
-    :raises InputError: when JSON cannot express the value; NaN and infinities are refused, and :data:`MAX_NESTED`.
+    :param what: the name of the value in error texts, such as ``input of orchestrator 'flights'``.
+    :raises InputError: if JSON cannot express the value (NaN and infinities, for example), or if the value is nested
+        deeper than :data:`MAX_NESTED`.
     """
     try:
         text = _text(value)
@@ -145,14 +159,16 @@ def _is_deep(text: str) -> bool:
     if len(text) < 2 * MAX_NESTED or text.count("[") + text.count("{") <= MAX_NESTED:
         return False
     unescaped = text.encode().replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = b"".join(unescaped.split(b'"')[::2]).translate(None, _NO_BRACKETS)  # none of those inside strings
+    outside_strings = b"".join(unescaped.split(b'"')[::2])  # brackets inside of strings do not count
+    brackets = outside_strings.translate(None, _NO_BRACKETS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_NESTED
 
 
 def loads(text: str, *, what: str = "value") -> Any:
-    """The plain value of a JSON text.
+    """Return the value of a JSON text, made of dicts, lists, strings, numbers, booleans and None.
 
-    :raises InputError: when the text is not JSON, or nested deeper than Python reads.
+    :param what: the name of the value in error texts.
+    :raises InputError: if the text is not JSON, or is nested deeper than Python can read.
     """
     try:
         return json.loads(text)
@@ -166,10 +182,12 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
-    """A plain JSON value as its annotation wants it (a dataclass, a pydantic model, a date, an int in a string …).
+    """Convert a plain JSON value to the type of an annotation (a dataclass, a pydantic model, a date …).
 
-    :param annotation: a type, or ``None`` for "as it is".
-    :raises InputError: naming the value, the annotation and every mismatch.
+    :param annotation: the wanted type; None: return the value unchanged.
+    :param what: the name of the value in error texts.
+    :raises InputError: if the value does not fit the annotation. The text names the value, the annotation and every
+        mismatch.
     """
     if annotation is None or annotation is Any:
         return value
@@ -178,14 +196,19 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
     except ValidationError as error:
         items = error.errors(include_url=False)
         name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-        # The cause is what a validator of the user's own raised; pydantic's error would only say all of this again.
+        # If a validator of the user's code has raised an error, this error becomes the cause. Pydantic's own error
+        # would only repeat our text.
         cause = next((item["ctx"]["error"] for item in items if "error" in item.get("ctx", {})), None)
         text = f"{what} does not fit {name}: {'; '.join(map(_misfit, items))}"
         raise InputError(text) from (cause if isinstance(cause, Exception) else None)
 
 
 def check_annotation(annotation: Any, *, what: str) -> None:
-    """:raises InputError: naming the annotation, when no value could ever be decoded to it."""
+    """Raise an error if no value can be decoded to an annotation; otherwise do nothing.
+
+    :param what: the name of the value in error texts.
+    :raises InputError: if pydantic does not support the annotation. The text names the annotation.
+    """
     if annotation is not None and annotation is not Any:
         _adapter_of(annotation, what)
 
@@ -222,11 +245,11 @@ _KINDS = {
     "decimal": "a number",
     "uuid": "a UUID",
 }
-"""By the first word of pydantic's error types ``int_type``, ``int_parsing`` …"""
+"""For the first word of pydantic's error types (``int_type``, ``int_parsing`` …): what the value should be."""
 
 
 def _misfit(item: Any) -> str:
-    """One of pydantic's errors: where it is, the value, and what it is not."""
+    """Describe one of pydantic's errors: the place, the value, and the type that the value does not have."""
     place = "value" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
     kind, _, rest = item["type"].partition("_")
     if item["type"] == "missing":
@@ -244,19 +267,24 @@ def _shown(value: Any) -> str:
 
 
 LEVEL = 1
-"""Of gzip. Measured on 4 MB of JSON (tables of numbers, paths, prose): 40 to 100 ms, against 140 to 230 ms at level 6
-and 230 to 440 ms at level 9; the result is 9 to 24 % larger than at level 6, and 9 to 29 % larger than at level 9."""
+"""Compression level of gzip: the fastest.
+
+Measured on 4 MB of JSON (tables of numbers, paths, prose): level 1 takes 40 to 100 ms, level 6 takes 140 to 230 ms, and
+level 9 takes 230 to 440 ms. The result of level 1 is 9 to 24 % larger than that of level 6, and 9 to 29 % larger than
+that of level 9."""
 SLOW = 1024 * 1024
-"""Characters or bytes of a text that are (de)compressed in a thread: 10 to 30 ms on the event loop."""
+"""Size of a text (characters or bytes) from which it is compressed or decompressed in a thread.
+
+A text of this size would block the event loop for 10 to 30 ms."""
 
 
 def compress(text: str) -> bytes:
-    """gzip of the UTF-8 text, reproducible (no time in the header)."""
+    """Return the UTF-8 text as gzip. The header has no time, so the same text always gives the same bytes."""
     return gzip.compress(text.encode(), LEVEL, mtime=0)
 
 
 class Packed:
-    """A text as a blob holds it, compressed when that is first asked for, and once."""
+    """A text that is stored in a blob as gzip. It is compressed at the first call of :meth:`data`, and only once."""
 
     __slots__ = ("_data", "text")
 
@@ -272,24 +300,25 @@ class Packed:
 
     @property
     def is_slow(self) -> bool:
-        """Whether :meth:`data` is to be asked for in a thread."""
+        """Whether :meth:`data` takes so long that the caller should call it in a thread."""
         return self._data is None and len(self.text) > SLOW
 
     def data(self) -> bytes:
+        """Return the gzip bytes."""
         if self._data is None:
             self._data = compress(self.text)
         return self._data
 
 
 def unpacked_size(data: bytes) -> int:
-    """Bytes of the text of a blob, as gzip says it at its end."""
+    """Return the size in bytes of the text in a blob. The last four bytes of gzip hold the size."""
     return max(len(data), int.from_bytes(data[-4:], "little") if data[:2] == _GZIP else 0)
 
 
 def decompress(data: bytes) -> str:
-    """The text of a gzip blob, or of a plain one.
+    """Return the text of a blob. The blob is gzip or plain UTF-8.
 
-    :raises InputError: when it is neither.
+    :raises InputError: if the blob is neither.
     """
     try:
         return (gzip.decompress(data) if data[:2] == _GZIP else data).decode()

@@ -1,4 +1,4 @@
-"""Many calls side by side, at most so many at once."""
+"""Runs many calls concurrently, but only a limited number of them at the same time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ R = TypeVar("R")
 
 
 async def gather_bounded(action: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int) -> list[R]:
-    """Call ``action`` for every item, at most ``limit`` calls at once.
+    """Call ``action`` for every item, with at most ``limit`` calls at the same time.
 
-    After an error no further call begins, but the calls that run are waited for and not cancelled: a request that is
-    cancelled may have been done, and nobody would know. If the caller is cancelled, the calls are cancelled too.
+    After an error no further call begins. The calls that run are not cancelled; this function waits for their end. A
+    cancelled request may have been carried out, and the caller could not know. If the caller is cancelled, the calls
+    are cancelled too.
 
-    Rejected: a semaphore and ``asyncio.gather``. It makes a task for every item, and after an error it leaves the
-    other calls running unseen.
+    Rejected: a semaphore with ``asyncio.gather``. It makes a task for every item, and after an error the other calls
+    run on without an owner.
 
-    :returns: the results in the order of the items.
-    :raises Exception: the error of the first item (in their order) whose call failed.
+    :returns: the results, in the order of the items.
+    :raises Exception: the error of a failed call. If several calls failed, it is the error of the first such item.
     """
     waiting = list(items)
     results: list[R | None] = [None] * len(waiting)

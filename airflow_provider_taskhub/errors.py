@@ -3,27 +3,28 @@
 ::
 
     TaskHubError
-    ├── ConfigurationError          a setting, name or file is wrong; the text says the way out
+    ├── ConfigurationError          a setting, name or file is wrong; the text says how to fix it
     │   └── HubError                the hub is missing, not ready, newer, or differs from the settings
-    ├── InputError                  a request is wrong: for example, a value does not fit
-    │   ├── InvalidStateError       the instance's state does not allow the operation
-    │   └── PartitionNotFound       a number that is no partition of the hub
-    ├── InstanceExists              a start was refused because the id is taken
-    ├── InstanceNotFound
-    ├── UnknownOrchestrator, UnknownActivity
-    ├── StorageError                what a store answers, translated once at the storage edge
-    │   ├── Conflict                a condition (ETag, existence, pop receipt) did not hold
-    │   ├── NotFound
-    │   ├── LeaseLost               a lease, or a worker's right to a partition, is gone
-    │   ├── Throttled               the store asks for patience; carries ``retry_after``
-    │   ├── Unavailable             no answer, or a 5xx; carries ``maybe_done``
-    │   │   └── AccessDenied        the account refuses the credentials: an outage until it accepts them
-    │   └── PayloadTooLarge
-    ├── TaskFailedError             inside an orchestrator: an activity or a child failed
-    │   └── SubOrchestrationFailedError
-    ├── OrchestrationError          raised by an orchestrator to fail; carries ``retryable``
-    ├── WorkerFailed                a worker cannot go on, and has ended
-    └── NonDeterminismError         the orchestrator made other decisions than its history has
+    ├── InputError                  a request is wrong: most often a value does not fit
+    │   ├── InvalidStateError       the state of the instance does not allow the operation
+    │   └── PartitionNotFound       the hub has no partition of this number
+    ├── InstanceExists              a start was refused because the instance id is in use
+    ├── InstanceNotFound            no instance has this id
+    ├── UnknownOrchestrator         no loaded app declares the orchestrator
+    ├── UnknownActivity             no loaded app declares the activity
+    ├── StorageError                a store has refused or not answered a request
+    │   ├── Conflict                a condition of the request (ETag, existence, pop receipt) did not hold
+    │   ├── NotFound                the queue, message, table, row, container or blob does not exist
+    │   ├── LeaseLost               the worker no longer has the lease of a partition
+    │   ├── Throttled               the store asks for fewer requests; has ``retry_after``
+    │   ├── Unavailable             the store did not answer, or had a server error; has ``maybe_done``
+    │   │   └── AccessDenied        the account refuses the credentials; requests are tried again
+    │   └── PayloadTooLarge         a message, row, property or batch is above the service's limit
+    ├── TaskFailedError             raised inside an orchestrator: an activity has failed
+    │   └── SubOrchestrationFailedError     raised inside an orchestrator: a child has failed
+    ├── OrchestrationError          raised by an orchestrator to fail its instance; has ``retryable``
+    ├── WorkerFailed                a worker has ended because of an error
+    └── NonDeterminismError         the orchestrator's code does not fit its recorded history
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ __all__ = [
 
 
 class TaskHubError(Exception):
-    """Root of every error that TaskHub raises on purpose."""
+    """Base class of all errors of TaskHub."""
 
 
 class ConfigurationError(TaskHubError):
-    """A setting, a name or a file is wrong. The text names it, its value and the way out."""
+    """A setting, a name or a file is wrong. The text has the wrong value, unless it is secret, and says what to do."""
 
 
 class HubError(ConfigurationError):
@@ -75,12 +76,12 @@ class HubError(ConfigurationError):
 class InputError(TaskHubError):
     """A request is wrong: the same request fails again.
 
-    Usually a value does not fit its annotation, or JSON cannot express it, or the store cannot hold it.
+    Most often a value does not fit its annotation, JSON cannot express the value, or the store cannot hold the value.
     """
 
 
 class InvalidStateError(InputError):
-    """The instance's state does not allow the operation: a suspend of an instance that has ended, for example."""
+    """The state of the instance does not allow the operation: an ended instance cannot be suspended, for example."""
 
 
 class PartitionNotFound(InputError):
@@ -88,7 +89,7 @@ class PartitionNotFound(InputError):
 
 
 class InstanceExists(TaskHubError):
-    """A start was refused: the instance id is taken."""
+    """A start was refused because another instance has the instance id."""
 
 
 class InstanceNotFound(TaskHubError):
@@ -98,7 +99,9 @@ class InstanceNotFound(TaskHubError):
 class UnknownOrchestrator(TaskHubError):
     """No loaded app declares an orchestrator of this name and version.
 
-    :param text: of the error. :param name: of the orchestrator. :param version: of the instance; "" if it has none.
+    :param text: text of the error.
+    :param name: name of the orchestrator.
+    :param version: version of the instance; "" if it has none.
     """
 
     def __init__(self, text: str, *, name: str = "", version: str = "") -> None:
@@ -111,16 +114,20 @@ class UnknownActivity(TaskHubError):
 
 
 class StorageError(TaskHubError):
-    """What a store answered. Raised by every primitive; nothing above the edge sees a service's own error.
+    """A store has refused a request, or has not answered.
 
-    :ivar results: of a unit that goes step by step: what the steps before the failed one gave, step by step.
+    Only this error and its subclasses leave the storage modules; the errors of Azure's or SQLite's libraries are
+    translated there.
+
+    :ivar results: for a unit of several steps: the results of the steps before the failed step. One tuple for each
+        step, with the results of its operations.
     """
 
     results: tuple[tuple[Any, ...], ...] = ()
 
 
 class Conflict(StorageError):
-    """A condition did not hold: a stale ETag, an existing row, blob or queue, a stale pop receipt."""
+    """A condition of the request did not hold: an old ETag, an old pop receipt, or an existing row, blob or queue."""
 
 
 class NotFound(StorageError):
@@ -128,13 +135,14 @@ class NotFound(StorageError):
 
 
 class LeaseLost(StorageError):
-    """A lease, or this worker's right to serve a partition, is gone."""
+    """The worker has lost a lease, or its right to serve a partition."""
 
 
 class Throttled(StorageError):
-    """The store asks for patience.
+    """The store asks for fewer requests.
 
-    :param message: of the error. :param retry_after: seconds to wait before the next try.
+    :param message: text of the error.
+    :param retry_after: seconds to wait before the next try.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
@@ -143,10 +151,10 @@ class Throttled(StorageError):
 
 
 class Unavailable(StorageError):
-    """No answer within the deadline, a broken connection, or a server error.
+    """A request got no answer within its deadline, a broken connection, or a server error.
 
-    :param message: of the error.
-    :param maybe_done: whether the request may have been carried out all the same.
+    :param message: text of the error.
+    :param maybe_done: True if the store may have carried out the request in spite of the error.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = True) -> None:
@@ -155,12 +163,14 @@ class Unavailable(StorageError):
 
 
 class AccessDenied(Unavailable):
-    """The account refuses this process: 401, 403, or no token can be had. An outage like any other.
+    """The account refuses the credentials (401 or 403), or no token can be obtained. It is handled like an outage.
 
-    Its causes come and go while a worker runs (a firewall, the propagation of a role, an expired signature, a wrong
-    clock), so requests are tried again and no work is given up. A refused request was not carried out.
+    The causes may come and go while a worker runs: a firewall, a role that is not yet active everywhere, an expired
+    signature, a wrong clock. So requests are tried again, and no work is lost. The store does not carry out a refused
+    request.
 
-    :param message: of the error. :param maybe_done: whether the request may have been carried out all the same.
+    :param message: text of the error.
+    :param maybe_done: True if the store may have carried out the request in spite of the error.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
@@ -168,14 +178,15 @@ class AccessDenied(Unavailable):
 
 
 class PayloadTooLarge(StorageError):
-    """A message, row, property or batch above the service's limit."""
+    """A message, row, property or batch is larger than the storage service allows."""
 
 
 class TaskFailedError(TaskHubError):
-    """Raised inside an orchestrator where a failed activity is awaited. Its text is the text of the activity's error.
+    """Raised where an orchestrator awaits an activity that has failed. The text is the text of the activity's error.
 
-    :param message: of the error. :param details: what failed, as recorded in the history.
-    :param name: of the activity or child that failed; "" if no activity or child did, as for a cancelled timer.
+    :param message: text of the error.
+    :param details: the failure as the history records it.
+    :param name: name of the failed activity or child; "" if there is none, as for a cancelled timer.
     """
 
     def __init__(self, message: str, *, details: FailureDetails | None = None, name: str = "") -> None:
@@ -185,7 +196,7 @@ class TaskFailedError(TaskHubError):
 
 
 class SubOrchestrationFailedError(TaskFailedError):
-    """Raised inside an orchestrator where a failed child orchestration is awaited."""
+    """Raised where an orchestrator awaits a child orchestration that has failed."""
 
 
 class OrchestrationError(TaskHubError):
@@ -201,8 +212,8 @@ class OrchestrationError(TaskHubError):
 
 
 class WorkerFailed(TaskHubError):
-    """A worker cannot go on and has ended, because a part that it needs has ended."""
+    """A worker has ended, because one of its parts has failed for good."""
 
 
 class NonDeterminismError(TaskHubError):
-    """The code of an orchestrator made other decisions than its recorded history has."""
+    """The orchestrator's code makes other decisions than its recorded history has."""

@@ -1,9 +1,9 @@
-"""Values that are made for every message: dataclasses that only type checkers see as frozen.
+"""A dataclass decorator for values of which each message needs many. Only the type checker enforces ``frozen``.
 
-A frozen dataclass sets each field by a call of ``object.__setattr__``, three times the cost of an assignment, and the
-values of one orchestration have hundreds of fields. mypy refuses to assign to them all the same: it sees the standard
-library's own decorator here. Rejected: ``dataclass_transform`` on a decorator of ours, whose classes mypy does not let
-``dataclasses.replace`` take.
+A real frozen dataclass sets each field by a call of ``object.__setattr__``. That costs three times as much as an
+assignment, and the values of one orchestration have hundreds of fields. mypy sees the standard library's decorator
+here, so mypy reports an assignment to a field as an error. Rejected: ``dataclass_transform`` on a decorator of our own,
+because mypy does not accept objects of such classes as arguments of ``dataclasses.replace``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ else:
     import dataclasses
 
     def dataclass(**options: bool):
-        """As the standard library's; with ``frozen`` hashable by its fields as ever, but not guarded at run time."""
+        """Make a dataclass. With ``frozen=True`` its fields give its hash, but Python does not refuse assignments."""
         if options.pop("frozen", False):
             options["unsafe_hash"] = options.get("eq", True)
         return dataclasses.dataclass(**options)
