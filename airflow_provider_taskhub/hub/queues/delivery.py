@@ -1,7 +1,7 @@
-"""A queue message in this worker's hands, and how long it may stay there.
+"""A received message, the renewal of its visibility, and giving it back to its queue.
 
-Owns receipts and their renewal. A message is held invisible no longer than a lease can be, renewed while it is held,
-and given back at once by whoever stops, drains or abandons.
+The worker keeps a received message invisible to other workers by renewals of its visibility timeout. A worker that
+stops, or that hands over its partition, makes the message visible again at once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,27 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_PARALLEL = 16
+"""Messages that one call of :func:`give_back` updates at the same time. The same bound holds for renewals."""
 LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
+"""The insertion time of a local response. It is later than that of every message in a queue."""
 ACTION_UUID = 5
-"""Version of the UUIDs that are identities of actions; everybody else's are random."""
+"""Version of a UUID that identifies an action. All other messages have random UUIDs (version 4)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Delivery:
-    """A claimed message. Mutable: a renewal replaces its receipt.
+    """A received message. The object is mutable, because each renewal replaces the pop receipt.
 
-    :param envelope: with its message; of a spilled one also the blob's name, so that encoded it is the wrapper again.
-    :param claimed: monotonic second at which the newest receipt was asked for.
-    :param gone: somebody else has the message, or it is deleted: the receipt is worth nothing.
-    :param changing: one change of the receipt at a time: a message given back under the receipt that a renewal on its
-        way has just replaced would stay invisible as long as that renewal lasts.
+    :param queue: name of the queue that has the message.
+    :param envelope: the decoded message. If the payload is in a blob, the envelope has the payload and the blob's name.
+    :param receipt: the newest pop receipt.
+    :param inserted: when the message was put into the queue, by the clock of the storage service.
+    :param dequeue_count: how often the queue has delivered the message, including this delivery.
+    :param size: number of characters of the message's text in the queue.
+    :param claimed: monotonic time, in seconds, at which the request for the newest pop receipt was sent.
+    :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
+    :param changing: a lock that allows one change of the pop receipt at a time. Without the lock a message could be
+        given back under a pop receipt that a running renewal replaces. The message would then stay invisible.
     """
 
     queue: str
@@ -55,13 +62,13 @@ class Delivery:
 
     @property
     def message(self) -> TaskMessage:
-        """The task message; an envelope without one never becomes a held message."""
+        """The task message. A delivery always has one."""
         assert self.envelope.message is not None
         return self.envelope.message
 
     @property
     def deliveries(self) -> int:
-        """How often somebody has begun to process it, or may have; this time included."""
+        """How often a worker has begun, or may have begun, to process the message. This delivery counts too."""
         return self.dequeue_count + self.envelope.deliveries
 
     @property
@@ -70,9 +77,11 @@ class Delivery:
 
     @property
     def identity(self) -> str:
-        """By what a redelivery is known: the action that the message carries out, where it names one; else its id.
+        """A text that is the same for all deliveries and all copies of this message.
 
-        A put whose answer was lost is put again under another message id, but for the same action.
+        It is the id of the action that the message carries out. If the message names no action, it is the message id.
+        The message id alone is not enough: if the answer to a put is lost, the sender puts the message again, and the
+        copy has another message id.
         """
         if self._identity is None:
             name = self.envelope.activity_id
@@ -80,19 +89,19 @@ class Delivery:
         return self._identity
 
     def received(self, visibility: timedelta) -> Timestamp:
-        """When its newest receipt was given, by the storage service's clock.
+        """Return when the newest pop receipt was given, by the clock of the storage service.
 
-        :param visibility: for how long the receipt was asked for.
+        :param visibility: the visibility timeout of the request that gave this pop receipt.
         """
         return self.receipt.next_visible + -visibility
 
     @property
     def in_queue(self) -> bool:
-        """Whether a message stands in the queue for it."""
+        """Whether a queue has this message. False for a local response."""
         return True
 
     def deletion(self) -> DeleteMessage:
-        """The operation that deletes it. With a stale receipt it deletes nothing."""
+        """Return the operation that deletes the message. With an outdated pop receipt the operation does nothing."""
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
 
     def returning(
@@ -104,7 +113,10 @@ class Delivery:
         waiting_since: Timestamp | None = None,
         signal: bool = True,
     ) -> UpdateMessage | None:
-        """The operation that makes it receivable again; None: there is nothing to do. See :func:`give_back`."""
+        """Return the operation that makes the message receivable again. None: nothing must be done.
+
+        The parameters are those of :func:`give_back`.
+        """
         envelope = self.envelope
         counted = replace(
             envelope,
@@ -116,32 +128,33 @@ class Delivery:
         return UpdateMessage(queue=self.queue, message=self.receipt, visibility=delay, text=text, signal=signal)
 
     def settle(self, done: bool) -> None:
-        """Called when this worker lets go of it. A message has nobody to tell.
+        """Note that the message is deleted or given back. Only :class:`LocalResponse` must do something here.
 
-        :param done: it is deleted; else it is given back.
+        :param done: True if the message is deleted, False if it is given back.
         """
 
     @property
     def stamp(self) -> Stamp:
-        """When it was sent, and by which process, as far as that is known."""
+        """When the message was sent, and by which process, if the message says so."""
         process = getattr(self.message.event, "taskhub_process", None)
         return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
 
     @property
     def order(self) -> tuple[Timestamp, int]:
-        """Order of processing: enqueued first, then the sender's own count."""
+        """Sort key for the order of processing: the insertion time, then the sender's sequence number."""
         return self.inserted, self.envelope.sequence_number
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalResponse(Delivery):
-    """An activity's response in the hands of the very worker that serves its instance: no message of its own.
+    """An activity's response that this worker delivers in memory, because this worker also serves the instance.
 
-    The episode that takes it deletes the activity's work item with its checkpoint, which saves a message's put and
-    delete. Whoever gives it back has it put as a message after all. It is younger than anything that a store has said
-    (``inserted`` is :data:`LATEST`), and known by its work item, which may be delivered again.
+    The checkpoint of the episode that takes the response deletes the activity's work item. This saves the put and the
+    delete of a response message. If the response is given back, the activity puts it into the control queue as a
+    message. A local response is processed after all messages of the queue (``inserted`` is :data:`LATEST`).
 
-    :param origin: the work item. :param fate: whether the work item is settled; False: the response is to be put.
+    :param origin: the activity's work item.
+    :param fate: set to True when the work item is deleted, to False when the response must be put as a message.
     """
 
     origin: Delivery
@@ -155,10 +168,10 @@ class LocalResponse(Delivery):
         return self.origin.deletion()
 
     def returning(self, **how: object) -> None:
-        """Nothing: whoever offered the response puts it into the queue as a message."""
+        """Return None: the activity puts the response into the queue as a message."""
 
     def settle(self, done: bool) -> None:
-        """Tell whoever offered the response. Only the first call counts."""
+        """Tell the activity whether its work item is deleted. Only the first call counts."""
         if not self.fate.done():
             self.fate.set_result(done)
 
@@ -166,13 +179,15 @@ class LocalResponse(Delivery):
 async def renew(
     store: Store, held: Delivery, visibility: timedelta, clock: Clock, outage: Outage | None = None
 ) -> bool:
-    """Keep a message invisible for ``visibility`` from now.
+    """Keep a message invisible to other workers for ``visibility`` from now.
 
-    Without an answer it is asked for once more, while there is time: a connection may be dead. The first request is not
-    cut off, since it may be done yet, and nobody else has its receipt. Only one of the two can be done.
+    If there is no answer in a quarter of that time, a second request is sent, because the connection may be dead. The
+    first request is not cancelled: it may still succeed, and only its answer has the new pop receipt. Only one of the
+    two requests can succeed.
 
-    :param outage: logs renewals without an answer, few lines for many; None: each one is logged.
-    :returns: False when it is gone; a store that does not answer leaves it as it is, to be tried again.
+    :param outage: collects failed renewals, so that many failures make few log lines. None: each failure is logged.
+    :returns: False if the message is deleted or another worker has received it. True also if the store did not answer:
+        then the caller may try again.
     """
     async with held.changing:
         if held.gone:
@@ -186,8 +201,8 @@ async def renew(
             except StorageError as error:
                 return error
             assert isinstance(receipt, Receipt)
-            if held.receipt is update.message:  # else a redelivery has brought a newer one
-                # at once: what is deleted meanwhile is deleted by its receipt
+            if held.receipt is update.message:  # otherwise the message was received again, with a newer pop receipt
+                # the pop receipt is stored without delay, because a deletion needs the newest one
                 held.receipt, held.claimed = receipt, sent
             return None
 
@@ -209,7 +224,7 @@ async def renew(
             (outage or Outage(log, "renewal_failed", clock.monotonic)).failed(
                 errors[0], queue=held.queue, message_id=held.message_id
             )
-        elif held.receipt is update.message:  # else it came again to this worker meanwhile
+        elif held.receipt is update.message:  # otherwise this worker has received the message again
             held.gone = True
         return not held.gone
 
@@ -224,27 +239,29 @@ async def give_back(
     waiting_since: Timestamp | None = None,
     signal: bool = True,
 ) -> None:
-    """Make messages receivable again after ``delay``. Best effort: what fails becomes visible by itself.
+    """Make messages receivable again after ``delay``.
 
-    Each is an operation of its own, and many are on their way at once (the embedded store commits those together): in
-    one unit, a single stale receipt would refuse the others.
+    An error of the store is logged and not raised: the message becomes visible when its visibility timeout is over.
+    Each message is updated by an operation of its own. Rejected: one unit for all messages. One outdated pop receipt
+    would make the store refuse the whole unit.
 
-    :param failed: count one more failed processing in the message: failures are counted, not deliveries.
-    :param begun: False: this delivery shall not count.
-    :param waiting_since: see :class:`Envelope`; None: as it was.
-    :param signal: False: this worker need not look at the queue when they become visible: they are for another one.
+    :param failed: True: add one to the failed processings that the message counts.
+    :param begun: False: no work was begun, and this delivery does not count.
+    :param waiting_since: new value of :attr:`Envelope.waiting_since`. None: the value does not change.
+    :param signal: False: send no wake-up to this worker when the messages become visible, because another worker is to
+        receive them.
     """
     gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
 
     async def one(held: Delivery) -> None:
         held.settle(False)
-        async with held.changing, gate:  # the gate comes second: a slow renewal of one must not keep the others waiting
+        async with held.changing, gate:  # gate second: a slow renewal must not occupy the gate
             update = held.returning(delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal)
             if held.gone or update is None:
                 return
             try:
                 await store.execute(update)
-                held.gone = True  # not ours any more
+                held.gone = True
             except StorageError as error:
                 log.info("give_back_failed", queue=held.queue, message_id=held.message_id, error=str(error))
 
@@ -252,7 +269,12 @@ async def give_back(
 
 
 class VisibilityRenewer:
-    """Renews what a reader holds. One loop per reader; work in parallel, bounded: none waits for one that is slow."""
+    """Renew the visibility of the messages that a reader holds.
+
+    Renewals run in parallel, at most :data:`GIVE_BACK_PARALLEL` at a time, so that a slow renewal delays no other.
+
+    :param visibility: the visibility timeout that each renewal asks for.
+    """
 
     def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
         self._store, self._clock, self._visibility = store, clock, visibility
@@ -276,7 +298,10 @@ class VisibilityRenewer:
         self._held.pop(held.message_id, None)
 
     async def run(self) -> None:
-        """Renew for ever; cancelled by its owner. A renewal that fails is tried again; it ends no other."""
+        """Renew each message after a quarter of its visibility timeout, until this task is cancelled.
+
+        A renewal that fails is tried again, and does not stop the others.
+        """
         interval = self._visibility.total_seconds() / 4
         renewals = Supervisor(self._clock)
         try:

@@ -1,4 +1,7 @@
-"""From what an episode or an activity decided to texts in queues: pure. docs/concepts/checkpoint.md has the order."""
+"""Make the messages that an episode or an activity has decided to send. Pure: no I/O.
+
+docs/concepts/checkpoint.md says in which order the messages are put.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,20 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
-"""Sender of a client's messages."""
+"""The sender in messages of clients: empty ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundMessage:
-    """A message about to be put.
+    """A message that will be put into a queue.
 
-    :param delay: until it may be received: a timer's, a scheduled start's.
-    :param claim: how long this worker claims it with the put, to be handed over in memory; None: it does not.
+    :param queue: name of the queue.
+    :param text: the message's text in the queue.
+    :param envelope: the message before encoding.
+    :param blob: the blob with the payload, to be written before the message is put. None: the payload is in the text.
+    :param delay: how long the message stays invisible: until a timer fires, or until a scheduled start.
+    :param claim: how long the message stays invisible because this worker claims it with the put and delivers it in
+        memory. None: this worker does not claim the message.
     """
 
     queue: str
@@ -41,11 +49,17 @@ class OutboundMessage:
     claim: timedelta | None = None
 
     def put(self) -> PutMessage:
+        """Return the operation that puts the message."""
         visibility = self.claim or self.delay
         return PutMessage(queue=self.queue, text=self.text, visibility=visibility, claimed=self.claim is not None)
 
     def held(self, receipt: Receipt, *, claimed: float) -> Delivery:
-        """The message as this worker's own, once it is put and the history that it stands for is committed."""
+        """Return the message as a delivery to this worker. Call this after the message is put and the history is
+        committed.
+
+        :param receipt: the pop receipt that the put returned.
+        :param claimed: monotonic time, in seconds, at which the put was sent.
+        """
         assert self.claim is not None
         return Delivery(
             queue=self.queue,
@@ -60,11 +74,12 @@ class OutboundMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How messages find their queue, and which of them this worker may claim.
+    """Which queue a message goes to, and which messages this worker may claim.
 
-    :param control: instance id → name of its control queue.
-    :param claims: queue name → how many more messages this worker may claim there now, and for how long.
-    :param sequence: the process-wide count of messages.
+    :param control: returns the name of the control queue of an instance id.
+    :param claims: returns, for the name of a queue, how many more messages this worker may claim there now, and the
+        visibility timeout of such a claim.
+    :param sequence: returns the next sequence number of this process.
     """
 
     names: HubNames
@@ -74,7 +89,9 @@ class Routing:
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
-    if isinstance(event, TimerFired):  # its times are the instance's: this clock may be behind them
+    """Return how long a message must stay invisible."""
+    # both times come from the clock that the instance uses; this worker's clock may be behind it
+    if isinstance(event, TimerFired):
         due, now = event.fire_at, max(now, event.timestamp)
     elif isinstance(event, ExecutionStarted) and event.scheduled_start_time is not None:
         due = event.scheduled_start_time
@@ -97,7 +114,15 @@ def outbound_message(
     context: Outbound | None = None,
     claim: timedelta | None = None,
 ) -> OutboundMessage:
-    """One message, spilled if it must be. A spilled or delayed one is never claimed."""
+    """Make one message. Move its payload to a blob if the payload is too large for a queue message.
+
+    A message with a delay or with a blob is never claimed, even if ``claim`` asks for it.
+
+    :param queue: name of the queue that the message goes to.
+    :param episode: number of the sender's episode. None: the sender is a client.
+    :param activity_id: the identity of the action that the message carries out. None: a random id.
+    :param context: the decided message with its context tags. None: no tags.
+    """
     delay = _delay(event, now)
     if delay:
         claim = None
@@ -121,7 +146,7 @@ def outbound_message(
 
 
 def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tuple[OutboundMessage, ...]:
-    """All messages of an episode, in the order decided."""
+    """Make all messages of an episode, in the order in which the orchestrator decided them."""
     room: dict[str, int] = {}
     found: list[OutboundMessage] = []
     for outbound in episode.outbound:
@@ -149,7 +174,12 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
 
 
 def claimed(found: Sequence[OutboundMessage], receipts: Sequence[object], *, sent: float) -> list[Delivery]:
-    """The claimed ones among the letters just put, as held messages."""
+    """Return the messages that this worker has claimed with their put.
+
+    :param found: the messages that were put.
+    :param receipts: the results of these puts, in the same order.
+    :param sent: monotonic time, in seconds, at which the puts were sent.
+    """
     return [
         made.held(receipt, claimed=sent)
         for made, receipt in zip(found, receipts, strict=True)

@@ -1,4 +1,4 @@
-"""Admission to a partition's buffer, and the pace of polling: pure decisions."""
+"""How many messages a reader may receive, and how often it polls. Pure decisions."""
 
 from __future__ import annotations
 
@@ -11,35 +11,44 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 LOAD_SPAN = 60.0
 """Seconds over which the load of a partition is smoothed."""
 LONGEST_BREATHER = 0.25
-"""Seconds for which a reader lets messages gather, at most."""
+"""The longest pause, in seconds, that a reader makes to receive more messages together."""
 FIRST_POLL = 0.05
-"""Seconds after the first empty receive."""
+"""Seconds between the first empty receive and the next receive."""
 
 
 def admit(*, buffered: int, buffered_bytes: int, limit: int, limit_bytes: int) -> int:
-    """How many messages there is room for; 0 until a receive can be a large one again.
+    """Return how many messages may be received now.
 
-    Every receive costs about as much as its largest: asking for the one message that was just taken would cost one for
-    each message.
+    Each receive costs about the same, however many messages it brings. Therefore the result is 0 until there is room
+    for half of a full receive. Otherwise each message that leaves the buffer would cost one receive.
+
+    :param buffered: number of messages in the buffer.
+    :param buffered_bytes: bytes of these messages.
+    :param limit: the most messages that the buffer may hold.
+    :param limit_bytes: the buffer takes no more messages from this number of bytes on.
     """
     room = limit - buffered
     return room if buffered_bytes < limit_bytes and room >= max(1, min(MAX_RECEIVE, limit) // 2) else 0
 
 
 def batching_delay(took: float) -> float:
-    """Seconds until the queue is looked at again after it gave all that it had.
+    """Return the pause, in seconds, after a receive that emptied the queue.
 
-    :param took: seconds of that receive. A store that is quick to answer has little to do; one that is slow is better
-        asked for many messages at once than for one after another.
+    A slow store gets a longer pause, because fewer and larger receives are better for it.
+
+    :param took: seconds that this receive took.
     """
     return min(LONGEST_BREATHER, 2 * took)
 
 
 @dataclass(slots=True)
 class Load:
-    """Messages a second, smoothed over about a minute.
+    """The load of a partition: messages in a second, smoothed over about a minute.
 
-    :param began: when counting began. :param since: when it was last asked for.
+    :param began: monotonic time at which counting began.
+    :param count: messages since the rate was last computed.
+    :param rate: the smoothed rate.
+    :param since: monotonic time at which the rate was last computed.
     """
 
     began: float
@@ -51,7 +60,10 @@ class Load:
         self.since = self.began
 
     def __call__(self, now: float) -> float | None:
-        """The rate by now; a new minute counts as much as all those before it. None: before the first is over."""
+        """Return the smoothed rate. None: less than a minute has passed since counting began.
+
+        The last minute counts for about two thirds of the rate, all minutes before it for one third.
+        """
         passed = now - self.since
         if passed > 0:
             fading = math.exp(-passed / LOAD_SPAN)
@@ -62,9 +74,11 @@ class Load:
 
 @dataclass(slots=True)
 class PollingBackoff:
-    """Polling back-off: 0, 50 ms, then doubling with ±20 % jitter up to a ceiling.
+    """How long a reader waits between polls of an empty queue: 50 ms, then twice as long each time with ±20 % jitter.
 
-    :param ceiling: seconds (MaxQueuePollingInterval).
+    :param ceiling: the longest wait in seconds (MaxQueuePollingInterval).
+    :param empty: number of empty receives in a row.
+    :param shifted: True if the next wait of the full length is made shorter. See :meth:`shift`.
     """
 
     ceiling: float
@@ -72,20 +86,26 @@ class PollingBackoff:
     shifted: bool = False
 
     def shift(self) -> None:
-        """What came was for another worker: a shorter wait follows once, or this one would look first each time."""
+        """Make one of the next waits shorter, because the received messages are for another worker.
+
+        All workers poll at the same interval. Without this change the same worker would always poll first.
+        """
         self.shifted = True
 
     def received(self) -> None:
-        """A message came, or a local send woke the reader."""
+        """Begin again with the shortest wait: a message was received, or a wake-up came."""
         self.empty = 0
 
     def hasten(self, pace: float) -> None:
-        """Go back to waits of about ``pace`` seconds if they are longer by now."""
+        """Shorten the next waits to about ``pace`` seconds if they would be longer."""
         level = 0 if pace <= FIRST_POLL else 1 + math.ceil(math.log2(max(1.0, pace / FIRST_POLL - 1)))
         self.empty = min(self.empty, level)
 
     def next(self, draw: random.Random) -> float:
-        """Seconds to wait after one more empty receive."""
+        """Return the seconds to wait after one more empty receive.
+
+        :param draw: source of the jitter.
+        """
         self.empty += 1
         if self.empty == 1:
             return min(FIRST_POLL, self.ceiling)

@@ -1,11 +1,13 @@
-"""Messages that cannot be processed: kept with their bytes and the cause, never dropped.
+"""Keep messages that cannot be processed, with their content and the cause, in the quarantine table.
 
-An instance whose orchestrator does not come to an end is in quarantine as a whole: its messages are kept here as
-*stuck*, with the generation that is. Whoever serves its partition leaves that generation alone, and adds what comes for
-it, until one of these messages is put back: then all of them are.
+If an episode of an instance never ends, the whole instance is in quarantine. Then the rows of its messages have the
+execution id of the instance in the column ``Stuck``. The worker that serves the partition does not run this execution,
+and puts each further message for it into quarantine. When an administrator puts one of these messages back, all of them
+are put back.
 
-What a spilled message has in its blob is copied into a folder that no instance's purge comes near. A crash
-between two steps leaves a copy behind rather than a row without one.
+If the payload of a message is in a blob, the blob is copied into a folder of the quarantine, which a purge of the
+instance does not delete. The copy is written before the row. A crash between the two steps leaves a copy without a row,
+but never a row without its payload.
 """
 
 from __future__ import annotations
@@ -49,26 +51,33 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 INLINE_BYTES = 60_000
+"""Largest compressed text, in bytes, that is kept in the row. A larger text is kept in a blob."""
 _SHOWN = ("Cause", "InstanceId", "Inserted", "DequeueCount", "Stuck")
+"""The columns that :func:`listing` reads if no texts are asked for."""
 MAX_FAILURES = 20
-"""Failed processings of one message before it is quarantined."""
+"""Failed processings of one message after which the message goes to quarantine."""
 MAX_DELIVERIES = 100
-"""Deliveries of one message before it is quarantined, whatever they ended in. One that was given back
-before anything was begun is none: waiting is no failure, however long."""
+"""Deliveries of one message after which the message goes to quarantine, whatever their results were. Deliveries
+returned before work began do not count, so a message that only waits is not quarantined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A message that could not be processed.
+    """A message in quarantine.
 
-    :param queue: that it came from. :param message_id: to put it back or drop it. :param cause: why it is here.
-    :param dequeue_count: how often it was delivered. :param inserted: when it was sent, by the storage service.
-    :param instance_id: that it is for; "" if that cannot be read.
-    :param text: the message as it was in the queue; "" when it was not asked for, or is lost.
-    :param stuck: the execution id of an instance that is in quarantine with this message; None: only the message is.
-    :param since: the storage service's time of the row; None in writes. :param etag: of the row.
-    :param lost: why there is no text; None: there is, or it was not asked for.
-    :param blobs: where the text, and what a spilled message had in its blob, are kept; "" for neither. None in writes.
+    :param queue: name of the queue that the message came from.
+    :param message_id: the id by which an administrator puts the message back or drops it.
+    :param cause: why the message is in quarantine.
+    :param text: the message's text in the queue. "" if the text was not asked for or is lost.
+    :param dequeue_count: how often the message was delivered.
+    :param inserted: when the message was put into its queue, by the clock of the storage service.
+    :param instance_id: the instance that the message is for. "" if it cannot be read.
+    :param stuck: execution id of the instance that is in quarantine as a whole. None: only this message is in
+        quarantine.
+    :param since: the storage service's time of the row. None for a row that is not written yet.
+    :param etag: the ETag of the row.
+    :param lost: why the text is lost. None: the text is there, or it was not asked for.
+    :param blobs: names of the blobs with the text and with the payload. "" where there is no blob.
     """
 
     queue: str
@@ -86,14 +95,14 @@ class Quarantined:
 
 
 async def keep(store: Store, names: HubNames, item: Quarantined, deletion: DeleteMessage | None) -> None:
-    """Keep, then delete: in that order, so that nothing is lost between.
+    """Put a message into quarantine, then delete it from its queue. This order loses no message at a crash.
 
-    :param deletion: None: the message stays in its queue as well.
-    :raises StorageError: the message is then still in its queue.
+    :param deletion: the operation that deletes the message from its queue. None: the message also stays in its queue.
+    :raises StorageError: the store refused a step. The message is still in its queue.
     """
     name, spilled = _spilled(item.text), None
     if name:
-        copy = _blob_name(item, "spilled")  # of a try before this one, that ended in front of its last step
+        copy = _blob_name(item, "spilled")  # an earlier try may have made the copy and failed at a later step
         for place in (name, copy):
             blob = await store.get_blob(names.large_messages, place)
             if blob is not None:
@@ -132,18 +141,28 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
 
 
 def is_spent(held: Delivery, *, failed: bool) -> bool:
-    """Whether this was the last try with a message. :param failed: it counts as one; else the store did not answer."""
+    """Return whether a message must go to quarantine after this delivery.
+
+    :param failed: True if this delivery was a failed processing, False if the store did not answer.
+    """
     return held.deliveries >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
 
 
 def spent(held: Delivery, error: Exception) -> Quarantined:
-    """A message at its limit, with the error that its last try ended in."""
+    """Return a message that was tried too often, as an entry of the quarantine.
+
+    :param error: the error of the last try.
+    """
     counts = f"{held.envelope.failures} failed processings, {held.deliveries} deliveries"
     return of_held(held, f"{counts}, at last {error!r}")
 
 
 def of_message(queue: str, message: Message, cause: str) -> Quarantined:
-    """A message that could not even be decoded."""
+    """Return a message that could not be decoded, as an entry of the quarantine.
+
+    :param queue: name of the queue that the message came from.
+    :param cause: why the message goes to quarantine.
+    """
     return Quarantined(
         queue=queue,
         message_id=message.receipt.message_id,
@@ -155,7 +174,11 @@ def of_message(queue: str, message: Message, cause: str) -> Quarantined:
 
 
 def of_held(held: Delivery, cause: str, *, stuck: str | None = None) -> Quarantined:
-    """A message that was decoded and could not be processed. :param stuck: as in :class:`Quarantined`."""
+    """Return a decoded message as an entry of the quarantine.
+
+    :param cause: why the message goes to quarantine.
+    :param stuck: see :class:`Quarantined`.
+    """
     return Quarantined(
         queue=held.queue,
         message_id=held.message_id,
@@ -169,7 +192,12 @@ def of_held(held: Delivery, cause: str, *, stuck: str | None = None) -> Quaranti
 
 
 async def stuck(store: Store, names: HubNames, queue: str, instance_id: str | None = None) -> set[tuple[str, str]]:
-    """Instances of a partition that are in quarantine as a whole. :returns: their ids, with the execution ids."""
+    """Return which instances of a partition are in quarantine as a whole.
+
+    :param queue: name of the partition's control queue.
+    :param instance_id: ask only about this instance. None: about all instances.
+    :returns: pairs of instance id and execution id.
+    """
     conditions = [Compare("PartitionKey", "eq", queue), Compare("Stuck", "gt", "")]
     if instance_id is not None:
         conditions.append(Compare("InstanceId", "eq", instance_id))
@@ -183,9 +211,11 @@ async def stuck(store: Store, names: HubNames, queue: str, instance_id: str | No
 async def listing(
     store: Store, names: HubNames, *, bodies: bool = True, limit: int | None = None, instance_id: str | None = None
 ) -> list[Quarantined]:
-    """What is in quarantine, in the order of queues.
+    """Return the messages in quarantine, ordered by queue.
 
-    :param bodies: with texts. :param limit: at most so many. :param instance_id: only messages for this one.
+    :param bodies: True: read the texts too.
+    :param limit: the most messages to return. None: no limit.
+    :param instance_id: return only messages for this instance. None: for all instances.
     """
     found: list[Quarantined] = []
     where = None if instance_id is None else Compare("InstanceId", "eq", instance_id)
@@ -197,17 +227,21 @@ async def listing(
 
 
 async def find(store: Store, names: HubNames, message_id: str) -> Quarantined | None:
-    """A message in quarantine."""
+    """Return a message in quarantine with its text. None: no message in quarantine has this id."""
     async for entity in store.rows(names.quarantine, Compare("RowKey", "eq", message_id)):
         return await _read(store, names, entity, bodies=True)
     return None
 
 
 async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
-    """Into its queue again, as if it were new: its failures are forgotten. Of a stuck instance all messages go.
+    """Put a message back into its queue as if it were new: the counts of its failures and deliveries begin at 0.
 
-    :param item: as just found. :raises Conflict: when somebody else has put it back or dropped it since.
-    :raises NotFound: as well. :raises InputError: when what was kept of it is gone.
+    If the whole instance is in quarantine, all its messages are put back.
+
+    :param item: the message as :func:`find` or :func:`listing` has just returned it.
+    :raises Conflict: another administrator has put the message back or dropped it.
+    :raises NotFound: the row of the message does not exist any more.
+    :raises InputError: the text or the payload of the message is lost.
     """
     together = []
     if item.stuck is not None:
@@ -221,7 +255,8 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
             raise InputError(
                 f"the payload of message {one.message_id} is gone, blob {one.blobs[1]!r}: drop that message"
             )
-    marked = [(item, await _mark(store, names, item))]  # of two at a time one goes on
+    # if two callers do this at the same time, the ETag lets only one continue
+    marked = [(item, await _mark(store, names, item))]
     for other in together:
         with suppress(Conflict, NotFound):
             marked.append((other, await _mark(store, names, other)))
@@ -235,6 +270,7 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
 
 
 async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
+    """Write into the row that its message is being put back. Return the row's new ETag."""
     row = Entity(partition_key=item.queue, row_key=item.message_id, properties={"PutBack": True})
     mark = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.MERGE, entity=row, etag=item.etag),))
     etags = await store.execute(mark)
@@ -243,9 +279,14 @@ async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
 
 
 async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
-    """For ever, with all that is kept of it. Parameters and errors as in :func:`put_back`, but for what is gone.
+    """Delete a message from quarantine, with its text and its payload. The message cannot be put back any more.
 
-    The blob that the message itself was spilled to goes with its instance; where there is none, with this.
+    The blob in which the sender stored the payload belongs to the instance, and a purge of the instance deletes it. If
+    the instance does not exist, the blob is deleted here.
+
+    :param item: the message as :func:`find` or :func:`listing` has just returned it.
+    :raises Conflict: another administrator has put the message back or dropped it.
+    :raises NotFound: the row of the message does not exist any more.
     """
     name = _spilled(item.text)
     owner = owner_of(name)
@@ -256,11 +297,15 @@ async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
 async def _exists(store: Store, names: HubNames, instance_id: str) -> bool:
     try:
         return await store.get(names.instances, escape(instance_id), "") is not None
-    except InputError:  # no instance can have such an id
+    except InputError:  # such an id cannot be a key of a table, so no instance has it
         return False
 
 
 def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") -> tuple[Step, ...]:
+    """Return the steps that delete a row of the quarantine and its blobs.
+
+    :param orphan: name of one more blob to delete. "": none.
+    """
     row = Entity(partition_key=item.queue, row_key=item.message_id)
     gone = Transact(table=names.quarantine, rows=(RowOperation(verb=RowVerb.DELETE, entity=row, etag=etag),))
     blobs = tuple(DeleteBlob(container=names.large_messages, name=name) for name in (*item.blobs, orphan) if name)
@@ -268,9 +313,10 @@ def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") ->
 
 
 async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str, PutBlob | None]:
-    """The message without its counts, known by what it was if it is put back twice; nonsense goes back as it is.
+    """Return the text with which a message is put back, and the blob that must be written first.
 
-    :returns: its text, and the blob to write before it.
+    The counts are reset. The new message gets the same id each time it is put back, so that a copy is recognised. A
+    text that cannot be decoded is put back unchanged.
     """
     name = _spilled(item.text)
     blob = await store.get_blob(names.large_messages, item.blobs[1]) if item.blobs[1] else None
@@ -282,7 +328,8 @@ async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str
         as_it_was = None if blob is None else PutBlob(container=names.large_messages, name=name, data=blob.data)
         return item.text, as_it_was
     message = envelope.message
-    if message is not None and isinstance(message.event, ExecutionStarted):  # much may have happened to its row
+    # the instance row may have changed since, so its old ETag must not be checked
+    if message is not None and isinstance(message.event, ExecutionStarted):
         event = replace(message.event, taskhub_row_etag=None)
         envelope = replace(envelope, message=replace(message, event=event))
     known = envelope.activity_id
@@ -293,7 +340,7 @@ async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str
 
 
 def _spilled(text: str) -> str:
-    """Name of the blob that a message was spilled to; "" when it is all in its text."""
+    """Return the name of the blob that has a message's payload. "": the payload is in the text."""
     try:
         envelope: Envelope = decode(text)
     except MessageError:
@@ -326,7 +373,7 @@ async def _read(store: Store, names: HubNames, entity: Entity, *, bodies: bool) 
 
 
 async def _text(store: Store, names: HubNames, entity: Entity) -> tuple[str, str | None]:
-    """The text of a row, or why there is none."""
+    """Return the text of a message in quarantine and None, or "" and the reason why the text is lost."""
     body, name = entity.properties.get("Body"), entity.properties.get("BodyBlobName")
     try:
         if not isinstance(body, bytes):

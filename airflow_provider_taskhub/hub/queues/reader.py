@@ -1,6 +1,9 @@
-"""Reading one partition's control queue while this worker serves it.
+"""The readers of queues: receive messages, decode them, and keep them invisible to other workers.
 
-Owns prefetch, decoding, renewal and giving back. Never decides what a message means: it delivers, in arrival order.
+A reader receives messages in advance, renews their visibility, and makes messages receivable again. A reader never
+decides what a message means: it delivers messages in the order in which they arrive.
+
+The module has more than 400 lines because receiving, waiting and quarantine share the state of :class:`Reader`.
 """
 
 from __future__ import annotations
@@ -33,24 +36,26 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 TURN = 0.5
-"""Seconds after which a queue is to be asked again, however much else there is to do."""
+"""Seconds without a receive, for want of room in the buffer, after which a queue counts as starved."""
 _RECEIVES = Retries(after=(StorageError,), first=1.0, factor=1.0)
-"""Pauses after an error of the store: 1 s, or as long as the store asks."""
+"""The reader pauses after an error of the store: 1 s, or as long as the store asks for."""
 AGAIN = timedelta(seconds=1)
-"""Until what could not be kept aside is delivered again."""
+"""Delay before a message is delivered again if it could not be processed or could not be put into quarantine."""
 CONTROL_EVENTS = frozenset(HAPPENINGS)
-"""Events that a control queue carries: those that happen to an instance."""
+"""Types of the events that a control queue carries: events for orchestrations."""
 WORK_EVENTS = frozenset({EventType.TaskScheduled})
-"""Events that the work-item queue carries."""
+"""Types of the events that the work-item queue carries."""
 _WRAPPED = '"TaskMessage":null'
-"""In the text of a message whose payload lies in a blob."""
+"""The text of a message contains this if the payload of the message is stored in a blob."""
 
 
 async def decode_message(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Delivery:
-    """A received message with its spilled payload fetched.
+    """Decode a received message. Read its payload from the blob if the payload was moved to a blob.
 
-    :raises MessageError: when it cannot be decoded, its blob is gone, or no instance can have its id.
-    :raises StorageError: when the blob cannot be read now; the message is then given back, not judged.
+    :param queue: name of the queue that the message was received from.
+    :param claimed: monotonic time, in seconds, at which the receive request was sent.
+    :raises MessageError: the message cannot be decoded, its blob does not exist, or its instance id is not valid.
+    :raises StorageError: the blob cannot be read at the moment. The message itself may be valid.
     """
     envelope = decode(message.text)
     name = blob_of(envelope)
@@ -64,7 +69,7 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
         envelope = unspill(envelope, text)
     assert envelope.message is not None
     instance_id = envelope.message.instance.instance_id
-    try:  # no table can be asked for what is no key; a .NET client's ids may be longer than ours
+    try:  # a .NET client may use instance ids that are too long to be a key of a table
         check_key("its PartitionKey", escape(instance_id))
     except InputError as error:
         raise MessageError(f"its instance id is not valid: {error}") from error
@@ -82,16 +87,22 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
 
 
 class Reader:
-    """Claims messages of a queue, decodes them and keeps them claimed until told otherwise.
+    """Receive the messages of a queue, decode them, and keep them invisible until they are deleted or given back.
 
-    :param carries: events that this queue carries; every other one goes to quarantine.
-    :param room: how many messages may be claimed now; 0 waits for :meth:`freed` or :meth:`wake`.
-    :param deliver: called with each new message; a redelivery of one that is held only replaces its receipt.
-    :param check: called right before each receive; raises ``LeaseLost`` when the queue may not be read any more.
-    :param runs: whether this worker can run a message. What it cannot run does not quicken its looks: it would be first
-        again and again, and a worker that can run it would never receive it.
-    :param quarantined: called for each of its messages that was brought into quarantine.
-    :param supervisor: runs the loop that renews held messages; None: one of its own.
+    :param queue: name of the queue.
+    :param carries: types of the events that this queue may carry. A message with another event goes to quarantine.
+    :param visibility: how long a received message stays invisible to other readers without a renewal.
+    :param max_polling: the longest pause between two polls of an empty queue.
+    :param room: returns how many messages may be received now. After 0 the reader waits for :meth:`freed` or
+        :meth:`wake`.
+    :param deliver: called with each new message. It is not called if a message is received again while this reader
+        still holds it: then only the pop receipt is replaced.
+    :param check: called before each receive. It raises ``LeaseLost`` if this worker must not read the queue any more.
+    :param runs: returns whether this worker can run a message. A receive that brings only messages that this worker
+        cannot run does not shorten the pause between polls. Otherwise this worker would receive these messages again
+        and again, and a worker that can run them would never receive them.
+    :param quarantined: called once for each message that this reader has put into quarantine.
+    :param supervisor: runs the loop that renews the held messages. None: the reader makes its own supervisor.
     """
 
     def __init__(
@@ -128,54 +139,66 @@ class Reader:
         self._breath: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
-        """When the last receive that was answered was sent; before the first one, when this was made."""
+        """Monotonic time at which the last answered receive was sent. Before the first receive: when the reader was
+        made."""
         self._waiting: float | None = None
-        """Since when the queue waits for its turn, for want of room."""
+        """Monotonic time since which the reader has not received because there is no room. None: there was room."""
         self.signalled = False
-        """Whether the store has signalled the newest messages; False: they were found by polling."""
+        """Whether a wake-up of the store announced the newest messages. False: the reader found them by polling."""
 
     def held(self) -> tuple[Delivery, ...]:
+        """Return the messages that this reader keeps invisible."""
         return self._renewer.held()
 
     @property
     def starved(self) -> bool:
-        """Whether the queue was not read for half a second because there was no room for its messages.
+        """Whether the queue was not read for half a second because there was no room for more messages.
 
-        Then this worker must not claim messages while it puts them: each would take the next room, and the messages in
-        the queue would never be read.
+        A worker can claim a message of its own at the moment when the worker puts the message into the queue. While a
+        queue is starved the worker must not do so. Otherwise its own new messages would always take the free room, and
+        the messages in the queue would never be read.
         """
         waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= TURN
         return waits and self._room() <= 0
 
     def adopt(self, held: Delivery) -> None:
-        """Take over a message that a put of this worker claimed; it is delivered like a received one."""
+        """Deliver a message that this worker claimed when it put the message, as if the message had been received."""
         self._renewer.add(held)
         self._deliver(held)
 
     def release(self, messages: Iterable[Delivery]) -> None:
-        """The messages are deleted or given back: no renewal any more, and room for others."""
+        """Stop the renewal of messages that are deleted or given back. This makes room for other messages."""
         for held in messages:
             self._renewer.remove(held)
             held.settle(True)
         self.freed()
 
     def freed(self) -> None:
-        """There may be room again. Ends only a wait for room: who found the queue empty has no reason to look again."""
+        """Tell the reader that there may be room again.
+
+        This ends only a wait for room. A reader that waits because the queue is empty goes on waiting.
+        """
         self._space.set()
 
     def wake(self) -> None:
-        """Something changed: look at the queue again, now and then at the pace of the back-off's beginning."""
+        """Poll the queue now, and reset the polling back-off, because new messages are likely."""
         self._backoff.received()
         self._wake()
         self._space.set()
 
     def poll_soon(self, pace: float) -> None:
-        """Poll the queue now, and again after so many seconds: there may be a message that nothing has signalled."""
+        """Poll the queue now and again soon: it may contain a message that no wake-up announced.
+
+        :param pace: seconds until the second poll, if the polling back-off would make it later.
+        """
         self._backoff.hasten(pace)
         self._wake()
 
     async def stop(self) -> None:
-        """Receive nothing more; returns when the receive under way has been delivered. What is held stays renewed."""
+        """Stop receiving. Return when the messages of a running receive are delivered.
+
+        The reader goes on renewing the messages that it holds.
+        """
         self.stopping = True
         if self._breath is not None:
             self._breath.reschedule(asyncio.get_running_loop().time())
@@ -192,7 +215,10 @@ class Reader:
         waiting_since: Timestamp | None = None,
         signal: bool = True,
     ) -> None:
-        """Make messages receivable again, by whoever reads the queue next; who offered a response puts it then."""
+        """Make messages receivable again, and stop their renewal. The parameters are those of :func:`give_back`.
+
+        A local response has no message in a queue. The activity that made it is told to put it as a message.
+        """
         messages = tuple(messages)
         for held in messages:
             held.settle(False)
@@ -202,16 +228,20 @@ class Reader:
         )
 
     async def keep_aside(self, held: Delivery, item: quarantine.Quarantined) -> None:
-        """Nothing more is expected of a message: it is kept, with the cause. Else it comes again soon."""
+        """Move a message from its queue to quarantine. If that fails, the message is delivered again after a second.
+
+        :param item: the same message with the reason why it goes to quarantine.
+        """
         if await self._quarantine(item, held.deletion()):
             self.release([held])
         else:
             await self.give_back([held], delay=AGAIN)
 
     async def run(self) -> None:
-        """Poll and renew until :attr:`stopping`, or cancelled. Errors of the store never end it.
+        """Poll the queue until :attr:`stopping` is set. Renew the held messages until the task is cancelled.
 
-        It may be started again after another error: what is held stays held.
+        An error of the store does not end this loop. After another error the loop may be started again: the reader
+        still has its messages.
         """
         renewing = self._supervisor.keep(f"renew {self.queue}", self._renewer.run)
         prepared = False
@@ -228,21 +258,22 @@ class Reader:
                 except NotFound:
                     log.error("queue_missing", queue=self.queue)
                     await self._pause(1.0)
-                except LeaseLost:  # whoever watches the lease ends this reader: it need not be said twice
+                except LeaseLost:  # the owner of the partition logs the loss and cancels this reader
                     await self._pause(1.0)
-                except StorageError as error:  # not retries.retry: a stop must end the pause
+                except StorageError as error:  # retries.retry is not used here, because a stop must end the pause
                     outage.failed(error)
                     await self._pause(_RECEIVES.pause(outage.failures, error))
             self._stopped.set()
-            await asyncio.Future()  # keep renewing what is held until the owner cancels
+            await asyncio.Future()  # the messages stay renewed until the owner cancels this task
         finally:
             self._stopped.set()
             renewing.cancel()
 
     async def _prepare(self) -> None:
-        """What must be known before the first receive."""
+        """Read what the reader needs before the first receive. This class needs nothing."""
 
     async def _turn(self) -> None:
+        """Receive messages once and deliver them. Then wait if the queue has no more messages."""
         room = self._room()
         if room <= 0:
             self._waiting = self._clock.monotonic() if self._waiting is None else self._waiting
@@ -252,11 +283,11 @@ class Reader:
             return
         self._check()
         sent = self._clock.monotonic()
-        self._woken = False  # before the receive: a stop or a wake that comes during it must end the wait after it
+        self._woken = False  # set before the receive: a stop or wake during the receive must end the wait that follows
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound, AccessDenied):  # the store has answered: another worker would get the same answer
+        except (Throttled, NotFound, AccessDenied):  # these errors are answers: the queue counts as polled
             self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent
@@ -266,9 +297,9 @@ class Reader:
             await self._wait()
             return
         took = self._clock.monotonic() - sent
-        if any(_WRAPPED in message.text for message in messages):  # payloads are fetched side by side
+        if any(_WRAPPED in message.text for message in messages):  # blobs are read in parallel
             outcomes = await asyncio.gather(*(self._taken(message, sent) for message in messages))
-        else:  # a task for each would cost as much as it does
+        else:  # without blobs, a task for each message would cost as much as decoding it
             outcomes = [await self._taken(message, sent) for message in messages]
         if any(outcome is None or self._runs(outcome) for outcome in outcomes):
             self._backoff.received()
@@ -277,12 +308,12 @@ class Reader:
         for outcome in outcomes:
             if outcome is not None:
                 await self._hand_on(outcome)
-        if len(messages) < asked:  # that was all
+        if len(messages) < asked:  # the queue had no more messages
             await self._pause(batching_delay(took))
             await self._wait()
 
     async def _pause(self, seconds: float) -> None:
-        """Whatever comes meanwhile comes together; only a stop is not kept waiting."""
+        """Wait, so that more messages can be received together. Only :meth:`stop` ends the pause early."""
         if seconds <= 0 or self.stopping:
             return
         try:
@@ -295,7 +326,7 @@ class Reader:
             self._breath = None
 
     async def _wait(self) -> None:
-        """Until the back-off is over, the store says that something came, or :meth:`wake`."""
+        """Wait until the back-off is over, the store announces a new message, or :meth:`wake` is called."""
         self.signalled = False
         if self._woken:
             return
@@ -311,14 +342,19 @@ class Reader:
             self._nap = None
 
     def _wake(self) -> None:
-        """End the nap, or the next one before it begins. Two tasks side by side would say the same in six more turns of
-        the loop, in which a message waits."""
+        """End the running :meth:`_wait`. If none is running, the next one ends at once.
+
+        Rejected: a second task that waits for an event. It needs six more turns of the event loop for each message.
+        """
         if not self._woken and self._nap is not None:
             self._nap.reschedule(asyncio.get_running_loop().time())
         self._woken = True
 
     async def _taken(self, message: Message, sent: float) -> Delivery | None:
-        """As :meth:`_take`. A defect in one message stops no other: it comes again, until it is quarantined."""
+        """Call :meth:`_take`, and catch its errors, so that one bad message does not stop the other messages.
+
+        The bad message is received again later, and goes to quarantine after too many deliveries.
+        """
         try:
             return await self._take(message, sent)
         except Exception as error:
@@ -330,13 +366,15 @@ class Reader:
             return None
 
     async def _hand_on(self, held: Delivery) -> None:
+        """Deliver a message. If that fails, make the message receivable again."""
         try:
             self._deliver(held)
-        except Exception:  # a defect that one message meets must not stop the reader of the others
+        except Exception:  # an error with one message must not stop the reader
             log.exception("message_defect", queue=self.queue, message_id=held.message_id)
             await self.give_back([held], delay=AGAIN, failed=True)
 
     async def _take(self, message: Message, sent: float) -> Delivery | None:
+        """Decode a received message and renew it from now on. None: there is nothing new to deliver."""
         known = self._renewer.known(message.receipt.message_id)
         if known is not None:
             known.receipt, known.claimed, known.gone = message.receipt, sent, False
@@ -347,7 +385,7 @@ class Reader:
             deletion = DeleteMessage(queue=self.queue, message=message.receipt, quiet=True)
             await self._quarantine(quarantine.of_message(self.queue, message, str(error)), deletion)
             return None
-        except StorageError as error:  # the payload cannot be read now: it comes again when it becomes visible
+        except StorageError as error:  # the message is received again when its visibility timeout is over
             log.warning("payload_unreadable", queue=self.queue, message_id=message.receipt.message_id, error=str(error))
             return None
         cause = self._unprocessable(held)
@@ -359,7 +397,7 @@ class Reader:
         return held
 
     def _unprocessable(self, held: Delivery) -> str | None:
-        """Why a message goes to quarantine although it can be decoded; None: it is delivered."""
+        """Return why a decoded message must go to quarantine. None: the message can be delivered."""
         event_type = held.message.event.event_type
         if event_type not in self._carries:
             return f"its event is {event_type.name}, which queue {self.queue} does not carry"
@@ -368,7 +406,10 @@ class Reader:
         return None
 
     async def _quarantine(self, item: quarantine.Quarantined, deletion: DeleteMessage) -> bool:
-        """:returns: whether it is kept; else it stays in the queue, and is tried at its next delivery."""
+        """Put a message into quarantine and delete it from its queue.
+
+        :returns: whether that was done. If not, the message stays in the queue, and its next delivery tries again.
+        """
         known = {"instance_id": item.instance_id} if item.instance_id else {}
         log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause, **known)
         try:
@@ -381,9 +422,12 @@ class Reader:
 
 
 class ControlReader(Reader):
-    """The reader of one tenure's control queue, with the bounded buffer of that partition.
+    """The reader of a control queue while this worker owns the partition. It counts the messages in a bounded buffer.
 
-    :param limit, limit_bytes: of messages delivered but not yet taken into an episode.
+    :param tenure: the time for which this worker owns the partition.
+    :param limit: the most messages that may be delivered but not yet taken into an episode.
+    :param limit_bytes: the most bytes of such messages.
+    :param deliver: called with this reader and each new message.
     """
 
     def __init__(
@@ -417,7 +461,7 @@ class ControlReader(Reader):
                 )
             ),
             deliver=self._buffer,
-            check=tenure.check,  # a process that was stopped wakes up here, before it knows that it is too late
+            check=tenure.check,  # a paused process may continue here after its lease has expired
             quarantined=quarantined,
             supervisor=supervisor,
         )
@@ -427,16 +471,17 @@ class ControlReader(Reader):
         self.buffered = 0
         self.buffered_bytes = 0
         self.stuck: set[tuple[str, str]] = set()
-        """Instances in quarantine, with their generations, as far as this tenure knows."""
+        """Instance ids and execution ids of the instances in quarantine, as this reader last read them."""
         self._forward = deliver
 
     async def _prepare(self) -> None:
         self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
 
     async def is_quarantined(self, instance_id: str, execution_id: str | None) -> bool:
-        """Whether a generation of an instance is in quarantine; whoever is told so is told by the store.
+        """Return whether an instance is in quarantine as a whole. True is always confirmed by a read of the store.
 
-        :raises StorageError: when that does not answer.
+        :param execution_id: execution id of the generation that is asked about.
+        :raises StorageError: the store does not answer.
         """
         if (instance_id, execution_id) not in self.stuck:
             return False
@@ -446,11 +491,14 @@ class ControlReader(Reader):
 
     @property
     def progressed(self) -> float:
-        """When it last asked for messages and was answered; with a full buffer, when room was last made in it."""
+        """Monotonic time of the last progress: an answered receive, or messages that left the buffer."""
         return max(self.last_poll, self._moved)
 
     def offer(self, held: LocalResponse) -> None:
-        """Deliver a response that stands in no queue; who offers it keeps its work item claimed."""
+        """Deliver an activity's response that has no message in a queue.
+
+        The caller keeps the activity's work item invisible until the response is settled.
+        """
         self._buffer(held)
 
     def _buffer(self, held: Delivery) -> None:
@@ -460,7 +508,7 @@ class ControlReader(Reader):
         self._forward(self, held)
 
     def taken(self, messages: Iterable[Delivery]) -> None:
-        """The messages left the buffer (into an episode, or back to the queue)."""
+        """Remove messages from the buffer's counts: an episode has taken them, or they went back to the queue."""
         for held in messages:
             self.buffered -= 1
             self.buffered_bytes -= held.size
