@@ -27,7 +27,7 @@ class Row:
 
     :param owner: who serves it; None when it is free. :param next_owner: who has asked for it.
     :param free: nobody serves it: it may be taken at once.
-    :param overdue: free for longer than its heir needs to take it: anybody's.
+    :param overdue: free for longer than its holder needs to take it: anybody's.
     :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on.
     :param load: as its owner has published it with its last renewal; None: it does not know yet.
     :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one.
@@ -158,9 +158,9 @@ class _Seating:
         self._members = members
         self._rules = rules
         self._rows = {row.partition: row for row in rows if row.partition not in rules.offline}
-        self.heirs = {number: self._heir(row) for number, row in self._rows.items()}
-        self.of: dict[int, str | None] = {row.partition: self.heirs.get(row.partition) for row in rows}
-        self._counts = Counter(heir for heir in self.heirs.values() if heir is not None)
+        self.future_owners = {number: self._future_owner(row) for number, row in self._rows.items()}
+        self.of: dict[int, str | None] = {row.partition: self.future_owners.get(row.partition) for row in rows}
+        self._counts = Counter(holder for holder in self.future_owners.values() if holder is not None)
         targets = shares(len(self._rows), members, self._counts)
         needy = {member for member, target in targets.items() if self._counts[member] < target}
         # to who has just started all others are new: only who lacks some has anything to come back to
@@ -188,7 +188,7 @@ class _Seating:
         unfit = self._rules.unfit.get(row.partition)  # then it stays where it is until a fit member asks for it
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
-    def _heir(self, row: Row) -> str | None:
+    def _future_owner(self, row: Row) -> str | None:
         """Who has the partition once every handover under way has ended; None: up for allotment."""
         for member in (row.next_owner, row.owner):
             if member is not None and member in self._members and self._rules.suits(row.partition, member):
@@ -207,10 +207,10 @@ class _Seating:
         """The free first, then those of leavers, then what members hold above their share, to those below theirs."""
         needy = sorted(below, key=lambda member: (self._counts[member] - targets[member], member))
         for row in self.pool:
-            heir = self.of[row.partition]
-            if heir is not None and self._counts[heir] <= targets[heir]:
+            holder = self.of[row.partition]
+            if holder is not None and self._counts[holder] <= targets[holder]:
                 continue
-            if heir is not None and row.owner != heir and self.room(heir) >= 0:
+            if holder is not None and row.owner != holder and self.room(holder) >= 0:
                 continue  # on its way already
             for member in sorted(needy, key=lambda member: member != row.back) if row.back else needy:
                 if self._may(row.partition, member):
@@ -219,7 +219,7 @@ class _Seating:
                         needy.remove(member)
                     break
             else:
-                if heir is None or self.room(heir) < 0:
+                if holder is None or self.room(holder) < 0:
                     self._move(row.partition, self._anybody(row.partition))
 
     def _may(self, partition: int, member: str) -> bool:

@@ -1,6 +1,8 @@
-"""The partitions that a worker holds: renew, watch their ages, hand over, give up, and tell the host.
+"""The partitions that a worker owns: renew their leases, watch the age of leases, hand over, give up, and tell the
+host.
 
-Takes nothing and decides nothing about shares: that is ``scan``'s. No error ends anything but the tenure it is about.
+This module takes no partitions and does not decide which worker should have which partition: ``scan`` does. An error
+with one partition ends only the tenure of this partition.
 """
 
 from __future__ import annotations
@@ -31,33 +33,40 @@ from airflow_provider_taskhub.telemetry import Outages
 log = structlog.get_logger("taskhub.partitions")
 
 DRAIN = timedelta(seconds=30)
-"""Longest a handover may take; then the partition is given up with whatever still runs, whose commits are refused."""
+"""The longest time for the drain of a partition. After it the partition is given up even if work still runs. The store
+refuses the commits of this work."""
 _WRITES = 3
-"""Tries of one renewal or release against changes by others."""
+"""How often one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16
-"""After one partition after the other has stood still here, this worker holds back so many times longer, at most."""
+"""If partitions stop being served again and again, the worker takes no partitions for a time that doubles each time.
+This is the largest factor."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldPartition:
-    """A tenure and what its owner needs to write its row: one writer at a time.
+    """A tenure, and what is needed to write its lease. Only one task at a time writes a lease.
 
-    :ivar sent: number of the last renewal that was sent, whatever came of it.
+    :ivar sent: number of the last renewal that was sent, whether or not it succeeded.
     """
 
     tenure: LeaseTenure
     over: asyncio.Event
-    """Drained, or ended in any other way."""
+    """Set when the partition is drained, or when the tenure has ended."""
     sent: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     drain: asyncio.Task[None] | None = None
 
 
 class HeldPartitions:
-    """What one worker holds. Methods belong to the event loop that made it, except :meth:`expire`, :attr:`tenures`.
+    """The partitions that one worker owns.
 
-    :param host: the worker that serves what is held.
-    :param deadline: seconds that one attempt at a row may take. :param began: called when a tenure has begun.
+    The methods may be called only on the event loop that made the object. :meth:`expire` and :attr:`tenures` may be
+    used from any thread.
+
+    :param leases: the store of the leases.
+    :param host: the worker that serves the partitions.
+    :param deadline: seconds that one attempt to write a lease may take.
+    :param began: called when a partition was taken.
     """
 
     def __init__(
@@ -89,7 +98,8 @@ class HeldPartitions:
         self._snapshot: tuple[HeldPartition, ...] = ()
         self._services: Mapping[int, Service] = {}
         self.changed = asyncio.Event()
-        """Set when something was taken or let go: others go by what this worker says that it holds."""
+        """Set when a partition was taken or released. The member row must then be written, because other workers plan
+        by it."""
 
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
@@ -99,16 +109,19 @@ class HeldPartitions:
 
     @property
     def tenures(self) -> tuple[LeaseTenure, ...]:
-        """What is held now; from any thread."""
+        """The tenures that have not ended. May be read from any thread."""
         return tuple(held.tenure for held in self._snapshot if not held.tenure.ended)
 
     @property
     def leases(self) -> Mapping[int, Lease]:
-        """The rows of what is held, as they were last written or read."""
+        """The leases of these partitions, by partition number, as they were last written or read."""
         return {tenure.partition: tenure.lease for tenure in self.tenures}
 
     def signs(self) -> dict[int, Sign]:
-        """What is held, for the others: what its rows say, so that all plan by the same."""
+        """Return what the member row says about each partition of this worker: the lease's epoch, renewals and load.
+
+        All workers read these same values, so that all compute the same plan.
+        """
         return {
             held.tenure.partition: Sign(held.tenure.epoch, held.sent, held.tenure.lease.load)
             for held in self._snapshot
@@ -117,15 +130,20 @@ class HeldPartitions:
 
     @property
     def stalled(self) -> bool:
-        """Whether to leave partitions to others: what was served here stood still, and would again."""
+        """Whether this worker takes no partitions now, because a partition that it owned was not polled."""
         return self._clock.monotonic() < self._paused_until
 
     @property
     def draining(self) -> bool:
+        """Whether a partition of this worker is being drained."""
         return any(held.tenure.draining for held in self._snapshot)
 
     def take_up(self, lease: Lease, sent: float) -> LeaseTenure | None:
-        """Serve what was claimed by a write sent at ``sent``. None: its answer came too late to act on."""
+        """Begin to serve a partition that this worker has claimed.
+
+        :param sent: monotonic time at which the claim was sent.
+        :returns: the tenure. None: the answer came so late that the lease is already too old.
+        """
         over = asyncio.Event()
         tenure = LeaseTenure(
             lease=lease,
@@ -146,9 +164,9 @@ class HeldPartitions:
     # --- ages -----------------------------------------------------------------------------------------------------
 
     def expire(self) -> float:
-        """End every tenure past its give-up age. From any thread; does no I/O.
+        """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
 
-        :returns: seconds after which it must be called again, unless a tenure begins before.
+        :returns: seconds after which this method must be called again, unless a partition is taken before.
         """
         soonest = self._give_up
         for held in self._snapshot:
@@ -162,9 +180,10 @@ class HeldPartitions:
     # --- renewals: in parallel, under a deadline --------------------------------------------------------------------
 
     def attempts(self, services: Mapping[int, Service]) -> list[Coroutine[Any, Any, bool]]:
-        """One try to renew each. Whatever fails keeps its lease until give-up.
+        """Return one attempt to renew for each partition. A partition whose renewal fails is kept until the give-up
+        time.
 
-        :param services: what the host says of its partitions, published with their leases.
+        :param services: the state of the partitions, which their renewals publish.
         """
         self._services = services
         self._look_for_stuck()
@@ -175,6 +194,7 @@ class HeldPartitions:
         return await attempt(event, partial(write, held), self._deadline, self._outages, **where)  # type: ignore[arg-type]
 
     async def _renew(self, held: HeldPartition) -> None:
+        """Renew a lease. If another worker has changed it, read it and try again."""
         async with held.lock:
             for _ in range(_WRITES):
                 if held.tenure.ended:
@@ -205,7 +225,9 @@ class HeldPartitions:
         return self._services.get(held.tenure.partition, NO_SERVICE)
 
     def _look_for_stuck(self) -> None:
-        """What is renewed and not served is worse than lost: nobody else may take it."""
+        """Give up each partition whose queue was not polled for too long. No other worker can take it while it is
+        renewed.
+        """
         for held in self:
             unpolled = self._service(held).unpolled
             if unpolled > self._stuck and not held.tenure.draining:
@@ -215,7 +237,9 @@ class HeldPartitions:
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
 
     def _stall(self) -> None:
-        """Hold back for as long as it takes to see that a partition stands still, and twice as long the next time."""
+        """Take no partitions for the time that it takes to find an unpolled partition. Double that time if it happens
+        again soon.
+        """
         now = self._clock.monotonic()
         if now < self._paused_until:
             return
@@ -226,9 +250,9 @@ class HeldPartitions:
     # --- what others have done to a row -----------------------------------------------------------------------------
 
     async def _reread(self, held: HeldPartition) -> None:
-        """Somebody changed the row: an ask, an own write whose answer was lost, or the end.
+        """Read a lease that was changed: another worker asks for the partition or has taken it, or an answer was lost.
 
-        The age stays that of the last confirmed renewal; what was read only tells whose the row is.
+        Reading does not make the tenure younger: only a confirmed renewal does.
         """
         tenure = held.tenure
         current = await self._leases.read(tenure.queue)
@@ -238,10 +262,13 @@ class HeldPartitions:
             self.lose(held, f"it was taken by {current.owner}" if current.owner else "it was taken away")
         else:
             tenure.lease = current
-            self._heed(held, current)
+            self._drain_if_asked(held, current)
 
     def compare(self, leases: Iterable[Lease]) -> None:
-        """What all rows say of what is held: asked for, taken, or gone."""
+        """Compare the leases with what this worker owns: a partition may be asked for, taken, or deleted.
+
+        :param leases: all leases as they were just read.
+        """
         found = {lease.partition: lease for lease in leases}
         for held in self:
             lease = found.get(held.tenure.partition)
@@ -252,9 +279,10 @@ class HeldPartitions:
             elif lease.owner not in (None, self._me):
                 self.lose(held, f"it was taken by {lease.owner}")
             elif lease.same_tenure(held.tenure.lease):
-                self._heed(held, lease)
+                self._drain_if_asked(held, lease)
 
-    def _heed(self, held: HeldPartition, lease: Lease) -> None:
+    def _drain_if_asked(self, held: HeldPartition, lease: Lease) -> None:
+        """Drain the partition if a worker or an administrator has asked for it."""
         if lease.next_owner == NOBODY:
             self._begin_drain(held, f"kicked {lease.kicked_by or ''}".rstrip(), DRAIN)
         elif lease.next_owner not in (None, self._me):
@@ -263,32 +291,41 @@ class HeldPartitions:
     # --- handover ---------------------------------------------------------------------------------------------------
 
     def shed(self, partition: int, reason: str) -> None:
-        """Hand one over, to whoever may have it."""
+        """Drain a partition and release it, so that another worker can take it."""
         self._begin_drain(self._held[partition], reason, DRAIN)
 
     def shed_all(self, reason: str, limit: timedelta = DRAIN) -> list[asyncio.Task[None]]:
-        """Hand everything over. The drains, under way."""
+        """Drain and release all partitions.
+
+        :param limit: the longest time for each drain.
+        :returns: the running drains.
+        """
         for held in self:
             self._begin_drain(held, reason, limit)
         return [held.drain for held in self if held.drain is not None]
 
     def _begin_drain(self, held: HeldPartition, reason: str, limit: timedelta) -> None:
+        """Tell the host to drain a partition, unless that was done before."""
         if held.tenure.ask():
             log.info("partition_asked", partition=held.tenure.partition, reason=reason)
             self._tell(self._listener.asked, held.tenure)
             held.drain = self._tasks.spawn(self._drain(held, reason, limit.total_seconds()))
 
     async def _drain(self, held: HeldPartition, reason: str, limit: float) -> None:
-        """Asked → draining → given up, bounded. The tenure ends before its row is released: never two readers."""
+        """Wait until the host has drained the partition, at most ``limit`` seconds, and release the lease.
+
+        The tenure ends before the lease is released, so that never two workers read the queue.
+        """
         await self._attempt("partition_not_marked", self._renew, held)
         if not await within(self._clock, held.over, limit):
             log.warning("partition_not_drained", partition=held.tenure.partition, seconds=limit)
         self.lose(held, reason)
-        await self._release(held, reason)  # also after a loss by age: if the row is still ours, others need not wait
+        # released even if the tenure was too old: if the lease is still ours, other workers need not wait
+        await self._release(held, reason)
         self._forget(held)
 
     async def _release(self, held: HeldPartition, reason: str) -> None:
-        """Give the row up. A failure makes others wait for the take time, nothing else."""
+        """Release a lease. If that fails, other workers can take the partition only after the take time."""
         tenure = held.tenure
         for _ in range(_WRITES):
             if await self._attempt("partition_not_released", partial(self._write_release, reason=reason), held):
@@ -307,14 +344,14 @@ class HeldPartitions:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def lose(self, held: HeldPartition, reason: str) -> None:
-        """End a tenure and report it, once; from any thread."""
+        """End a tenure and tell the host, once. May be called from any thread."""
         if not held.tenure.end(reason):
             return
         self._metrics.lost += 1
         log.info("partition_lost", partition=held.tenure.partition, reason=reason, epoch=held.tenure.epoch)
         self._tell(self._listener.lost, held.tenure, reason)
         self._tasks.post(held.over.set)
-        if held.drain is None:  # a drain forgets it once the row is released
+        if held.drain is None:  # a running drain calls _forget after it has released the lease
             self._tasks.post(lambda: self._forget(held))
 
     def _forget(self, held: HeldPartition) -> None:
@@ -324,14 +361,14 @@ class HeldPartitions:
             self.changed.set()
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        """A listener's error is its own: it is reported and ends nothing."""
+        """Call the host's listener. Its error is logged and ends nothing."""
         try:
             callback(*arguments)
         except Exception:
             log.exception("listener_failed", callback=callback.__name__)
 
     async def end(self) -> None:
-        """The worker ends, without a word to the store: report the losses."""
+        """End all tenures without writing to the store, and tell the host."""
         for held in self:
             self.lose(held, "the worker ended")
         await self._tasks.close()

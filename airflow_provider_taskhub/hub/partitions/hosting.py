@@ -1,4 +1,4 @@
-"""What the owner of partitions knows about the worker that it runs in."""
+"""What the partition code knows about the worker that it runs in."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from airflow_provider_taskhub.hub.model import Member, Service, TenureListener, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionHost:
-    """The worker, as it presents itself to its :class:`PartitionOwner`.
+    """The worker, as its :class:`PartitionOwner` sees it.
 
-    :param me: this incarnation; its text is the owner in lease rows.
-    :param listener: told of every tenure: taken, asked (drain!), lost; each at most once, lost exactly once.
-    :param predecessors: full names of workers that are proven dead (their lock file could be taken), or a function that
-        lists them. It is called at each scan.
-    :param member: returns this worker's row in the members table; called at each renewal. Without the role
-        ``orchestrator`` the worker is listed but takes no partitions. None: a worker with that role and no apps.
-    :param services: returns what the worker says about the partitions that it serves; called at each renewal and
-        published with it.
-    :param stuck: a partition that has not been polled for so long is given up, so that it is served anew.
+    :param me: the incarnation of this worker. Its text is the owner in lease rows.
+    :param listener: called when a partition is taken, when its owner must drain it, and when it is lost. Each happens
+        at most once in a tenure, and the loss exactly once.
+    :param predecessors: full names of workers that are proven dead, because their lock file could be taken. Or a
+        function that returns these names; it is called at each scan.
+    :param member: returns this worker's member row. It is called at each renewal. A worker without the role
+        ``orchestrator`` has a row but takes no partitions. None: a worker with that role and without apps.
+    :param services: returns the state of the partitions that the worker serves, by partition number. It is called at
+        each renewal, and the renewal publishes the result.
+    :param stuck: if the queue of a partition was not polled for this time, the worker gives the partition up, so that
+        it is served again.
     """
 
     me: WorkerIdentity
@@ -33,22 +35,23 @@ class PartitionHost:
 
     @property
     def name(self) -> str:
-        """The full name, as lease rows have it."""
+        """The full name of the worker, as it stands in lease rows."""
         return str(self.me)
 
     def dead(self) -> Collection[str]:
-        """Full names of workers that are proven dead; never this one's."""
+        """Return the full names of workers that are proven dead. This worker is never among them."""
         listed = self.predecessors
         return frozenset(listed() if callable(listed) else listed) - {self.name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanningWorker:
-    """What a scan asks of the worker that scans.
+    """What a scan needs to know about the worker that scans.
 
-    :param me: its full name. :param dead: returns the full names of workers that are proven dead.
-    :param may_take: whether partitions may be taken; asked before each taking.
-    :param services: what the worker said last about the partitions that it serves.
+    :param me: full name of the worker.
+    :param dead: returns the full names of workers that are proven dead.
+    :param may_take: returns whether this worker may take partitions. It is called before each taking.
+    :param services: returns the last known state of the partitions that the worker serves.
     """
 
     me: str

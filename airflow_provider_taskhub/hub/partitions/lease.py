@@ -273,7 +273,7 @@ def standing(
     patience: float,
     dead: Collection[str],
     shared: bool = False,
-    heir: str | None = None,
+    successor: str | None = None,
     back: str | None = None,
 ) -> Row:
     """What a row means for the balance, as one worker sees it.
@@ -288,7 +288,7 @@ def standing(
         death others may be unable to prove.
     :param shared: all others run on this machine and can prove a death too: each waits for its own share.
     :param back: who has just started under the name of who had it before.
-    :param heir: who has just started under the owner's name: what the dead one served is for it to take.
+    :param successor: who has just started under the owner's name: what the dead one served is for it to take.
     """
     if held:
         return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)
@@ -296,13 +296,13 @@ def standing(
         return Row(partition=lease.partition, next_owner=me, free=True, load=lease.load)
     silent = unchanged >= take
     proven = lease.owner in dead
-    inherited = proven and lease.next_owner is None and heir is not None
+    inherited = proven and lease.next_owner is None and successor is not None
     free = lease.owner is None or proven or silent
     grace = patience if lease.owner is None or inherited or (proven and shared) else 0.0 if proven else take + patience
     return Row(
         partition=lease.partition,
         owner=None if free else lease.owner,
-        next_owner=None if silent and lease.owner is None else heir if inherited else lease.next_owner,
+        next_owner=None if silent and lease.owner is None else successor if inherited else lease.next_owner,
         free=free,
         silent=silent and lease.owner is not None,
         overdue=free and unchanged >= grace,

@@ -102,7 +102,7 @@ class LeaseMap:
         """All leases, as they have just been read."""
         self._leases = {lease.partition: lease for lease in leases}
 
-    def told(
+    def by_advertisements(
         self,
         partitions: int,
         advertised: Mapping[str, Advertisement],
@@ -144,5 +144,5 @@ class LeaseMap:
         sign = owner.signs.get(known.partition)
         if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -PUNCTUAL:
             return None
-        told = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
-        return told if self._sightings.note(told.queue, told.life, now) < self._patience else None
+        updated = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
+        return updated if self._sightings.note(updated.queue, updated.life, now) < self._patience else None

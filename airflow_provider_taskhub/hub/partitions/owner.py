@@ -1,8 +1,9 @@
-"""The loop that holds this worker's partitions: start, renew, scan, watch, stop.
+"""The loops by which a worker owns partitions: start, renew, scan, watch the age of leases, and stop.
 
-:class:`PartitionOwner` runs on whatever event loop it is given, the simulation's too; ``owner.OwnerThread`` gives it a
-thread of its own. What is held is ``holding``'s, what is looked at and taken ``scan``'s: this module gives both their
-pace. No error ends the loop.
+:class:`PartitionOwner` runs on the event loop of its caller, which may be that of a simulation.
+    ``owner_thread.OwnerThread`` runs it on a thread of its own. ``held_partitions`` renews and hands over what the
+    worker owns, and ``scan`` reads the leases and takes partitions. This module decides when they do it. No error of
+    the store ends a loop.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ _NOT_RENEWED = "member_not_renewed"
 _STARTS = Retries(
     after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=1.0, factor=1.0
 )
-"""Tries of a start against a store that is throttling or does not answer: 1 s apart, or as long as the store asks."""
+"""A start is tried 5 times if the store throttles or does not answer: 1 s apart, or as long as the store asks for."""
 _SLOWEST = 8.0
-"""Scans under throttling are at most so many times rarer."""
+"""While the store throttles, the pause between two scans grows to at most this many times its normal length."""
 
 
 class PartitionOwner:
-    """Owns partitions for one worker. Methods belong to the event loop that runs it, except :meth:`expire`.
+    """Own partitions for one worker. The methods may be called only on the event loop that runs it, except
+    :meth:`expire`.
 
-    :param host: the worker, as it presents itself.
-    :param times: of leases, on this worker's monotonic ``clock``.
-    :param app_name: AppName of the app lease. :param rng: for jitter.
-    :param alarm: called when a tenure has begun, for another thread that calls :meth:`expire`; None: :meth:`run` calls
-        it itself.
+    :param host: what the owner needs to know about its worker.
+    :param times: times of leases, measured by the monotonic ``clock``.
+    :param app_name: the AppName in the app lease.
+    :param rng: source of jitter.
+    :param alarm: called when the worker has taken a partition. Another thread then calls :meth:`expire`. None:
+        :meth:`run` calls :meth:`expire` itself.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class PartitionOwner:
         self._times = times
         self._renew_every = times.renew.total_seconds()
         self._scan_every = times.scan.total_seconds()
-        # an attempt may take half of what lies between a due renewal and give-up, so that there is time for another
+        # an attempt may take half of the time between a due renewal and the give-up, so that there is time for a second
+        # attempt
         self._deadline = (times.give_up.total_seconds() - self._renew_every) / 2
         self._clock = clock
         self._member = Member(
@@ -109,20 +113,22 @@ class PartitionOwner:
 
     @property
     def tenures(self) -> tuple[LeaseTenure, ...]:
-        """What is held now; from any thread."""
+        """The tenures of the partitions that this worker owns now. May be read from any thread."""
         return () if self._holding is None else self._holding.tenures
 
     @property
     def outage(self) -> str:
-        """Why the store did not take this worker's row, twice in a row or more; "" while it does. From any thread."""
+        """The last error if the store refused this worker's member row twice or more in a row. Otherwise "". May be
+        read from any thread.
+        """
         outage = self._outages.of(_NOT_RENEWED)
         return outage.said if outage.failures > 1 else ""
 
     def expire(self) -> float:
-        """End every tenure past its give-up age. From any thread; does no I/O.
+        """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
 
-        :returns: seconds after which it must be called again, unless a tenure begins before: that of a claim whose
-            answer was slow may end first.
+        :returns: seconds after which this method must be called again. It must be called earlier if the worker takes a
+            partition, because a claim with a slow answer may expire first.
         """
         return self._holds.expire()
 
@@ -139,9 +145,10 @@ class PartitionOwner:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Everything that must hold before the first take: hub, app lease, this worker's line in the members table.
+        """Prepare to take partitions: check the hub, take the app lease, and write this worker's member row.
 
-        :raises HubError: the hub is not ready or newer, or another app holds it. :raises StorageError: no answer.
+        :raises HubError: the hub is not ready, needs a newer package, or is served by another app.
+        :raises StorageError: the store does not answer.
         """
 
         def failed(error: Exception, failures: int) -> None:
@@ -176,10 +183,12 @@ class PartitionOwner:
         )
 
     async def run(self) -> None:
-        """Own partitions until :meth:`stop`. Cancelled, it leaves everything as a crash would, and reports the losses.
+        """Own partitions until :meth:`stop` is called. A cancelled run reports its partitions as lost and writes no
+        more.
 
-        :raises HubError, StorageError: as :meth:`start`, which it calls unless that was done.
-        :raises HubError: workers of .NET serve the hub; everything was handed over.
+        :raises HubError: :meth:`start` has failed (this method calls it if needed), or workers of DurableTask for .NET
+            serve the hub. In the second case all partitions were handed over first.
+        :raises StorageError: the store does not answer at the start.
         """
         self._begun = True
         try:
@@ -192,7 +201,7 @@ class PartitionOwner:
             self._ended.set()
 
     async def _with_older(self) -> bool:
-        """Whether only TaskHub workers can hold the app lease under DurableTask's id."""
+        """Return whether the app lease under DurableTask's id can be held only by TaskHub workers of an older version."""
         info = await read_hub(self._store, self._names)
         leases = await leases_of(self._store, self._names, info, self._times.take).scan()
         return served_by_taskhub(leases, await self._members.live())
@@ -200,32 +209,32 @@ class PartitionOwner:
     async def _own(self) -> None:
         scanning = self.supervisor.keep("partitions: scan", self._scanning)
         self.supervisor.keep("partitions: renew", self._renewing)
-        self.supervisor.keep("partitions: announce", self._telling)
+        self.supervisor.keep("partitions: announce", self._publishing)
         self.supervisor.keep("partitions: app lease", self._holding_app)
         if self._watchdog:
             self.supervisor.keep("partitions: watchdog", self._watching)
         try:
             await self._stopping.wait()
-            await scanning  # it ends by itself, after the claims that are under way
+            await scanning  # the scan loop ends after the claims that it has begun
             await self._leave()
         finally:
             await self.supervisor.close()
             await self._holds.end()
 
     async def stop(self, timeout: timedelta) -> None:
-        """Hand everything over, within ``timeout`` plus a few storage calls; returns when :meth:`run` has ended."""
+        """Hand over all partitions within ``timeout`` plus a few storage calls. Return when :meth:`run` has ended."""
         self._stop_limit = timeout
         self._hurried.set()
-        self._stopping.set()  # in the middle of a start, too
+        self._stopping.set()  # this works during a start, too
         if self._begun:
             await self._ended.wait()
 
     def hurry(self) -> None:
-        """Scan now, not at the next turn: another worker is proven dead."""
+        """Scan now, because another worker is proven dead."""
         self._hurried.set()
 
     async def _leave(self) -> None:
-        """Graceful stop: drain all, release, so that others take within one scan."""
+        """Drain and release all partitions, so that other workers take them at their next scan."""
         await self._quietly(self._members.renew(self._member, leaving=True))
         drains = self._holds.shed_all("the worker stops", self._stop_limit)
         if drains:
@@ -234,18 +243,19 @@ class PartitionOwner:
         await self._quietly(self._members.withdraw(self._me))
 
     async def _release_app(self) -> None:
-        """The lease is common to all workers of the app: only the last one lets it go."""
+        """Release the app lease if no other worker of the app is live: all workers of an app hold it together."""
         roster = await self._members.watch()
         if all(member.worker == self._me for member in roster.live):
             await self._app.release()
 
     async def _quietly(self, call: Awaitable[None]) -> None:
-        """A last courtesy: bounded, and its failure costs others some waiting only."""
+        """Make a storage call of a stop. Ignore its failure: other workers then only wait longer."""
         with suppress(StorageError, TimeoutError):
             async with asyncio.timeout(max(1.0, self._deadline)):
                 await call
 
     def _shed_all(self) -> None:
+        """Hand over all partitions, because another app holds the app lease."""
         if self._holding is not None:
             self._holding.shed_all("another app holds the hub")
 
@@ -273,15 +283,15 @@ class PartitionOwner:
             self._ask_host()
             pause = self._renew_every * self._rng.uniform(0.85, 1.0)
             self._due = began + pause
-            # the leases first: what this worker says of them must not be ahead of what it has sent
+            # the leases come first, because the member row must not promise more than was sent
             done = await asyncio.gather(*self._holds.attempts(self._services), self._attempt_to_publish())
             await self._clock.sleep(began + (pause if all(done) else retry) - self._clock.monotonic())
 
     async def _attempt_to_publish(self) -> bool:
         return await self._attempt(_NOT_RENEWED, self._write_member)
 
-    async def _telling(self) -> None:
-        """What was taken or let go is said at once, not with the next renewals."""
+    async def _publishing(self) -> None:
+        """Write the member row as soon as a partition was taken or released. Do not wait for the next renewal."""
         while True:
             await self._holds.changed.wait()
             self._holds.changed.clear()
@@ -296,10 +306,12 @@ class PartitionOwner:
             NOTHING if leaving else Advertisement(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
         )
         await self._members.renew(self._member, leaving=leaving, advertised=advertised)
-        self._scans.heard()
+        self._scans.answered()
 
     def _ask_host(self) -> None:
-        """What the host says of itself and of its partitions' loads; the last good answer is true enough."""
+        """Ask the host for its member row and for the state of its partitions. If that fails, the last answer stays
+        valid.
+        """
         try:
             self._member = self._describe()
             self._services = self._host.services()
@@ -319,7 +331,8 @@ class PartitionOwner:
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
                 self._outages.of("scan_failed").over()
-                if self._scans.wanted(self._member) != self._wanted:  # another worker must know it soon
+                # other workers plan by the member row, so the change is published at once
+                if self._scans.wanted(self._member) != self._wanted:
                     self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
             except HubError as error:
@@ -327,7 +340,7 @@ class PartitionOwner:
                 self._refused = error
                 self._stopping.set()
                 return
-            except Throttled as error:  # scans slow down, renewals do not
+            except Throttled as error:  # only scans get rarer; renewals keep their interval
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
                 pause = max(self._scan_every * self._slowness, error.retry_after) * jitter
                 log.warning("scan_throttled", next_in=round(pause, 1))
@@ -342,9 +355,12 @@ class PartitionOwner:
                 await within(self._clock, self._hurried, max(least, began + pause - self._clock.monotonic()))
 
     async def _collect(self, until: float) -> None:
-        """While partitions are on their way here, look at these alone, ten times as often as a scan.
+        """Read only the partitions that other workers hand over to this worker, ten times as often as a scan, until
+        ``until``.
 
-        Else each would be served by nobody for up to a scan.
+        Without these reads a released partition would have no owner until the next scan.
+
+        :param until: monotonic time of the next scan.
         """
         step = max(0.1, self._scan_every / 10)
         while self._scans.waiting and not self._hurried.is_set() and until - self._clock.monotonic() > step:

@@ -1,7 +1,8 @@
-"""Partitions on a thread of their own: renewals and the watchdog share nothing with the worker's main loop.
+"""Run a :class:`PartitionOwner` on a thread, so that a blocked main loop of the worker does not stop its renewals.
 
-An orchestrator that blocks the worker's loop, or a store that hangs, must not cost a lease, nor keep one that is too
-old: renewals run on this thread's event loop and store, ages are watched by a second thread that does no I/O.
+An orchestrator may block the worker's event loop, and a store may hang. Neither may cost a lease, and neither may make
+the worker use a lease that is too old. Therefore one thread renews leases with an event loop and a store of its own,
+and a second thread, which does no I/O, watches the age of the leases.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from airflow_provider_taskhub.supervision import Supervisor
 log = structlog.get_logger("taskhub.partitions")
 
 _COURTESY = 15.0
-"""Seconds beyond its limit that a stop may need for its last storage calls."""
+"""Seconds that a stop may take for its last storage calls, in addition to its timeout."""
 
 
 class OwnerThread:
-    """A :class:`PartitionOwner` on a thread, an event loop and a store of its own, beside a watchdog thread.
+    """Run a :class:`PartitionOwner` on a thread with an event loop and a store of its own, next to a watchdog thread.
 
-    Parameters as there; the listener is called from these threads and must return at once.
+    The other parameters are those of :class:`PartitionOwner`. The listener is called from these threads and must return
+    at once.
 
-    :param open_store: makes the store that this thread opens and closes.
+    :param open_store: makes the store. This thread opens and closes the store.
     """
 
     def __init__(
@@ -75,54 +77,62 @@ class OwnerThread:
 
     @property
     def tenures(self) -> tuple[LeaseTenure, ...]:
-        """What is held now."""
+        """The tenures of the partitions that this worker owns now."""
         return () if self._owner is None else self._owner.tenures
 
     @property
     def metrics(self) -> LeaseMetrics:
-        """What has happened to its partitions so far."""
+        """Counts of what has happened to this worker's partitions so far."""
         return LeaseMetrics() if self._owner is None else self._owner.metrics
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """Of the loops that hold partitions; None before they began."""
+        """The supervisor of the loops of the partition owner. None before the start."""
         return None if self._owner is None else self._owner.supervisor
 
     @property
     def outage(self) -> str:
-        """Why the store does not take this worker's row; "" while it does."""
+        """The last error if the store refuses this worker's member row. Otherwise ""."""
         return "" if self._owner is None else self._owner.outage
 
     @property
     def requests(self) -> Counter[str]:
-        """Requests of this thread's store so far, by kind: a copy, since it goes on counting."""
+        """The requests that this thread has sent to the store so far, by kind. Returns a copy, because the original
+        changes.
+        """
         return Counter() if self._store is None else self._store.requests.copy()
 
     async def start(self) -> None:
-        """Start; returns when this worker is listed and may take partitions.
+        """Start the threads. Return when this worker has its member row and may take partitions.
 
-        :raises HubError: the hub is missing, not ready or newer, or another app holds it.
-        :raises StorageError: the store does not answer. :raises RuntimeError: when started twice.
+        :raises HubError: the hub does not exist, is not ready, needs a newer package, or is served by another app.
+        :raises StorageError: the store does not answer.
+        :raises RuntimeError: the threads were already started.
         """
         self._thread.start()
         await asyncio.wrap_future(self._ready)
         self._watchdog.start()
 
     async def wait(self) -> None:
-        """Until the thread has ended. :raises Exception: what ended it, if it was not :meth:`stop`."""
+        """Wait until the thread has ended.
+
+        :raises Exception: the error that ended the thread. A thread that :meth:`stop` ended has none.
+        """
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def hurry(self) -> None:
-        """Scan now, since another worker is proven dead; from any thread."""
+        """Scan now, because another worker is proven dead. May be called from any thread."""
         if self._owner is not None and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # call_soon_threadsafe raises this error if the loop is closed
                 self._loop.call_soon_threadsafe(self._owner.hurry)
 
     async def stop(self, timeout: timedelta) -> None:
-        """Hand everything over within ``timeout``, plus the last storage calls; never waits much longer than that."""
+        """Hand over all partitions within ``timeout`` plus :data:`_COURTESY`. Return then, even if the thread still
+        runs.
+        """
         if self._owner is None or self._loop is None or self._ended.done():
             return
-        with suppress(RuntimeError, TimeoutError):  # a loop that ended meanwhile has nothing left to stop
+        with suppress(RuntimeError, TimeoutError):  # a closed loop has nothing to stop
             stopped = asyncio.run_coroutine_threadsafe(self._owner.stop(timeout), self._loop)
             async with asyncio.timeout(timeout.total_seconds() + _COURTESY):
                 await asyncio.wrap_future(stopped)
@@ -159,10 +169,10 @@ class OwnerThread:
             await owner.run()
 
     def _watch(self) -> None:
-        """Ends tenures by age, whatever the other thread is stuck in."""
+        """End tenures that are too old, even if the other thread is blocked."""
         assert self._owner is not None
         while True:
-            self._alarm.clear()  # before it is looked at what there is: whatever comes then is looked at once more
+            self._alarm.clear()  # cleared before the check, so that a change during the check causes another check
             if self._over:
                 return
             self._alarm.wait(self._owner.expire())

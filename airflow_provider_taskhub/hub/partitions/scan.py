@@ -1,7 +1,9 @@
-"""Looking at what others do, and taking what is free: one worker's scans.
+"""The scans of one worker: read the leases and the member rows, and take partitions that are free.
 
-Decisions are those of ``balance``, ``leases`` and ``signs``; this module only reads, asks them, and carries out the
-answer. What a scan does not need to read it does not read; before anything is done, everything is.
+The functions of ``balance``, ``lease`` and ``liveness`` decide; this module reads, calls them, and carries out their
+plan. A scan reads the leases only if the member rows say that something may have changed, or before it takes something.
+
+The module has more than 400 lines because reading, planning and writing share what one scan has seen.
 """
 
 from __future__ import annotations
@@ -32,15 +34,19 @@ from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
 
-_DEAF = 3
-"""Turns in a row whose writes all went without an answer, after which this worker writes no lease for a while."""
+_MAX_UNANSWERED = 3
+"""Number of turns in a row without any answer to their writes, after which this worker writes no lease for a while."""
 _LONGEST = 8
-"""Such a while is at most so many times longer than the first."""
+"""This while grows with each further turn without an answer. This is the largest factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What a scan saw. :param silence: seconds without a sign of life, by partition."""
+    """What a scan has read.
+
+    :param silence: for each partition, the seconds without a sign of life of its owner.
+    :param dead: full names of workers that are proven dead.
+    """
 
     leases: Sequence[Lease]
     silence: Mapping[int, float]
@@ -63,9 +69,10 @@ class ScannedHub:
 
 
 class Scanner:
-    """One worker's scans.
+    """The scans of one worker.
 
-    :param holding: what the worker holds. :param stopping: set when this worker takes nothing more.
+    :param holding: the partitions that the worker owns.
+    :param stopping: set when this worker takes nothing more.
     """
 
     def __init__(
@@ -103,54 +110,64 @@ class Scanner:
         self._stopping = stopping
         self._metrics = metrics
         self._sightings = Sightings()
-        self._strangers = DotnetWorkers()
-        # where scans are rarer than signs, each sign is as old as a scan, and proves too little
+        self._dotnet_workers = DotnetWorkers()
+        # if scans are rarer than renewals, a member row read by a scan is too old to prove anything
         self._patience = times.renew.total_seconds() + PUNCTUAL if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
         self._due = float("inf")
         self._waiting_since: float | None = None
         self._waiting_for: set[str] = set()
-        self._unheard = 0
-        self._unheard_at = 0.0
+        self._unanswered = 0
+        self._unanswered_at = 0.0
 
     def pace(self, every: float) -> float:
-        """Seconds to the next scan: fewer than ``every`` when a lease runs out, or a sign is late, before that.
+        """Return the seconds to the next scan.
 
-        Else an orphan waits for two scans.
+        This is less than ``every`` if a lease expires or a member row is late before that. Otherwise a partition of a
+        dead worker would wait for two scans.
+
+        :param every: seconds between two scans, with jitter.
         """
         return min(every, self._due)
 
     @property
     def waiting(self) -> bool:
-        """Whether partitions are on their way here. Only for a while: whoever should hand over may be stuck."""
+        """Whether this worker waits for partitions that it has asked for.
+
+        It stops waiting after the take time, because the owner that should hand over may be blocked.
+        """
         since = self._waiting_since
         return since is not None and self._clock.monotonic() - since <= self._take
 
     async def scan(self, member: Member) -> None:
-        """Look, and do what is to be done.
+        """Read what other workers do, and take, ask for, or hand over partitions.
 
-        :param member: this worker. :raises StorageError: no answer; nothing was done.
-        :raises HubError: workers of .NET serve the hub.
+        :param member: this worker's member row.
+        :raises StorageError: the store did not answer, and nothing was done.
+        :raises HubError: workers of DurableTask for .NET serve the hub.
         """
         roster, controls, dead = await self._members.watch(), await self._controls.read(), self._dead()
-        await self._bury(roster, dead)
+        await self._remove_dead(roster, dead)
         self._differences.compare(roster, member, dead)
         self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
-        told = None if self._waiting_for else self._told(roster, ordered, dead)
-        if told is not None and self._plan(seen := self._seen(told, roster, ordered, dead), member) == BalancePlan():
-            owners = {lease.owner for lease in told if lease.owner} - {self._me}
-            # a little after a word is late, or it would be looked for once more in vain
+        advertised = None if self._waiting_for else self._advertised_leases(roster, ordered, dead)
+        if (
+            advertised is not None
+            and self._plan(seen := self._seen(advertised, roster, ordered, dead), member) == BalancePlan()
+        ):
+            owners = {lease.owner for lease in advertised if lease.owner} - {self._me}
+            # the next scan comes a little after the expected time, so that it does not come too early
             late = [roster.advertised[owner].due + PUNCTUAL for owner in owners]
-            # nor does an old word that came late count as a sign
-            late += [self._patience - seen.silence[lease.partition] for lease in told if lease.owner in owners]
+            # an old advertisement that arrived late is no sign of life either
+            late += [self._patience - seen.silence[lease.partition] for lease in advertised if lease.owner in owners]
             self._due = min([self._due, *(left + 0.1 for left in late)])
-            return  # all is as it should be, by what its owners say: no lease need be read
+            return  # nothing has changed and the plan is empty, so no lease needs to be read
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
-        if (stranger := self._strangers.look(leases)) is not None:
+        if (dotnet_owner := self._dotnet_workers.look(leases)) is not None:
             raise HubError(
-                f"the hub is served by {stranger!r}, which renews partitions as DurableTask for .NET does: the workers "
-                "of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or give this "
+                f"the hub is served by {dotnet_owner!r}, which renews partitions as DurableTask for .NET does: the "
+                "workers of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or give this "
                 "worker another hub (TASKHUB_HUB)"
             )
         self._map.read(leases)
@@ -166,12 +183,16 @@ class Scanner:
             await self._carry_out(self._plan(seen, member), seen)
 
     def wanted(self, member: Member) -> dict[int, Wanted]:
-        """What this worker publishes about the needs of its partitions. :param member: this worker."""
+        """Return what this worker publishes about the needs of its partitions.
+
+        :param member: this worker's member row.
+        """
         held = self._holding.leases
         return self._placing.say(held, self._services(), member, self._live, self._clock.monotonic())
 
-    def _told(self, roster: Roster, ordered: Orders, dead: Collection[str]) -> Sequence[Lease] | None:
-        return self._map.told(
+    def _advertised_leases(self, roster: Roster, ordered: Orders, dead: Collection[str]) -> Sequence[Lease] | None:
+        """Return all leases, as the member rows describe them. None: the leases must be read."""
+        return self._map.by_advertisements(
             self._partitions,
             roster.advertised,
             mine=self._holding.leases,
@@ -185,6 +206,7 @@ class Scanner:
         return {self._me, *(member.worker for member in roster.live)}
 
     def _seen(self, leases: Sequence[Lease], roster: Roster, ordered: Orders, dead: Collection[str]) -> _Seen:
+        """Combine what was read, and compute for how long each owner has been silent."""
         now = self._clock.monotonic()
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
         owners = {lease.owner for lease in leases if lease.owner}
@@ -194,20 +216,22 @@ class Scanner:
         return _Seen(leases=leases, silence=silence, roster=roster, orders=ordered, dead=dead)
 
     def _take_from(self, owner: str, roster: Roster) -> float:
-        """Seconds of silence after which an owner's leases are taken: no fewer than by its own times.
+        """Return the seconds of silence after which other workers may take a lease of ``owner``.
 
-        Whoever is not listed, a worker of .NET, is judged by ours; whose line is gone by what it said last.
+        This is the larger of this worker's take time and the owner's own. For a worker without a member row it is the
+        last known value. For a worker of DurableTask for .NET it is this worker's take time.
         """
         if owner in roster.paces:
             return max(self._take, roster.paces[owner][1])
         return self._takes.get(owner, self._take)
 
     def _plan(self, seen: _Seen, member: Member) -> BalancePlan:
+        """Compute which partitions this worker should take, ask for, or hand over."""
         if "orchestrator" not in member.roles:
             return BalancePlan()
-        heirs = {_name(worker): worker for worker in sorted(seen.roster.newcomers - set(seen.dead))}
+        successors = {_name(worker): worker for worker in sorted(seen.roster.newcomers - set(seen.dead))}
         if self._me in seen.roster.newcomers:
-            heirs[_name(self._me)] = self._me
+            successors[_name(self._me)] = self._me
         shared = {_host(worker) for worker in self._workers(seen.roster)} == {_host(self._me)}
         rows = [
             standing(
@@ -219,8 +243,8 @@ class Scanner:
                 patience=2.5 * self._every,
                 dead=seen.dead,
                 shared=shared,
-                heir=heirs.get(_name(lease.owner or "")),
-                back=heirs.get(_name(lease.previous or "")),
+                successor=successors.get(_name(lease.owner or "")),
+                back=successors.get(_name(lease.previous or "")),
             )
             for lease in seen.leases
         ]
@@ -239,7 +263,9 @@ class Scanner:
         return plan(rows, seats, self._me, replace(seen.orders.rules, unfit=self._unfit(seen, member, seats)))
 
     def _unfit(self, seen: _Seen, member: Member, seats: Mapping[str, Seat]) -> dict[int, frozenset[str]]:
-        """By partition, the workers that cannot run what waits there while another worker with room for it can."""
+        """Return, by partition, the workers that cannot run what waits there although another worker with room for it
+        can.
+        """
         mine = self.wanted(member)
         if not mine and not any(advertised.wanted for advertised in seen.roster.advertised.values()):
             return {}
@@ -259,59 +285,65 @@ class Scanner:
         return found
 
     def _wanted_by(self, lease: Lease, roster: Roster, mine: Mapping[int, Wanted]) -> Wanted | None:
+        """Return what the owner of a partition publishes about its needs. None: it publishes nothing."""
         if lease.owner == self._me:
             return mine.get(lease.partition)
         advertised = roster.advertised.get(lease.owner or "")
         return None if advertised is None else advertised.wanted.get(lease.partition)
 
-    def _deaf(self) -> bool:
-        """Whether to leave the leases to those who hear what has become of their writes.
+    def _writes_unanswered(self) -> bool:
+        """Whether this worker writes no leases for now, because the store did not answer its last writes.
 
-        What this worker claims is then its own by the row, renewed with each claim, and served by nobody. So it pauses
-        for longer than others need to see the row silent and what it does not take overdue.
+        A claim without an answer may have succeeded. Then the lease names this worker, which does not serve the
+        partition, and each further claim renews the lease. So this worker pauses long enough for other workers to see
+        that the lease is not renewed, and to take the partition.
         """
-        if self._unheard < _DEAF:
+        if self._unanswered < _MAX_UNANSWERED:
             return False
-        pause = (self._take + 5 * self._every) * min(_LONGEST, 1 << (self._unheard - _DEAF))
-        return self._clock.monotonic() - self._unheard_at < pause
+        pause = (self._take + 5 * self._every) * min(_LONGEST, 1 << (self._unanswered - _MAX_UNANSWERED))
+        return self._clock.monotonic() - self._unanswered_at < pause
 
-    def heard(self) -> None:
-        """A write of another kind was answered: this worker hears again."""
-        self._unheard = 0
+    def answered(self) -> None:
+        """Note that the store has answered another write of this worker, so that it may write leases again."""
+        self._unanswered = 0
 
     async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
-        """Claims and asks of one turn; one that is cut off has had no answer either."""
+        """Carry out the writes of one turn, and count turns without an answer. A cancelled turn counts as unanswered."""
         if writes:
-            self._unheard, self._unheard_at = self._unheard + 1, self._clock.monotonic()
+            self._unanswered, self._unanswered_at = self._unanswered + 1, self._clock.monotonic()
             if any(await asyncio.gather(*writes)):
-                self._unheard = 0
+                self._unanswered = 0
 
     async def _carry_out(self, decided: BalancePlan, seen: _Seen) -> None:
+        """Carry out a plan: hand over, take, and ask for partitions."""
         if self._stopping.is_set():
             return
         by_number = {lease.partition: lease for lease in seen.leases}
         for number in decided.shed:
             if number in self._holding:
                 self._holding.shed(number, self._why(number, seen.orders))
-        if self._deaf():
+        if self._writes_unanswered():
             return
-        if self._holding.stalled and self._others(seen.roster):  # what stood still here: only what they leave free
+        # partitions were not polled here, so this worker takes only those that other workers leave free for long
+        if self._holding.stalled and self._others(seen.roster):
             left = (number for number in decided.take if seen.silence[number] > 5 * self._every)
             decided = BalancePlan(take=tuple(left))
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
-        # a .NET owner is not asked: a dead one does not answer, a live one keeps this worker out
+        # a .NET owner is not asked: a dead owner does not answer, and beside a live owner this worker does not start
         asks = [self._ask(by_number[number]) for number in decided.ask if not is_theirs(by_number[number])]
         await self._write([*claims, *asks])
         if decided.ask:
-            self._holding.changed.set()  # their owners see at their next scan that somebody waits, not at a renewal
+            # the member row is written at once, so that the owners see the request at their next scan
+            self._holding.changed.set()
 
     def _others(self, roster: Roster) -> bool:
+        """Return whether another live worker can own partitions."""
         return any(member.worker != self._me and "orchestrator" in member.roles for member in roster.live)
 
     def _why(self, partition: int, ordered: Orders) -> str:
-        """Why a partition is given up although nobody has asked for it."""
+        """Return the reason for which this worker gives up a partition that no worker has asked for."""
         if partition in ordered.rules.offline:
             return "it was taken offline"
         if self._me in ordered.drained:
@@ -319,15 +351,20 @@ class Scanner:
         return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
 
     async def _claim(self, lease: Lease, unchanged: float) -> bool:
-        """Whether there was an answer in time."""
+        """Take a partition by a conditional write of its lease.
+
+        :param unchanged: seconds since the last sign of life of the former owner.
+        :returns: whether the store answered in time.
+        """
         sent = self._clock.monotonic()
         claim = lease.claimed(self._me, self._clock.utc_now(), self._take_after)
         try:
             claimed = await self._leases.write(claim)
         except (Conflict, NotFound):
-            log.debug("partition_taken_by_another", partition=lease.partition)  # normal, not an error
+            # this is normal: another worker was faster
+            log.debug("partition_taken_by_another", partition=lease.partition)
             return True
-        except StorageError as error:  # never taken as ownership; if it was written, the next scan says so
+        except StorageError as error:  # the write may have succeeded; the next scan reads the lease
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
             return not isinstance(error, Unavailable)
         if self._holding.take_up(claimed, sent) is None:
@@ -348,7 +385,7 @@ class Scanner:
         return True
 
     def _change(self, lease: Lease) -> str:
-        """In a word, why the partition was free to take."""
+        """Return in one or two words why the partition was free to take."""
         if lease.owner is None:
             return "new" if lease.previous is None else "handed over" if lease.next_owner == self._me else "released"
         if lease.owner == self._me:
@@ -356,7 +393,10 @@ class Scanner:
         return "taken over" if lease.owner in self._dead() else "expired"
 
     async def _ask(self, lease: Lease) -> bool:
-        """Whether there was an answer."""
+        """Ask the owner of a partition to hand it over to this worker.
+
+        :returns: whether the store answered.
+        """
         try:
             await self._leases.mark(lease.asked(self._me))
         except StorageError as error:
@@ -367,28 +407,29 @@ class Scanner:
         return True
 
     async def collect(self) -> None:
-        """Look at the partitions that are on their way here alone, and take what has been released.
+        """Read only the partitions that other workers hand over to this worker, and take those that were released.
 
-        :raises StorageError: no answer.
+        :raises StorageError: the store does not answer.
         """
         leases = await self._leases.asked(self._me, self._waiting_for)
         if not leases:
-            self._waiting_since = None  # the next scan says whether anything is still to come
+            self._waiting_since = None  # the next scan finds out whether this worker still waits for a partition
         released = [lease for lease in leases if lease.owner is None and lease.partition not in self._holding]
-        if released and not self._stopping.is_set() and not self._deaf() and await self._may_take():
+        if released and not self._stopping.is_set() and not self._writes_unanswered() and await self._may_take():
             await self._write([self._claim(lease, 0.0) for lease in released])
 
-    async def _bury(self, roster: Roster, dead: Collection[str]) -> None:
-        """Workers proven dead leave the list at once."""
+    async def _remove_dead(self, roster: Roster, dead: Collection[str]) -> None:
+        """Remove the member rows of workers that are proven dead."""
         for member in (*roster.live, *roster.silent):
             if member.worker in dead:
                 await self._members.withdraw(member.worker)
 
 
 def _name(worker: str) -> str:
-    """Of a worker's incarnations: ``name@host``."""
+    """Return the part of a worker's full name that all its incarnations share: ``name@host``."""
     return worker.rpartition("/")[0]
 
 
 def _host(worker: str) -> str:
+    """Return the host in a worker's full name."""
     return _name(worker).rpartition("@")[2]

@@ -1,6 +1,6 @@
-"""One stay of a partition with this worker: the age that every state-changing operation checks.
+"""The time in which a worker owns a partition. Each operation that changes state checks how old the lease is.
 
-Read and ended from any thread: the host checks it, the owner loop renews it, a watchdog ends it. No I/O.
+Any thread may read or end a tenure: the host checks it, the owner's loop renews it, and a watchdog ends it. No I/O.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from airflow_provider_taskhub.hub.partitions.lease import Lease
 
 
 class LeaseTenure:
-    """A ``Tenure`` (hub.contract), from taken to lost.
+    """A ``Tenure`` of ``hub.model``: the time from taking a partition to losing it.
 
-    :param lease: as claimed. :param sent: monotonic time at which the claim was *sent*.
-    :param give_up: seconds after which the worker stops by itself. :param on_drained: called once, from any thread.
+    :param lease: the lease as it was claimed.
+    :param sent: monotonic time at which the claim was *sent*.
+    :param give_up: seconds without a confirmed renewal after which the worker stops serving the partition.
+    :param on_drained: called once when the partition is drained, from any thread.
     """
 
     __slots__ = ("_clock", "_drained", "_give_up", "_lock", "_on_drained", "_reason", "_sent", "draining", "lease")
@@ -52,7 +54,7 @@ class LeaseTenure:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over and its listener has been told."""
+        """Whether the tenure has ended."""
         return self._reason is not None
 
     @property
@@ -61,10 +63,18 @@ class LeaseTenure:
         return self._clock.monotonic() - self._sent
 
     def left(self) -> float:
-        """Seconds until this worker must have stopped, by its own monotonic clock; negative when too late."""
+        """Return the seconds until this worker must have stopped serving the partition. Negative if that time has
+        passed.
+
+        The seconds are measured by the worker's own monotonic clock.
+        """
         return self._give_up - self.age
 
     def check(self) -> None:
+        """Check that this worker may still serve the partition.
+
+        :raises LeaseLost: the tenure has ended, or its last confirmed renewal is too old.
+        """
         if self._reason is not None:
             raise LeaseLost(f"partition {self.partition} ({self.queue}) is no longer served here: {self._reason}")
         left = self.left()
@@ -75,6 +85,7 @@ class LeaseTenure:
             )
 
     def drained(self) -> None:
+        """Note that the host has drained the partition. Calls after the first one do nothing."""
         with self._lock:
             first, self._drained = not self._drained, True
         if first:
@@ -83,18 +94,28 @@ class LeaseTenure:
     # for the owner
 
     def renewed(self, lease: Lease, sent: float) -> None:
-        """A renewal sent at ``sent`` was confirmed. A tenure that has ended stays ended."""
+        """Note that the store confirmed a renewal. A tenure that has ended stays ended.
+
+        :param lease: the lease as it was written.
+        :param sent: monotonic time at which the renewal was sent.
+        """
         self.lease = lease
         self._sent = max(self._sent, sent)
 
     def ask(self) -> bool:
-        """Begin to drain. True for the call that began it."""
+        """Begin to drain the partition.
+
+        :returns: True only for the first call in a tenure that has not ended.
+        """
         with self._lock:
             first, self.draining = not self.draining and self._reason is None, True
         return first
 
     def end(self, reason: str) -> bool:
-        """End it. True for exactly one call, whichever thread makes it."""
+        """End the tenure.
+
+        :returns: True for exactly one call, whichever thread makes it.
+        """
         with self._lock:
             if self._reason is not None:
                 return False

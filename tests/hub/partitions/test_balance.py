@@ -216,7 +216,7 @@ def test_a_rolling_restart_moves_only_what_the_restarted_worker_had(
                     take=30.0,
                     patience=25.0,
                     dead={f"old {restarted}"} if proven else set(),
-                    heir=restarted if owner == restarted else None,
+                    successor=restarted if owner == restarted else None,
                 )
                 for partition, owner in enumerate(owners)
             ]

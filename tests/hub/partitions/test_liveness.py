@@ -47,7 +47,7 @@ def told(
         sightings.note(lease.queue, lease.life, 100.0)
     known = LeaseMap(sightings, 15.0)
     known.read(situation.pop("leases").values())
-    return known.told(3, situation.pop("advertised"), me="me", now=at, **situation)
+    return known.by_advertisements(3, situation.pop("advertised"), me="me", now=at, **situation)
 
 
 def test_signs_come_back_as_they_were_written() -> None:
