@@ -166,9 +166,9 @@ class Scanner:
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
         if (dotnet_owner := self._dotnet_workers.look(leases)) is not None:
             raise HubError(
-                f"the hub is served by {dotnet_owner!r}, which renews partitions as DurableTask for .NET does: the "
-                "workers of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or give this "
-                "worker another hub (TASKHUB_HUB)"
+                f"the hub is served by {dotnet_owner!r}, which renews partitions as DurableTask for .NET does: "
+                "the workers of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or "
+                "give this worker another hub (TASKHUB_HUB)"
             )
         self._map.read(leases)
         self._holding.compare(leases)
@@ -308,7 +308,7 @@ class Scanner:
         self._unanswered = 0
 
     async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
-        """Carry out the writes of one turn, and count turns without an answer. A cancelled turn counts as unanswered."""
+        """Carry out the writes of one turn, and count turns without an answer. A cancelled turn is unanswered."""
         if writes:
             self._unanswered, self._unanswered_at = self._unanswered + 1, self._clock.monotonic()
             if any(await asyncio.gather(*writes)):
