@@ -201,7 +201,7 @@ class PartitionOwner:
             self._ended.set()
 
     async def _with_older(self) -> bool:
-        """Own partitions until :meth:`stop` is called. A cancelled run reports its partitions as lost.
+        """Return whether only TaskHub workers of an older version can hold the app lease under DurableTask's id."""
         info = await read_hub(self._store, self._names)
         leases = await leases_of(self._store, self._names, info, self._times.take).scan()
         return served_by_taskhub(leases, await self._members.live())
