@@ -468,7 +468,7 @@ def test_while_nothing_moves_no_lease_is_read() -> None:
 def test_what_blob_leases_cost_is_what_their_module_says(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests a renewal; and where leases must be looked at, a listing and a request for each."""
     if not told:
-        monkeypatch.setattr(LeaseMap, "told", lambda self, *arguments, **named: None)
+        monkeypatch.setattr(LeaseMap, "by_advertisements", lambda self, *arguments, **named: None)
     partitions, nodes, period, periods = 64, 8, 10, 6
     used = cost(partitions, nodes, period=period, periods=periods, lease_store=BLOB)
     assert used.rows == {"Members": nodes * nodes * periods}
