@@ -1,21 +1,22 @@
-"""Leases as leased blobs: ``{hub}-leases/default/{queue}``, DurableTask's older store.
+"""Leases in blobs: ``{hub}-leases/default/{queue}``, DurableTask's older lease store.
 
-The blob's content is DurableTask's JSON with members of our own. The content is the lease: every write of it is one
-request under the blob's ETag, refused unless the blob is as it was read, whoever writes. So whoever loses an answer, or
-dies, leaves the lease as it was or as it meant it, never in between; an ask or a kick touches nothing else.
+The content of the blob is DurableTask's JSON with further members of TaskHub. The content alone says who owns the
+partition: each write is one conditional request under the blob's ETag. A writer that dies, or whose answer is lost,
+leaves the old content or the new one, and nothing between them.
 
-That the service leases the blob too, under an id that is published as ``Token``, is for .NET and for people. It follows
-the content: a take brings a new id (a theft changes the old one), a renewal renews it, a release ends it. Whoever dies
-before that step locks nobody out: others may write under any id that the content names, and under none once the blob is
-not leased. Rejected: the id as the condition, changed with every write as by a thief: an asker that died between the
-change and the content then took the partition from its live owner, since nobody knew the new id.
+The storage service also leases the blob, under the id in the member ``Token``. This is for .NET workers and for people.
+After a take the blob gets a lease under a new id, a renewal renews this lease, and a release ends it. If a writer dies
+before this second step, other workers are not locked out: they may write under each id that the content names, and
+without an id if the blob is not leased. Rejected: to change the lease id with each write and use it as the condition. A
+worker that asked for a partition and died between the two steps then took the partition from its live owner, because no
+worker knew the new id.
 
-What that costs: one request for an ask or a kick; two for a renewal, a take or a release (put, lease); one more where
-the blob's lease ran out, two more for a theft while it has not; a listing and a request for each lease where all are
-looked at, which nobody does while nothing moves. Rows of a table cost one request each, and a listing one for every
-1,000 of them.
+Costs: a request to an owner or a kick is one request to the store. A renewal, a take or a release is two. There is one
+more if the blob's lease has expired, and two more if the partition is taken while the blob is leased. A scan is one
+listing and one request for each lease, but workers scan only if something changes. In a table each row costs one
+request, and a listing one for each 1,000 rows.
 
-Owns reading and conditionally writing the blobs. Decides nothing.
+This module reads and conditionally writes the blobs. It decides nothing.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from airflow_provider_taskhub.storage.primitives import Blob, PutBlob, Store
 
 _FOLDER = "default/"
 _AT_ONCE = 16
-"""Blobs read at a time by a scan."""
+"""Number of blobs that a scan reads at the same time."""
 _SECONDS = 15, 60
-"""Azure's bounds of a blob lease."""
+"""Azure's shortest and longest time of a blob lease, in seconds."""
 _KNOWN = ("PartitionId", "Owner", "Token", "Epoch")
+"""The members of the JSON that DurableTask writes."""
 
 
 class BlobLeases:
-    """Leases as blobs. A lease's ``etag`` is its blob's.
+    """Leases in blobs. The ``etag`` of a lease is that of its blob.
 
-    :param take: how long the service keeps a blob leased without a renewal, within its bounds of 15 to 60 s.
+    :param take: the take time. It is how long the service leases a blob without a renewal, within Azure's 15 to 60 s.
     """
 
     def __init__(self, store: Store, names: HubNames, take: timedelta = timedelta(seconds=30)) -> None:
@@ -56,13 +58,13 @@ class BlobLeases:
         self._seconds = round(min(max(take.total_seconds(), _SECONDS[0]), _SECONDS[1]))
 
     async def scan(self) -> tuple[Lease, ...]:
-        """Every partition's lease, by partition: one listing, and one request for each."""
+        """Return the leases of all partitions, ordered by partition: one listing, and one request for each lease."""
         listed = await self._store.list_blobs(self._names.leases, _FOLDER)
         queues = [blob.name.removeprefix(_FOLDER) for blob in listed]
         return await self._read_all(queue for queue in queues if is_control_queue(queue, self._names))
 
     async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
-        """A request for each."""
+        """Return those leases of ``queues`` whose ``next_owner`` is ``me``. This is one request for each queue."""
         return tuple(lease for lease in await self._read_all(queues) if lease.next_owner == me)
 
     async def _read_all(self, queues: Iterable[str]) -> tuple[Lease, ...]:
@@ -70,7 +72,7 @@ class BlobLeases:
         return tuple(sorted((lease for lease in found if lease is not None), key=lambda lease: lease.partition))
 
     async def read(self, queue: str) -> Lease | None:
-        """One lease, or None when its blob is gone."""
+        """Return one lease. None: its blob does not exist."""
         blob = await self._store.get_blob(self._names.leases, _FOLDER + queue)
         if blob is None:
             return None
@@ -82,23 +84,30 @@ class BlobLeases:
         return decode_blob(queue, columns, blob.etag)
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease as its owner, if it is still as its ``etag`` says, and lease or release its blob accordingly.
+        """Write a lease if the blob still has the given ``etag``. Then lease or release the blob.
 
-        :raises Conflict: somebody changed it. :raises NotFound: its blob is gone.
-        :raises Unavailable: no answer: it may have been written.
+        :raises Conflict: another worker has changed the lease.
+        :raises NotFound: the blob does not exist.
+        :raises Unavailable: there was no answer. The lease may have been written.
         """
         token = None if lease.owner is None else lease.token or str(uuid4())
         written, under = await self._put(lease, token)
-        with suppress(LeaseLost, NotFound):  # the next write finds out
+        # the content is written and is what counts; the next write repeats this step
+        with suppress(LeaseLost, NotFound):
             await self._follow(_FOLDER + lease.queue, token, under)
         return written
 
     async def mark(self, lease: Lease) -> Lease:
-        """Write what others want of a lease; as :meth:`write`, but its blob stays leased, or not, as it is."""
+        """Write a lease to ask its owner for the partition, or to kick it. The service's lease of the blob does not
+        change.
+        """
         return (await self._put(lease, lease.token))[0]
 
     async def _put(self, lease: Lease, token: str | None) -> tuple[Lease, str | None]:
-        """Write the content under whichever id the blob is leased. Returns that, too; None: it is not leased."""
+        """Write the content, trying each id under which the blob may be leased.
+
+        :returns: the written lease, and the id under which the blob is leased. None: the blob is not leased.
+        """
         for under in dict.fromkeys((lease.token, None, *lease.under)):
             written = replace(lease, token=token, under=() if under in (None, token) else (under,))
             operation = PutBlob(
@@ -117,12 +126,15 @@ class BlobLeases:
                 break
             assert isinstance(etag, str)
             return replace(written, etag=etag), under
-        if await self.read(lease.queue) is None:  # which the service tells from a changed one by no code
+        if await self.read(lease.queue) is None:  # the service has no error code of its own for a missing blob here
             raise NotFound(f"the lease of {lease.queue} is gone")
         raise Conflict(f"the lease of {lease.queue} was changed by another")
 
     async def _follow(self, name: str, token: str | None, under: str | None) -> None:
-        """Have the blob leased as its content says. A change does not extend a lease: it is renewed at once."""
+        """Lease or release the blob as its content says.
+
+        A change of the lease id does not extend the lease, so the lease is renewed after it.
+        """
         container = self._names.leases
         if under is None:
             if token is not None:
@@ -135,7 +147,7 @@ class BlobLeases:
             await self._store.renew_lease(container, name, lease_id=token)
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up. False: it was there."""
+        """Make the lease of a partition, without an owner. Return False if it exists already."""
         operation = PutBlob(
             container=self._names.leases,
             name=_FOLDER + queue,
@@ -151,7 +163,10 @@ class BlobLeases:
 
 
 def content(blob: Blob) -> dict[str, Any]:
-    """Parse a blob's content. :raises InputError: when it is not a JSON object."""
+    """Return the JSON object in a blob.
+
+    :raises InputError: the content is not a JSON object.
+    """
     try:
         found = json.loads(blob.data)
     except (ValueError, RecursionError) as error:
@@ -162,7 +177,7 @@ def content(blob: Blob) -> dict[str, Any]:
 
 
 def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
-    """A blob's content as a lease. DurableTask's has four members; a member that cannot be read counts as absent."""
+    """Return the lease in a blob's JSON. A member that cannot be read counts as missing."""
     ours = {name.removeprefix("TaskHub"): value for name, value in columns.items() if name.startswith("TaskHub")}
     epoch, renewals = columns.get("Epoch"), ours.get("Renewals")
     return Lease(
@@ -188,7 +203,10 @@ def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
 
 
 def encode_blob(lease: Lease) -> bytes:
-    """DurableTask's members, then ours where they say something: a load of 0 does, since none is one not known yet."""
+    """Return a blob's JSON: DurableTask's members, then those members of TaskHub that have a value.
+
+    A load of 0 is written, because a missing load means "not known yet".
+    """
     ours = {
         "NextOwner": lease.next_owner,
         "OwnedSince": _written(lease.owned_since),
@@ -219,7 +237,7 @@ def _text(value: object) -> str | None:
 
 
 def _id(value: object) -> str | None:
-    """A lease id; what is none, nothing is leased under."""
+    """Return the value as a lease id. None: the value cannot be a lease id."""
     try:
         return str(UUID(value)) if isinstance(value, str) else None
     except ValueError:

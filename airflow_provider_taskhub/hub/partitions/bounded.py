@@ -1,4 +1,4 @@
-"""Trying and waiting within bounds, and tasks that die with their owner: for the loops that hold partitions."""
+"""Attempts and waits with a time limit, and tasks that end with their owner, for the loops that own partitions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ log = structlog.get_logger("taskhub.partitions")
 async def attempt(
     event: str, call: Callable[[], Awaitable[None]], deadline: float, outages: Outages, **where: object
 ) -> bool:
-    """One try, of ``deadline`` seconds at most. A failure ends nothing.
+    """Make one attempt of at most ``deadline`` seconds.
 
-    It is logged as ``event``, with ``where``: the first one at once, then once a minute for each partition.
+    The first failure is logged at once, and further ones once a minute for each partition.
+
+    :param event: name of the log event of a failure.
+    :param where: fields of this log event.
+    :returns: False if the attempt failed. No error is raised.
     """
     outage = outages.of(event, where.get("partition"))
     try:
@@ -38,19 +42,19 @@ async def attempt(
 
 
 async def within(clock: Clock, event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event came within ``seconds`` by this clock."""
+    """Wait for an event, at most ``seconds`` by this clock. Return whether the event is set."""
     await first(event.wait(), clock.sleep(seconds))
     return event.is_set()
 
 
 class Tasks(Supervisor):
-    """Tasks of one event loop, and a way into it from other threads."""
+    """The tasks of one event loop, and a way to call functions on this loop from other threads."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._loop = asyncio.get_running_loop()
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call it on the loop; from any thread."""
-        with suppress(RuntimeError):  # the loop has ended, and everything with it
+        """Call a function on the event loop. May be called from any thread."""
+        with suppress(RuntimeError):  # call_soon_threadsafe raises this error if the loop is closed
             self._loop.call_soon_threadsafe(callback)

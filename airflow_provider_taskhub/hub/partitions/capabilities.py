@@ -1,4 +1,4 @@
-"""Which workers can run what some work needs, and how the apps of two workers differ. Pure."""
+"""Which workers can run a function, and how the apps of two workers differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, N
 __all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
 SHOWN = 20
-"""Names that a text lists at most; the rest is counted."""
+"""The most names that a text lists. It gives only the number of the others."""
 
 
 def can_run(member: Member, need: Need) -> bool:
-    """Whether a worker has a function, and its app can continue an instance of this version."""
+    """Return whether a worker has a function, and whether its app can continue an instance of the needed version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
     accepted = member.accepts.get(need.name)
@@ -22,16 +22,18 @@ def can_run(member: Member, need: Need) -> bool:
 
 
 def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
-    """The live workers that could run what is needed."""
+    """Return the live workers that can run the needed function."""
     return tuple(member for member in members if member.alive and can_run(member, need))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How the apps of another worker differ from a worker's own.
+    """How the apps of another worker differ from this worker's own.
 
-    :param lacks: functions that only this worker has. :param more: functions that only the other worker has.
-    :param versions: app name, our version, its version.
+    :param worker: full name of the other worker.
+    :param lacks: functions that only this worker has.
+    :param more: functions that only the other worker has.
+    :param versions: for each app of another version: its name, the version here, the version there.
     """
 
     worker: str
@@ -49,7 +51,9 @@ class Difference:
 
 
 def difference(mine: Member, other: Member) -> Difference | None:
-    """How the apps of ``other`` differ from those of ``mine``, in the roles that both have; None: they do not."""
+    """Return how the apps of ``other`` differ from those of ``mine``, in the roles that both have. None: they do not
+    differ.
+    """
     lacks: list[Need] = []
     more: list[Need] = []
     for kind in (ORCHESTRATOR, ACTIVITY):
@@ -68,7 +72,7 @@ def difference(mine: Member, other: Member) -> Difference | None:
 
 
 def refusal(mine: Member, others: Iterable[Member]) -> str | None:
-    """Why a strict worker does not start beside live workers; None: their apps are the same."""
+    """Return why a worker with ``--strict`` must not start beside the live workers. None: their apps are the same."""
     found = [
         str(unlike)
         for other in others
@@ -85,7 +89,7 @@ def refusal(mine: Member, others: Iterable[Member]) -> str | None:
 
 
 def listed(things: Iterable[object], most: int = SHOWN) -> str:
-    """The first of some things, and how many more there are: a text of bounded length."""
+    """Return a text with the first ``most`` things, and the number of the others."""
     names = [str(thing) for thing in things]
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -1,4 +1,4 @@
-"""Warnings about workers of one hub that were started with other lease times or other apps."""
+"""Warn about workers of the same hub that have other lease times or other apps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ log = structlog.get_logger("taskhub.partitions")
 
 
 class Differences:
-    """Compares the other workers with this one at every scan, and warns once of each difference.
+    """Compare the other workers with this one at each scan, and log a warning once for each difference.
 
-    :param me: full name of this worker. :param times: its lease times.
+    :param me: full name of this worker.
+    :param times: lease times of this worker.
     """
 
     def __init__(self, me: str, times: LeaseTimes) -> None:
@@ -27,12 +28,17 @@ class Differences:
         self._compared: set[str] = set()
 
     def compare(self, roster: Roster, member: Member, dead: Collection[str]) -> None:
-        """:param roster: the workers that list themselves. :param member: this worker. :param dead: proven dead."""
+        """Log a warning for each difference that was not seen before.
+
+        :param roster: the workers that have a member row.
+        :param member: the member row of this worker.
+        :param dead: full names of workers that are proven dead.
+        """
         self._compare_times(roster)
         self._compare_apps(roster, member, dead)
 
     def _compare_times(self, roster: Roster) -> None:
-        """With different times, one slowly renewing worker delays failover for all."""
+        """Compare the lease times. With different times, one slowly renewing worker delays failover for all."""
         strange = {one.worker for one in roster.live if roster.paces.get(one.worker, self._pace) != self._pace}
         for worker in sorted(strange - self._strange):
             (renew, take), (my_renew, my_take) = roster.paces[worker], self._pace
@@ -48,11 +54,12 @@ class Differences:
         self._strange = strange
 
     def _compare_apps(self, roster: Roster, member: Member, dead: Collection[str]) -> None:
-        """With different apps, some work can only run on some workers and waits for them."""
+        """Compare the apps. With different apps, some work can run only on some workers, and waits for them."""
         proven = {other.worker: other for other in roster.live if other.worker not in roster.newcomers | set(dead)}
         for worker in sorted(proven.keys() - self._compared - {self._me}):
             other = proven[worker]
-            found = difference(member, other) if member.apps and other.apps else None  # else its names are unreadable
+            # a worker without apps in its row has names that cannot be read
+            found = difference(member, other) if member.apps and other.apps else None
             if found is not None:
                 log.warning(
                     "apps_differ",

@@ -1,8 +1,8 @@
-"""Whether workers of DurableTask for .NET serve the hub. Pure.
+"""Find out whether workers of DurableTask for .NET serve the hub. Pure.
 
-A .NET worker judges a lease by its own clock, a TaskHub worker by how long its row does not change. Together they would
-serve a partition twice. The app lease keeps them apart, but a .NET app may run without it. A row that a .NET worker has
-written has none of our columns.
+A .NET worker judges a lease by its own clock, and a TaskHub worker by how long the lease does not change. Together they
+could serve a partition twice. The app lease keeps them apart, but a .NET app may run without an app lease. A lease that
+a .NET worker has written has none of TaskHub's columns.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from airflow_provider_taskhub.hub.partitions.lease import Lease
 
 
 def is_theirs(lease: Lease) -> bool:
-    """Whether the owner of the lease, dead or alive, is not a TaskHub worker."""
+    """Return whether a lease has an owner that is a .NET worker, alive or dead."""
     return lease.owner is not None and lease.renewals is None
 
 
 def served_by_taskhub(leases: Iterable[Lease], members: Collection[object]) -> bool:
-    """Whether the app lease under DurableTask's id can only be held by TaskHub workers of an older version.
+    """Return whether only TaskHub workers of an older version can hold the app lease under DurableTask's id.
 
-    :param members: the listed workers: only TaskHub workers list themselves.
+    :param members: the workers that have a member row. .NET workers have none.
     """
     owned = [lease for lease in leases if lease.owner is not None]
     return not any(map(is_theirs, owned)) and (bool(owned) or bool(members))
 
 
 class DotnetWorkers:
-    """Finds renewals by .NET workers, from one look to the next: no times of two machines are compared."""
+    """Find renewals by .NET workers between two reads of the leases. The times of two machines are not compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str | None, Timestamp | None]] = {}
 
     def look(self, leases: Iterable[Lease]) -> str | None:
-        """The owner of a lease that is not a TaskHub worker and has renewed since the last look; None: there is none.
+        """Return a .NET worker that has renewed a lease since the last call. None: there is none.
 
-        The renewal time is compared, not the ETag: a worker that asks a dead owner for its partition changes the ETag.
+        The renewal time is compared and not the ETag, because a worker that asks a dead owner for its partition changes
+        the ETag.
         """
         found = None
         for lease in leases:

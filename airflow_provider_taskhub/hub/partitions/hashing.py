@@ -1,4 +1,4 @@
-"""Which partition an instance belongs to: FNV-1a of its id, as every DurableTask client routes."""
+"""Compute the partition of an instance: FNV-1a of the instance id, as every DurableTask client computes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MASK = 0xFFFFFFFF
 
 
 def fnv1a32(text: str) -> int:
-    """32-bit FNV-1a over the UTF-8 bytes of a text, not normalised, case kept."""
+    """Return the 32-bit FNV-1a hash of a text's UTF-8 bytes. The text is not normalised, and its case is kept."""
     value = _BASIS
     for byte in text.encode():
         value = ((value ^ byte) * _PRIME) & _MASK
@@ -16,8 +16,9 @@ def fnv1a32(text: str) -> int:
 
 
 def partition_of(instance_id: str, partitions: int) -> int:
-    """Number of the partition (control queue) of an instance.
+    """Return the number of the partition (the control queue) of an instance.
 
-    :param instance_id: raw, not escaped. :param partitions: of the hub, from 1.
+    :param instance_id: the instance id, not escaped.
+    :param partitions: how many partitions the hub has, at least 1.
     """
     return fnv1a32(instance_id) % partitions

@@ -1,7 +1,8 @@
-"""Partition leases as values: DurableTask's row, what each actor writes into it, and what may be done with it.
+"""A partition's lease as a value: DurableTask's columns, what each worker may write, and when a partition is free.
 
-Pure: no I/O, no clock. A lease lives while its owner keeps changing its row, timed by each watcher on its own monotonic
-clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and .NET, never read.
+Pure: no I/O, no clock. A lease is valid while its owner keeps changing it. Each reader measures this by its own
+monotonic clock (:class:`Sightings`). ``ExpiresAt`` and the other times are written for people and for .NET, and are
+never used for a decision.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
 EPOCH = "TaskHubEpoch"
-"""Our own column; .NET drops it with its next Replace, which costs a number for display and nothing else."""
+"""A column that only TaskHub has. A .NET worker that replaces the row removes it. Then only a number for display is
+lost."""
 RENEWALS = "TaskHubRenewals"
-"""Counts what the owner wrote: tells its renewals from the asks of others, which prove nothing about it."""
+"""A column that counts the writes of the owner. It tells renewals from the requests of other workers, which prove
+nothing about the owner."""
 LOAD = "TaskHubLoad"
 POLLED = "TaskHubPolled"
 PREVIOUS = "TaskHubPrevious"
@@ -32,28 +35,39 @@ KICKED = "TaskHubKicked"
 _COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining"})
 _OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED})
 NOBODY = "kicked"
-"""Asks for a partition that was kicked: no worker, so whoever is allowed may take it."""
+"""The value of ``NextOwner`` in a lease that an administrator has kicked. No worker has this name, so any worker that
+is allowed may take the partition."""
 NO_SERVICE = Service()
+"""The state of a partition about which the host says nothing."""
 Life: TypeAlias = tuple[str, int]
-"""A tenure, and how many signs of life its owner has given in it."""
+"""A text that identifies a tenure, and the number of signs of life that its owner has given."""
 _QUEUE = re.compile(r".*-control-(\d{2,})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A row of ``{Hub}Partitions``.
+    """The lease of a partition: a row of ``{Hub}Partitions`` or a blob.
 
-    :param owner: who serves; None: free. :param next_owner: who asked for it.
-    :param epoch: count of takes, for display only; None in a row that never had our column.
-    :param renewals: number of its owner's last renewal; each that is sent has a higher one, also after one that failed.
-    :param load: as its owner published it last; None: it did not know it yet.
-    :param polled: when its owner last asked the queue for messages, by the owner's clock, for people.
-    :param previous: who had it before; with ``released`` why it was given up, until somebody takes it.
-    :param kicked: who made an owner hand it over last, when and why.
-    :param token: of a lease that is a blob: the lease id that its owner keeps it under.
-    :param under: of such a one: other ids that its blob may still be leased under, since whoever wrote it last may have
-        died before it was leased under ``token``, or released.
-    :param extra: columns that are not ours to know; they survive our writes.
+    :param queue: name of the partition's control queue.
+    :param owner: full name of the worker that owns the partition. None: the partition is free.
+    :param next_owner: full name of the worker that has asked for the partition.
+    :param owned_since: when the owner took the partition, by the owner's clock.
+    :param last_renewal: when the owner last renewed the lease, by the owner's clock.
+    :param expires_at: when the lease ends, by the owner's clock. Only .NET workers use it.
+    :param draining: whether the owner is handing the partition over.
+    :param epoch: number of owners so far, for display only. None: no TaskHub worker has written the lease.
+    :param renewals: number of the owner's last renewal. Each renewal that is sent has a higher number than the one
+        before, also after a failed one.
+    :param load: messages in a second, as the owner last published it. None: the owner did not know it.
+    :param polled: when the owner last polled the queue, by the owner's clock. For people.
+    :param previous: full name of the former owner.
+    :param released: why the former owner released the partition. None after another worker has taken it.
+    :param kicked_by: which administrator last made an owner hand the partition over, when and why.
+    :param token: only for a lease in a blob: the id under which the owner leases the blob.
+    :param under: only for a lease in a blob: other ids under which the blob may still be leased. The last writer may
+        have died before it leased the blob under ``token`` or released it.
+    :param extra: columns that this package does not know. They are written back unchanged.
+    :param etag: the ETag of the row or blob.
     """
 
     queue: str
@@ -77,16 +91,17 @@ class Lease:
 
     @property
     def partition(self) -> int:
+        """The number of the partition."""
         number = _number(self.queue)
-        assert number is not None, self.queue  # decode_lease lets no other name in
+        assert number is not None, self.queue  # decode_lease accepts only names with a number
         return number
 
     @property
     def life(self) -> Life:
-        """What changes with every sign of life of the owner, and with nothing else.
+        """A value that changes with each sign of life of the owner, and with nothing else.
 
-        The ETag changes too when somebody asks for the partition: a dead owner that is asked for would then be waited
-        for all over again. Rows of .NET have no count of renewals, and only their ETag.
+        The ETag is not enough: it also changes when another worker asks for the partition, and a dead owner would then
+        look alive. Rows of .NET have no count of renewals, so only their ETag is used.
         """
         if self.renewals is None or self.epoch is None:
             return self.etag, 0
@@ -95,7 +110,11 @@ class Lease:
     # what its actors write
 
     def claimed(self, me: str, now: Timestamp, take: timedelta) -> Lease:
-        """Taken by ``me``. :param now: the wall clock, for display. :param take: for ``ExpiresAt``, for .NET."""
+        """Return the lease as ``me`` writes it to take the partition.
+
+        :param now: the wall clock, for display.
+        :param take: for ``ExpiresAt``, which .NET workers read.
+        """
         return replace(
             self,
             owner=me,
@@ -117,7 +136,12 @@ class Lease:
     def renewed(
         self, now: Timestamp, take: timedelta, *, draining: bool, service: Service = NO_SERVICE, sent: int = 0
     ) -> Lease:
-        """Kept by its owner; whoever asked for it stays noted. :param sent: number of the last renewal sent."""
+        """Return the lease as its owner writes it to renew it. A request of another worker stays in it.
+
+        :param now: the wall clock, for display.
+        :param take: for ``ExpiresAt``, which .NET workers read.
+        :param sent: number of the last renewal that was sent.
+        """
         return replace(
             self,
             last_renewal=now,
@@ -129,21 +153,22 @@ class Lease:
         )
 
     def asked(self, me: str) -> Lease:
-        """Wanted by ``me``: a mark changes ``NextOwner`` alone."""
+        """Return the lease as ``me`` writes it to ask the owner for the partition. Only ``NextOwner`` changes."""
         return replace(self, next_owner=me)
 
     def kicked(self, by: str, now: Timestamp, reason: str = "") -> Lease:
-        """Wanted by an administrator, for anybody."""
+        """Return the lease as an administrator writes it. The owner then hands the partition over to any worker."""
         return replace(self, next_owner=NOBODY, kicked_by=f"by {by} at {now.text()}{reason and f': {reason}'}")
 
     def given_up(self, reason: str = "") -> Lease:
-        """Released by its owner; the times stay, and so does whoever asked for it."""
+        """Return the lease as its owner writes it to release the partition. Its times and ``next_owner`` do not change."""
         return replace(self, owner=None, draining=False, previous=self.owner, released=reason or None)
 
     def same_tenure(self, other: Lease) -> bool:
-        """Whether both are of one stay with one owner: asks and renewals change none of these columns.
+        """Return whether both values belong to the same tenure. Requests and renewals do not change the compared
+        columns.
 
-        An epoch that a .NET writer dropped proves nothing.
+        An epoch is compared only if both values have one, because a .NET worker removes it.
         """
         if None not in (self.epoch, other.epoch) and self.epoch != other.epoch:
             return False
@@ -151,7 +176,7 @@ class Lease:
 
 
 def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
-    """A row as a lease; absent columns have defaults. None: a row that is no partition's."""
+    """Return the lease in a row of the table. None: the row is not that of a partition."""
     if entity.partition_key != "" or not is_control_queue(entity.row_key, names):
         return None
     columns = entity.properties
@@ -176,7 +201,7 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
 
 
 def encode_lease(lease: Lease) -> Entity:
-    """The whole row; None columns vanish with a Replace, as in the original."""
+    """Return the row of a lease. Columns with None disappear when the row is replaced, as DurableTask does it."""
     return Entity(
         partition_key="",
         row_key=lease.queue,
@@ -201,14 +226,14 @@ def encode_lease(lease: Lease) -> Entity:
 
 
 def is_control_queue(name: str, names: HubNames) -> bool:
-    """Whether a queue is one of the hub's numbered control queues."""
+    """Return whether a name is that of one of the hub's control queues."""
     number = _number(name)
     return number is not None and name == names.control(number)
 
 
 @lru_cache(maxsize=4096)
 def _number(queue: str) -> int | None:
-    """A partition's number is asked for several times in each scan of up to 1,024."""
+    """Return the number at the end of a queue's name. Cached, because each scan needs it several times."""
     match = _QUEUE.fullmatch(queue)
     return None if match is None else int(match.group(1))
 
@@ -222,7 +247,7 @@ def _count(value: Property | None) -> int | None:
 
 
 def finite(value: object) -> float | None:
-    """A finite number; None for everything else."""
+    """Return the value as a float if it is a finite number. Otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):
@@ -235,22 +260,27 @@ def _time(value: Property | None) -> Timestamp | None:
 
 
 def newer(life: Life, seen: Life) -> bool:
-    """Whether ``life`` is a newer sign than ``seen``: a lower number of the same tenure is an older one."""
+    """Return whether ``life`` is a newer sign of life than ``seen``. A lower number of the same tenure is older."""
     return life[0] != seen[0] or life[1] > seen[1]
 
 
 class Sightings:
-    """Since when a watcher has seen no sign of life of each row's writer, by its own monotonic clock.
+    """For how long a reader has seen no new sign of life in each row, by its own monotonic clock.
 
-    Time runs from the moment an *answer* first showed the row so: the write that made it was sent before that, so
-    "unchanged for take" is always later than the writer's own "older than give-up".
+    The time begins when an *answer* first showed the row in this state. The owner sent its write before that answer. So
+    "unchanged for the take time" always comes later than the owner's own "older than the give-up time".
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Life, float]] = {}
 
     def note(self, key: str, life: Life, now: float) -> float:
-        """Seconds for which there has been no newer sign; 0 at first sight."""
+        """Note what a row shows now. Return the seconds since its last new sign of life, 0 when it is seen for the
+        first time.
+
+        :param key: key of the row.
+        :param now: monotonic time.
+        """
         seen = self._seen.get(key)
         if seen is None or newer(life, seen[0]):
             self._seen[key] = (life, now)
@@ -258,7 +288,10 @@ class Sightings:
         return now - seen[1]
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget rows that are no longer there."""
+        """Forget the rows that do not exist any more.
+
+        :param keys: keys of the rows that exist.
+        """
         for key in self._seen.keys() - set(keys):
             del self._seen[key]
 
@@ -276,19 +309,24 @@ def standing(
     successor: str | None = None,
     back: str | None = None,
 ) -> Row:
-    """What a row means for the balance, as one worker sees it.
+    """Return a lease as the balance sees it, for one worker.
 
-    Free is a row without an owner, of an owner proven dead by its lock file, of one silent for
-    ``take``, or one that names this very incarnation although it serves nothing of it: an own claim whose answer
-    was lost, or a lease that it gave up by age.
+    A partition is free in four cases: it has no owner; its owner is proven dead by its lock file; its owner was silent
+    for ``take``; or the lease names this worker, which does not serve the partition. The last case happens if the
+    answer to a claim was lost, or if this worker gave the partition up because its lease was too old.
 
-    :param held: whether this worker serves it now. :param unchanged: seconds since its last sign of life.
-    :param take: seconds, the owner's own or the watcher's, whichever are more.
-    :param patience: a row free for so long is anybody's: whoever should have taken it did not. So is one whose owner's
-        death others may be unable to prove.
-    :param shared: all others run on this machine and can prove a death too: each waits for its own share.
-    :param back: who has just started under the name of who had it before.
-    :param successor: who has just started under the owner's name: what the dead one served is for it to take.
+    :param me: full name of this worker.
+    :param held: whether this worker serves the partition now.
+    :param unchanged: seconds since the last sign of life of the owner.
+    :param take: seconds of silence after which the partition is free: the owner's own take time or this worker's,
+        whichever is longer.
+    :param patience: after this many further seconds any worker may take a free partition, even if the plan gives it to
+        another one. The other worker may be unable to take it, or to prove the owner's death.
+    :param dead: full names of workers that are proven dead.
+    :param shared: all other workers run on this machine, so that they can prove a death too. Then each takes only its
+        own share.
+    :param successor: a new incarnation of the owner. If the owner is proven dead, the successor takes its partitions.
+    :param back: a new incarnation of the former owner.
     """
     if held:
         return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)

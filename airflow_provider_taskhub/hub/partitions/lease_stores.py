@@ -1,6 +1,6 @@
-"""Where leases are kept: rows of a table, DurableTask's default, or leased blobs (``blobs``): one contract.
+"""Where leases are stored: in rows of a table, as DurableTask does by default, or in blobs (``blob_leases``).
 
-Owns reading and conditionally writing lease rows. Decides nothing.
+This module reads and conditionally writes leases. It decides nothing.
 """
 
 from __future__ import annotations
@@ -18,48 +18,55 @@ from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Ro
 
 
 class Leases(Protocol):
-    """A lease store: any store of named objects with an atomic conditional update will do."""
+    """A store of leases. It needs named objects with an atomic conditional update."""
 
     async def scan(self) -> tuple[Lease, ...]:
-        """Every partition's lease, by partition; what is no partition's is left out. :raises NotFound: no such hub."""
+        """Return the leases of all partitions, ordered by partition.
+
+        :raises NotFound: the hub does not exist.
+        """
 
     async def read(self, queue: str) -> Lease | None:
-        """One lease, or None when it is gone."""
+        """Return one lease. None: it does not exist."""
 
     async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
-        """Those of ``queues`` that ``me`` has asked for and does not have yet; for much less than a scan."""
+        """Return those leases of ``queues`` whose ``next_owner`` is ``me``. This costs much less than a scan."""
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease as its owner, who takes, renews or releases it, if it is still as its ``etag`` says.
+        """Write a lease to take, renew or release the partition, if the stored lease still has the given ``etag``.
 
-        :returns: it, with its new one. :raises Conflict: somebody changed it. :raises NotFound: it is gone.
-        :raises Unavailable: no answer: it may have been written.
+        :returns: the lease with its new ETag.
+        :raises Conflict: another worker has changed the lease.
+        :raises NotFound: the lease does not exist.
+        :raises Unavailable: there was no answer. The lease may have been written.
         """
 
     async def mark(self, lease: Lease) -> Lease:
-        """As :meth:`write`, for those who ask its owner for something: an ask, a kick."""
+        """Write a lease to ask its owner for the partition, or to kick it. Results and errors are those of
+        :meth:`write`.
+        """
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up. False: it was there."""
+        """Make the lease of a partition, without an owner. Return False if it exists already."""
 
 
 def leases_of(store: Store, names: HubNames, info: HubInfo, take: timedelta = timedelta(seconds=30)) -> Leases:
-    """The lease store that a hub uses. :param take: of the worker that will hold leases."""
+    """Return the lease store that a hub uses.
+
+    :param take: the take time of the worker that will own leases.
+    """
     return TableLeases(store, names) if info.lease_store == TABLE else BlobLeases(store, names, take)
 
 
 class TableLeases:
-    """Leases as rows of ``{Hub}Partitions``: every update replaces the whole row under its ETag.
-
-    A lease's ``etag`` stands for the state that was read or written.
-    """
+    """Leases in rows of ``{Hub}Partitions``. Each update replaces the whole row if its ETag has not changed."""
 
     def __init__(self, store: Store, names: HubNames) -> None:
         self._store = store
         self._names = names
 
     async def scan(self) -> tuple[Lease, ...]:
-        """Every partition's lease, by partition; rows that are no partition's are left out."""
+        """Return the leases of all partitions, ordered by partition."""
         leases = [
             lease
             async for entity in self._store.rows(self._names.partitions)
@@ -68,23 +75,24 @@ class TableLeases:
         return tuple(sorted(leases, key=lambda lease: lease.partition))
 
     async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
-        """One request, whose answer holds these rows alone."""
+        """Return those leases of ``queues`` whose ``next_owner`` is ``me``. This is one request."""
         mine = And((Compare("PartitionKey", "eq", ""), Compare("NextOwner", "eq", me)))
         found = [decode_lease(entity, self._names) async for entity in self._store.rows(self._names.partitions, mine)]
         return tuple(lease for lease in found if lease is not None and lease.queue in queues)
 
     async def read(self, queue: str) -> Lease | None:
-        """One lease, or None when its row is gone."""
+        """Return one lease. None: its row does not exist."""
         entity = await self._store.get(self._names.partitions, "", queue)
         return None if entity is None else decode_lease(entity, self._names)
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease on condition that it is still as its ``etag`` says. Returns it with its new ETag.
+        """Write a lease if the stored lease still has the given ``etag``. Return it with its new ETag.
 
-        A release is announced under the table's name: another worker takes the partition before its next scan.
+        A release sends a wake-up, so that another worker takes the partition before its next scan.
 
-        :raises Conflict: somebody changed it. :raises NotFound: its row is gone.
-        :raises Unavailable: no answer: it may have been written.
+        :raises Conflict: another worker has changed the lease.
+        :raises NotFound: the row does not exist.
+        :raises Unavailable: there was no answer. The lease may have been written.
         """
         operation = RowOperation(verb=RowVerb.REPLACE, entity=encode_lease(lease), etag=lease.etag)
         table = self._names.partitions
@@ -94,17 +102,20 @@ class TableLeases:
         return replace(lease, etag=etags[0])
 
     async def mark(self, lease: Lease) -> Lease:
-        """As :meth:`write`: a row is the whole lease."""
+        """Write a lease as :meth:`write` does. In a table both are the same operation."""
         return await self.write(lease)
 
     async def insert(self, queue: str) -> bool:
-        """Make the lease of a partition, born given up. False: it was there."""
+        """Make the lease of a partition, without an owner. Return False if it exists already."""
         entity = Entity(partition_key="", row_key=queue, properties={"IsDraining": False})
         return await insert_row(self._store, self._names.partitions, entity)
 
 
 async def insert_row(store: Store, table: str, entity: Entity) -> bool:
-    """Insert a row. False: there is one with its keys."""
+    """Insert a row.
+
+    :returns: False if a row with these keys exists already.
+    """
     try:
         await store.execute(Transact(table=table, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
     except Conflict:
