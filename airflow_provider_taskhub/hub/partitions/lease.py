@@ -161,7 +161,7 @@ class Lease:
         return replace(self, next_owner=NOBODY, kicked_by=f"by {by} at {now.text()}{reason and f': {reason}'}")
 
     def given_up(self, reason: str = "") -> Lease:
-        """Return the lease as its owner writes it to release the partition. Its times and ``next_owner`` do not change."""
+        """Return the lease as its owner writes it to release the partition. Its times do not change."""
         return replace(self, owner=None, draining=False, previous=self.owner, released=reason or None)
 
     def same_tenure(self, other: Lease) -> bool:
