@@ -1,4 +1,8 @@
-"""Committing a checkpoint whatever the store answers: unknown outcomes are read back, never repeated blindly."""
+"""Commits the checkpoint of an episode.
+
+If the store does not say whether a commit succeeded, the sentinel is read before the next try. A blind second try was
+rejected: it could not tell its own first try from the commit of another worker.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +39,25 @@ from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 log = structlog.get_logger(__name__)
 
 TRIES = 5
+"""Most tries of one commit."""
 COMMITS = Retries(after=(Throttled, Unavailable), first=0.1)
-"""Pauses between two tries of a commit."""
+"""The pauses between two tries of a commit after the store was throttled or unavailable."""
 
 
 class Aborted(StorageError):
-    """Another episode over the same sentinel was committed: this session is not the instance's owner any more."""
+    """Another episode of the instance was committed meanwhile, so the loaded history of this session is old.
+
+    The session is dropped. The messages are given back, and their next delivery loads the history again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """:param claimed: messages that the commit put and claimed, to be handed over.
-    :param deleted: those of the batch that are known to be deleted.
+    """The result of a commit.
+
+    :param stored: what the next checkpoint must know of the stored rows.
+    :param claimed: messages that the commit has put and claimed, for the queue readers of this worker.
+    :param deleted: the messages of the batch that are known to be deleted.
     """
 
     stored: Stored
@@ -55,9 +66,11 @@ class Done:
 
 
 def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
-    """Whether the row is of a newer start, whose client saw the instance end: here, or before its first checkpoint.
+    """Return True if a client has replaced the instance row for a newer start, so that this run must not write the row.
 
-    Of a child that goes on it saw no end: only of the run before, of which the row tells still.
+    A client replaces the row only after it has seen that an instance under this id has ended. If the episode is the
+    first one of a child and the child goes on, the client has seen only the end of the run before the child. Then this
+    run writes the row.
     """
     if row is None or row.status is not Status.PENDING or same_start(row.execution_id, episode.current.execution_id):
         return False
@@ -68,13 +81,13 @@ def _starts_child(episode: Episode) -> bool:
     return any(isinstance(event, ExecutionStarted) and event.parent is not None for event in episode.history)
 
 
-def _certainly(error: Exception) -> bool:
-    """Whether what was refused was not done for certain."""
+def _certainly_not_done(error: Exception) -> bool:
+    """Return True if an operation that ended with this error has certainly changed nothing."""
     return not (isinstance(error, Unavailable) and error.maybe_done)
 
 
 class Committer:
-    """Carries checkpoints out."""
+    """Commits checkpoints to the store of a hub."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -83,49 +96,61 @@ class Committer:
         self,
         episode: Episode,
         stored: Stored,
-        mail: Sequence[OutboundMessage],
+        outgoing: Sequence[OutboundMessage],
         batch: Sequence[Delivery],
         *,
         tenure: Tenure,
         tags: dict[str, str],
         leave: bool = False,
     ) -> Done:
-        """Make an episode durable.
+        """Make an episode durable: its history, its outgoing messages, its instance row; then delete its messages.
 
-        :param leave: the messages are not deleted: what is to be done before that follows, and they stand for it.
-
-        :raises Aborted: when somebody else committed over the sentinel. :raises LeaseLost: from the tenure's check.
-        :raises PayloadTooLarge: when no store takes it. :raises InputError: as well.
-        :raises StorageError: when the store does not answer for too long; whether it was committed is then unknown,
-            and the redelivery of the messages finds out.
+        :param stored: what is stored before the commit.
+        :param outgoing: the outgoing messages.
+        :param batch: the messages that the episode has processed.
+        :param tenure: the tenure of the partition; it is checked before each step.
+        :param tags: the tags of the instance.
+        :param leave: True if the messages of the batch are not deleted here. The caller has work to do before it
+            deletes them; if the worker dies, they are delivered again and the work is repeated.
+        :raises Aborted: if another worker has committed over the sentinel.
+        :raises LeaseLost: if this worker no longer serves the partition.
+        :raises PayloadTooLarge: if the store refuses a row or message as too large.
+        :raises InputError: if the store refuses a value as invalid.
+        :raises StorageError: if the store does not answer for too long. Then nobody knows whether the checkpoint was
+            committed; the next delivery of the messages reads the history and finds out.
         """
-        hub, commit_id = self._hub, token_hex(16)  # of all tries: a write that was only late is found to be ours
+        hub, commit_id = (
+            self._hub,
+            token_hex(16),
+        )  # the same for all tries: a late write of an earlier try is recognized
         history = checkpoint.written(episode, hub.names)
         spilled = tuple(blob.name for blob in history.blobs)
 
         def planned(stored: Stored) -> CheckpointPlan:
             taken, check = processed(batch, leave=leave), tenure.check
-            return hub.checkpoint(episode, history, stored, mail, taken, tags=tags, check=check, commit_id=commit_id)
+            return hub.checkpoint(
+                episode, history, stored, outgoing, taken, tags=tags, check=check, commit_id=commit_id
+            )
 
         def whole(done: Done) -> Done:
             return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
 
         plan = planned(stored)
-        put: list[Delivery] = []  # claimed by tries that ended in an error
-        refused = True  # all of them for certain: nothing of this episode is in the history
+        put: list[Delivery] = []  # messages that failed tries have put and claimed
+        refused = True  # True while all tries have certainly left the history unchanged
         last: StorageError | None = None
-        for turn in range(TRIES):  # not retries.retry: what was stored is read between two tries
+        for turn in range(TRIES):  # retries.retry does not fit: the sentinel is read between two tries
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
-                return whole(self._done(plan, episode, stored, mail, batch, results, sent))
+                return whole(self._done(plan, episode, stored, outgoing, batch, results, sent))
             except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
                 done = error.results if isinstance(error, StorageError) else ()
                 if len(done) > plan.outbound:
-                    put += claimed(mail, done[plan.outbound], sent=sent)
-                refused = refused and _certainly(error) and len(done) <= plan.outbound + 1
-                if isinstance(error, PayloadTooLarge | InputError):  # the same at each try
+                    put += claimed(outgoing, done[plan.outbound], sent=sent)
+                refused = refused and _certainly_not_done(error) and len(done) <= plan.outbound + 1
+                if isinstance(error, PayloadTooLarge | InputError):  # every further try would be refused too
                     await self._withdraw(put if refused else ())
                     raise
                 last = error
@@ -146,7 +171,7 @@ class Committer:
                     raise
                 return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
-                break  # a half commit of our own: reload, which cuts it off
+                break  # our own commit is half done: loading the history again ignores the uncommitted rows
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 await self._withdraw(put if refused else ())
                 raise Aborted("another episode was committed over the sentinel") from last
@@ -160,13 +185,18 @@ class Committer:
         raise last
 
     async def _withdraw(self, put: Sequence[Delivery]) -> None:
-        """Delete what a refused try has put and claimed: nobody has seen it, and nothing stands behind it."""
+        """Delete messages that a refused try has put and claimed.
+
+        No reader has seen them, and no history says that they were sent.
+        """
         if not put:
             return
         try:
             step = Step(name="withdraw", operations=tuple([held.deletion() for held in put]))
             await self._hub.store.commit(Unit(steps=(step,)))
-        except StorageError as error:  # they become visible, and their identities tell what they are
+        except (
+            StorageError
+        ) as error:  # the messages become visible later, and admission discards them by their identities
             log.info("claimed_puts_left", messages=len(put), error=str(error))
 
     def _done(
@@ -174,7 +204,7 @@ class Committer:
         plan: CheckpointPlan,
         episode: Episode,
         stored: Stored,
-        mail: Sequence[OutboundMessage],
+        outgoing: Sequence[OutboundMessage],
         batch: Sequence[Delivery],
         results: Results,
         sent: float,
@@ -197,7 +227,7 @@ class Committer:
         )
         return Done(
             stored=after,
-            claimed=tuple(claimed(mail, results[plan.outbound], sent=sent)),
+            claimed=tuple(claimed(outgoing, results[plan.outbound], sent=sent)),
             deleted=tuple(held for held, done in zip(batch, results[-1], strict=False) if done is not None),
         )
 
@@ -212,19 +242,22 @@ class Committer:
         tags: dict[str, str],
         leave: bool,
     ) -> Done:
-        """The history is committed: what is behind it is done under the row's newest ETag.
+        """Do the steps that follow a committed history: write the instance row, and delete the messages.
 
-        :raises Aborted: when another owner has committed since: its row would become what it was.
+        The row is written under its newest ETag.
+
+        :param sentinel: the sentinel that this commit has written.
+        :raises Aborted: if another worker has committed since. Its newer row would be overwritten with old values.
         """
         hub, instance_id = self._hub, episode.current.instance_id
         for _ in range(TRIES):
             row = await hub.instance(instance_id)
-            again = await self._sentinel(instance_id)  # after the row: a later commit's merge makes the row's ETag old
+            again = await self._sentinel(instance_id)  # read after the row: a later commit changes the ETag of the row
             if again is None or again.etag != sentinel.etag:
-                raise Aborted("another episode was committed behind this one")
+                raise Aborted("another episode was committed after this one")
             row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)
             if row is None and stored.sentinel_etag is None and stored.row_etag is not None:
-                # the instance was ended by another worker, and purged, while this was on its way
+                # another worker has terminated the instance and a client has purged it before this commit arrived
                 log.info("purged_before_its_start", instance_id=instance_id)
                 unit = checkpoint.withdrawn(hub.names, instance_id, history, sentinel.etag)
                 await hub.store.commit(unit)
@@ -251,7 +284,9 @@ class Committer:
             merged = results[1][0]
             assert isinstance(merged, tuple)
             return Done(stored=self._after(stored, episode, sentinel, merged[0]))
-        raise Conflict(f"the instance row of {instance_id!r} keeps changing under its checkpoint")
+        raise Conflict(
+            f"the instance row of {instance_id!r} was changed by others in each of {TRIES} tries to write it"
+        )
 
     def _after(self, stored: Stored, episode: Episode, sentinel: Sentinel, row_etag: str | None) -> Stored:
         return checkpoint.after(

@@ -1,13 +1,14 @@
-"""Closes evicted orchestrators on a thread of its own.
+"""Closes evicted orchestrators on a separate thread.
 
-When a worker lets go of a live orchestrator, its ``finally`` and ``except`` blocks run. They are user code outside of
-an episode, and may block or loop for ever. On the worker's event loop they would stop everything that the worker does.
-To end the process, as for an episode that does not end, would be wrong: the instance has nothing to do here any more.
-Python must not close the orchestrator either: it would do so on any thread, and at any time.
+When a worker removes a live orchestrator from memory, it closes the coroutine, and the ``finally`` and ``except``
+blocks of the coroutine run. These blocks are user code, and may block or loop without end. On the worker's event loop
+they would stop everything that the worker does. Ending the process, as for an episode that does not end, was rejected:
+the instance needs nothing from this worker any more. Leaving the close to Python's garbage collection was rejected too:
+it may run the blocks on any thread at any time.
 
-So one daemon thread closes orchestrators one after another. While one of them blocks, the thread keeps the others
-alive. Rejected: more threads and exceptions raised in them from outside. They close the others earlier, but nothing
-depends on that, and Python gives no safe way to interrupt a thread.
+So one daemon thread closes orchestrators one after another. While one of them blocks, the others wait in memory. More
+threads, and exceptions raised in them from outside, were rejected. They would close the waiting orchestrators earlier,
+but nothing depends on that, and Python has no safe way to interrupt a thread.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from airflow_provider_taskhub.workers.orchestrations.watchdog import SLOW, TICK,
 log = structlog.get_logger(__name__)
 
 STOP_PATIENCE = 2.0
-"""Seconds that a stopping worker waits until its orchestrators are closed."""
+"""Longest time that a stopping worker waits until its orchestrators are closed, in seconds."""
 BACKLOG = 1000
-"""Orchestrators that wait to be closed before it is logged; again at twice as many, and so on."""
+"""Number of waiting orchestrators at which a warning is logged. The number doubles after each warning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +39,13 @@ class _Job:
 
 
 class _Thread(threading.Thread):
-    """Closes orchestrators for ever.
+    """Closes orchestrators one after another until the process ends.
 
-    Its frame keeps the queue. A daemon thread is frozen when the process ends, so what waits is never closed then.
+    The running ``run`` method holds a reference to the queue. When the process ends, Python freezes a daemon thread, so
+    the waiting orchestrators are never garbage-collected, and their blocks do not run then.
 
-    :ivar job: what it closes at the moment.
+    :ivar jobs: the orchestrators that wait to be closed.
+    :ivar job: the orchestrator that the thread closes now; None if it closes none.
     """
 
     def __init__(self) -> None:
@@ -60,10 +63,10 @@ class _Thread(threading.Thread):
 
 
 class CoroutineCloser:
-    """Closes orchestrators in turn, and logs what does not go well with the id of the instance.
+    """Closes orchestrators one after another, and logs those that cannot be closed with the id of their instance.
 
-    An orchestrator that swallows ``GeneratorExit`` cannot be closed. Python prints a raw message about it; until
-    :meth:`stop` that message is a warning in the log.
+    An orchestrator that catches ``GeneratorExit`` and goes on cannot be closed. Python would print a raw message about
+    it; until :meth:`stop`, this class logs a warning with the instance id instead.
     """
 
     def __init__(self) -> None:
@@ -72,15 +75,19 @@ class CoroutineCloser:
         self._thread = _Thread()
         self._thread.start()
         self._seen: _Job | None = None
-        self._looks = 0
+        self._checks = 0
         self._backlog = BACKLOG
 
     def __call__(self, instance_id: str, close: Callable[[], None]) -> None:
+        """Close an orchestrator soon, on the separate thread.
+
+        :param close: the function that closes the orchestrator.
+        """
         self._thread.jobs.put(_Job(instance_id, close))
 
     def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         job = self._thread.job if threading.current_thread() is self._thread else None
-        if job is None:  # not an orchestrator's
+        if job is None:  # the exception does not come from an orchestrator
             self._hook_before(unraisable)
             return
         log.warning(
@@ -91,13 +98,16 @@ class CoroutineCloser:
         )
 
     def look(self) -> None:
-        """Call it each :data:`TICK`: logs an orchestrator that takes long, and a long queue behind it."""
+        """Log a warning if closing an orchestrator takes long, or if many orchestrators wait to be closed.
+
+        The watchdog calls this method every :data:`TICK` seconds.
+        """
         job = self._thread.job
         if job is None or job is not self._seen:
-            self._seen, self._looks = job, 0
+            self._seen, self._checks = job, 0
             return
-        self._looks += 1
-        if self._looks == round(SLOW / TICK):
+        self._checks += 1
+        if self._checks == round(SLOW / TICK):
             log.warning(
                 "orchestrator_not_closed",
                 instance_id=job.instance_id,
@@ -117,7 +127,11 @@ class CoroutineCloser:
             )
 
     def stop(self) -> None:
-        """Wait a little until everything is closed; what is not stays as it is until the process ends."""
+        """Wait up to :data:`STOP_PATIENCE` until all orchestrators are closed; the others stay open until the process
+        ends.
+
+        Python's own handling of such messages is restored.
+        """
         done = threading.Event()
         self("", done.set)
         done.wait(STOP_PATIENCE)

@@ -1,4 +1,4 @@
-"""An instance in memory: its live orchestrator, what is stored of it, and how both are loaded. Writes nothing."""
+"""Loads an instance from the store into memory: its history, its row and its live orchestrator. It writes nothing."""
 
 from __future__ import annotations
 
@@ -46,27 +46,37 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 
 log = structlog.get_logger(__name__)
 
-_FOR_WHOEVER_IS_CURRENT = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
-"""Messages for the current generation; responses name theirs, and are nothing to another."""
+_FOR_ANY_GENERATION = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
+"""Events that every generation of a run takes. A response names its generation, and other generations discard it."""
 
 
-def _outlives(event: HistoryEvent) -> bool:
-    """Whether a repetition of the message would be taken once more, by a later generation or as another start."""
+def _needs_memory(event: HistoryEvent) -> bool:
+    """Return True if later generations must remember the message, because they would process a repetition of it."""
     if isinstance(event, ExecutionStarted):
-        return event.parent is not None  # of any other the row tells
-    return isinstance(event, _FOR_WHOEVER_IS_CURRENT)
+        return event.parent is not None  # a repeated start of a client is recognized by the instance row
+    return isinstance(event, _FOR_ANY_GENERATION)
 
 
 @dataclass(slots=True, eq=False)
 class LoadedInstance:
-    """An instance in memory: the live orchestrator and what is stored of it.
+    """An instance in memory: its live orchestrator, and the facts of its stored history.
 
-    :ivar past: the history as loaded, until the first episode over it.
-    :ivar started: the generation's start. :ivar scheduled: what was asked for, by the action's number.
-    :ivar open_tasks: names of the activities that are not answered, by their action's number.
-    :ivar seen: identities of messages that were taken; whether a later generation would take them once more.
-    :ivar forgetful: more was taken across generations than is remembered.
-    :ivar stuck: it is in quarantine: none of its code may run.
+    :ivar execution: the live orchestrator, which replays the history.
+    :ivar stored: what the next checkpoint must know of the stored rows, such as ETags.
+    :ivar execution_id: the stored generation; None if nothing is stored.
+    :ivar name: the name of the orchestrator.
+    :ivar tags: the tags of the start.
+    :ivar parent: the parent of a child; None for an instance that a client has started.
+    :ivar started: the start event of the generation.
+    :ivar scheduled: the scheduling events of activities, timers and children, by the number of their action.
+    :ivar open_tasks: the names of the activities without a response, by the number of their action.
+    :ivar seen: the identities of processed messages; the value is True if later generations must remember the identity.
+    :ivar past: the history as loaded; empty after the first episode.
+    :ivar ended: the final status; None while the instance has not ended.
+    :ivar forgetful: True once more consumed messages had to be remembered across generations than the sentinel has room
+        for; the oldest are forgotten.
+    :ivar stuck: True if none of the orchestrator's code may run, because the instance is in quarantine or this worker
+        does not have the code.
     """
 
     execution: Execution
@@ -85,10 +95,10 @@ class LoadedInstance:
     stuck: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
-        """Keep the facts that later messages are judged by.
+        """Take the facts from new history events that admission needs for later messages.
 
-        :param switched: the events are a new generation: what was known of the one before says nothing any more, but
-            for the messages that its switch consumed (:meth:`remember`).
+        :param switched: True if the events begin a new generation. The facts of the generation before are then
+            forgotten, except the messages that its last episode consumed (:meth:`remember`).
         """
         if switched:
             self.scheduled.clear()
@@ -96,7 +106,7 @@ class LoadedInstance:
             self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
-                self.seen[event.taskhub_message_id] = _outlives(event)
+                self.seen[event.taskhub_message_id] = _needs_memory(event)
             match event:
                 case TaskScheduled():
                     self.scheduled[event.event_id] = event
@@ -112,18 +122,28 @@ class LoadedInstance:
                     self.ended = event.status
 
     def remember(self, stored: Stored) -> None:
-        """What is stored now."""
+        """Set what is stored after a checkpoint, and remember the consumed messages of the sentinel."""
         self.stored = stored
         self.seen.update(dict.fromkeys(stored.consumed, True))
 
     def consumed(self) -> tuple[str, ...]:
-        """Identities of messages that would be taken again when the rows that name them are gone, the oldest first."""
+        """Return the identities of messages that later generations must remember, the oldest first.
+
+        The rows that name these messages are deleted, and a later generation would process a repetition.
+        """
         return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
 
     def forget(self, deleted: Iterable[Delivery]) -> None:
-        """Of messages that are deleted later generations need not know, but for actions: those may be sent twice."""
+        """Stop remembering messages that are deleted from their queue.
+
+        Messages that an action of an orchestrator has sent stay remembered, because the action may be sent again.
+
+        :param deleted: the messages that are known to be deleted.
+        """
         gone = {
-            held.identity for held in deleted if held.identity == held.message_id or not _outlives(held.message.event)
+            held.identity
+            for held in deleted
+            if held.identity == held.message_id or not _needs_memory(held.message.event)
         }
         self.seen.update((known, False) for known in gone if known in self.seen)
         if self.stored.consumed:
@@ -131,6 +151,7 @@ class LoadedInstance:
             self.stored = replace(self.stored, consumed=kept)
 
     def facts(self) -> Facts:
+        """Return the facts by which admission judges messages for this instance."""
         return Facts(
             execution_id=self.execution_id,
             ended=frozenset(self.stored.ended),
@@ -143,22 +164,32 @@ class LoadedInstance:
 
 
 class Loader:
-    """Brings instances into memory."""
+    """Loads instances from the store."""
 
     def __init__(self, hub: Hub, registry: Registry) -> None:
         self._hub, self._registry = hub, registry
 
     async def open(self, instance_id: str, first: Delivery) -> tuple[LoadedInstance, Loaded | None]:
-        """:returns: with what is stored of it; None: nothing was read, since nothing can be."""
+        """Load an instance for a batch.
+
+        :param first: the first message of the batch.
+        :returns: the instance, and the history as read. The history is None if nothing was read because nothing can be
+            stored yet.
+        """
         event = first.message.event
         if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
-            # our client inserted the row: nothing is stored, and the sentinel's insert refuses if that is wrong
+            # a TaskHub client inserted the row, so nothing is stored; if that is wrong, inserting the sentinel fails
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
             return LoadedInstance(self._execution(instance_id, (), None, None), stored, None), None
         return await self.load(instance_id)
 
     async def load(self, instance_id: str) -> tuple[LoadedInstance, Loaded]:
-        """History and row; the row tells the custom status, which an earlier generation may have set."""
+        """Read the history and the instance row of an instance.
+
+        The row is needed for the custom status, which an earlier generation may have set.
+
+        :returns: the instance, and the history as read.
+        """
         hub = self._hub
         loaded, row = await asyncio.gather(
             load(hub.store, hub.names, instance_id), hub.instance(instance_id, payloads=("custom_status", "output"))
@@ -197,7 +228,7 @@ class Loader:
         inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
         status = row.custom_status if row is not None and inherits else None
         if identity.generation_of(sentinel.execution_id) and (row is None or row.execution_id != sentinel.execution_id):
-            # the row lags behind the generation switch, which may have set what the generation began with
+            # the row is older than the generation switch, which may have set the custom status
             status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = LoadedInstance(execution, stored, sentinel.execution_id, past=loaded.past)
@@ -212,9 +243,11 @@ class Loader:
     ) -> tuple[LoadedInstance, Facts, ExecutionStarted, tuple[HistoryEvent, ...]]:
         """Load an instance with a damaged history, to terminate it or to start it again.
 
-        The execution begins a new generation under the existing sentinel: its own rows can be read.
+        The orchestrator gets a new generation with an empty history under the existing sentinel, because the rows of a
+        new generation can be read.
 
-        :returns: with what its messages are judged by, the start of that generation, and the events that can be read.
+        :returns: the instance, the facts for admission, the start of the new generation, and the events of the damaged
+            history that can be read.
         """
         hub = self._hub
         found, row = await asyncio.gather(
@@ -242,20 +275,23 @@ class Loader:
         live.stored = replace(stored, consumed=live.consumed())
         live.open_tasks[-1] = ""  # the event that scheduled an activity with a record may be unreadable
         ended = row is not None and row.status.is_final and same_start(named, current)
-        live.ended = row.status if row is not None and ended else None  # its end may be in an unreadable row
+        live.ended = row.status if row is not None and ended else None  # the event of the end may be unreadable
         replaced = row is not None and row.status is Status.PENDING and not same_start(named, current)
         facts = replace(
             live.facts(),
             checkpointed=found.lock.timestamp if found.lock else None,
-            final=ended or replaced,  # a client replaces the row of an ended run only
+            final=ended or replaced,  # a client replaces the row only if the run before has ended
         )
         return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
     def restarted(self, instance_id: str, old: LoadedInstance) -> LoadedInstance:
-        """A new start over an ended history: it is written from ordinal 0 under the same sentinel.
+        """Return an instance with an empty history, for a new start of an instance that has ended.
 
-        What that history has taken is known further on, for the rows that name it go, and any of it may come again.
-        Its blobs stay, as in DurableTask: a child's row keeps the output of the run before until it ends again.
+        The new history is written from row 0 under the same sentinel. The messages that the ended run has consumed stay
+        remembered: the rows that name them are overwritten, and each message may be delivered again. The blobs of the
+        ended run stay, as in DurableTask, because the row of a child keeps the old output until the child ends again.
+
+        :param old: the ended instance as loaded.
         """
         consumed = old.consumed()
         before = () if old.execution_id is None else (run_name(old.execution_id),)
@@ -277,11 +313,11 @@ class Loader:
         self, instance_id: str, past: Sequence[HistoryEvent], execution_id: str | None, custom_status: str | None
     ) -> Execution:
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
-        return Execution(self._registry, past, instance=instance, custom_status=custom_status, log=_say)
+        return Execution(self._registry, past, instance=instance, custom_status=custom_status, log=_log_line)
 
 
-def _say(line: LogLine) -> None:
-    """Write what an orchestrator logs into the worker's log."""
+def _log_line(line: LogLine) -> None:
+    """Write a log line of an orchestrator into the worker's log."""
     level = max(logging.DEBUG, min(logging.CRITICAL, line.level // 10 * 10))  # structlog knows no levels in between
     log.log(level, line.message, instance_id=line.instance_id, orchestrator=line.orchestrator)
 
@@ -289,7 +325,10 @@ def _say(line: LogLine) -> None:
 def _start_of(
     instance: OrchestrationInstance, started: ExecutionStarted | None, row: InstanceState | None, now: Timestamp
 ) -> ExecutionStarted:
-    """The start of a generation that replaces a damaged one: from the history if readable, else from the row."""
+    """Return the start of the generation that replaces a damaged one.
+
+    :param started: the start event in the damaged history; None if it is unreadable. Then the row is used.
+    """
     if started is not None:
         return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
     if row is None:
@@ -298,9 +337,10 @@ def _start_of(
 
 
 def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Timestamp) -> ExecutionStarted:
-    """The start that a client has asked for, as its row says it.
+    """Build the start event that a client has sent, from the instance row that the client wrote.
 
-    :param row: with its input. :param now: for a row that does not say when it was made.
+    :param row: the instance row, with its input.
+    :param now: the timestamp for a row without a creation time.
     """
     return ExecutionStarted(
         timestamp=row.created or now,
@@ -315,17 +355,24 @@ def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Tim
 
 
 def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
-    """Whether the row is of a later start than the history: no checkpoint of this run may overwrite it."""
+    """Return True if the row belongs to a later start than the history; no checkpoint of this run may overwrite it."""
     started = next((event for event in past if isinstance(event, ExecutionStarted)), None)
     return started is not None and is_newer(row, started)
 
 
 def current_execution_id(execution_id: str | None, batch: Sequence[Delivery]) -> str | None:
-    """The execution id that a batch is for. :param execution_id: of what is stored."""
+    """Return the execution id of the generation that a batch is for.
+
+    :param execution_id: the generation that is stored; None if nothing is stored.
+    """
     event = batch[0].message.event if batch else None
     return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id
 
 
 def _runs_unread(event: ExecutionStarted, held: Delivery) -> bool:
-    """A start whose client inserted the row has nothing stored yet, unless it had to wait: then anything may be."""
+    """Return True if a start can be processed without reading the store, because its instance has no history yet.
+
+    That is certain only for the first delivery of a start whose client inserted the instance row. If the start had to
+    wait for its time, another worker may have stored a history meanwhile.
+    """
     return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1

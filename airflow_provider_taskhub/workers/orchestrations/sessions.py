@@ -1,7 +1,7 @@
-"""Instances in memory: their mail, who may work on them, and which live orchestrators are kept.
+"""Sessions: the instances that a worker has in memory, their waiting messages, and their live orchestrators.
 
-An instance has at most one session in a worker and at most one episode under way. Messages for an instance in
-memory join its session's mail. A session belongs to one tenure of its partition and ends with it.
+An instance has at most one session in a worker and at most one running episode. Each message for an instance is added
+to the waiting messages of its session. A session belongs to one tenure of its partition and ends with that tenure.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ State = TypeVar("State")
 class Session(Generic[State]):
     """One instance in memory.
 
-    :param state: what the worker keeps of it between episodes (a live orchestrator); None: nothing is loaded.
-    :param size: bytes that ``state`` is accounted for.
+    :param reader: the reader of the partition that has received the messages.
+    :param mail: messages that wait for the next episode.
+    :param active: True while an episode of the instance runs.
+    :param queued: True while the session waits for its turn to run an episode.
+    :param closed: True after the tenure has ended; no new episode starts.
+    :param state: the loaded instance that the worker keeps between episodes; None if nothing is loaded.
+    :param size: the bytes that count for ``state`` against the memory limit.
+    :param last_used: the monotonic second when its last episode ended.
     """
 
     instance_id: str
@@ -41,16 +47,20 @@ class Session(Generic[State]):
 
 
 PASSED_OVER = 3
-"""Live sessions in turn for which a new one waits."""
+"""Number of turns of sessions with a loaded instance after which a session without a loaded instance gets a turn."""
 MAX_BATCH = 400
-"""Messages of one episode: a sentinel remembers twice as many across a generation switch."""
+"""Most messages of one episode. A sentinel can remember twice as many consumed messages across a generation switch."""
 
 
 def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
-    """The messages of the next episode, and the rest.
+    """Split waiting messages into the batch of the next episode and the rest.
 
-    A start opens a batch of its own with what follows it; what came before an instance's start and is addressed to no
-    generation, or to this very start, joins it: an event may overtake the start of its instance.
+    A start begins a new batch, which takes the messages behind the start too. Messages in front of the start join the
+    batch if they name this start or no generation, because an event may overtake the start of its instance. If a
+    message in front of the start names another generation, the messages in front of the start are a batch of their own.
+
+    :param mail: the waiting messages.
+    :returns: the batch, and the messages that go on waiting.
     """
     ordered = _ordered([held for held in mail if not held.gone])
     starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
@@ -67,10 +77,10 @@ def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]
 
 
 def _ordered(mail: Sequence[Delivery]) -> list[Delivery]:
-    """The order of processing: by time, then by the sender's count.
+    """Return messages in the order in which they are processed: by time, then by the sequence number of the sender.
 
-    Suspensions and resumes of the same time stay as they arrived. The counts of two processes tell no order, and which
-    of one process's own is older is judged later (``facts.precedes``).
+    Suspensions and resumes are ordered by time only; those of the same time keep the order of arrival. Sequence numbers
+    of two processes cannot be compared. Admission later compares those of one process (``facts.precedes``).
     """
     ordered = sorted(mail, key=lambda held: held.order)
     steering = [held for held in mail if isinstance(held.message.event, STEERING)]
@@ -84,11 +94,12 @@ def _ordered(mail: Sequence[Delivery]) -> list[Delivery]:
 class Sessions(Generic[State]):
     """All sessions of a worker.
 
-    :param limit_bytes: idle state beyond this is dropped, oldest first.
-    :param extended: whether an orchestrator stays alive between its episodes.
-    :param rested: told of state of which only the history is kept from now on: it holds for as long as nobody else
-        commits over the sentinel's ETag, so it is not read again.
-    :param dropped: told of state that is not kept any more.
+    :param limit_bytes: the memory limit of all loaded instances, in bytes. Above the limit, idle instances are dropped,
+        the least recently used first.
+    :param extended: True if an orchestrator stays alive between its episodes.
+    :param rested: called with a loaded instance whose orchestrator is closed now while its history stays in memory. The
+        history is not read again, because the next commit fails if another worker has changed the sentinel.
+    :param dropped: called with a loaded instance that is removed from memory.
     """
 
     def __init__(
@@ -103,7 +114,9 @@ class Sessions(Generic[State]):
         self._active: dict[str, Session[State]] = {}
         self._sessions: dict[str, Session[State]] = {}
         self._resting: OrderedDict[str, Session[State]] = OrderedDict()
-        self._histories: OrderedDict[str, Session[State]] = OrderedDict()  # used before all that rest
+        self._histories: OrderedDict[str, Session[State]] = (
+            OrderedDict()
+        )  # used longer ago than every session in _resting
         self._live: deque[Session[State]] = deque()
         self._new: deque[Session[State]] = deque()
         self._passed_over = 0
@@ -122,7 +135,7 @@ class Sessions(Generic[State]):
         return [session for session in self._sessions.values() if session.reader is reader]
 
     def deliver(self, reader: ControlReader, held: Delivery) -> None:
-        """Add a message to its instance's mail."""
+        """Add a received message to the waiting messages of its instance."""
         instance_id = held.message.instance.instance_id
         session = self._sessions.get(instance_id)
         if session is None or session.reader is not reader:
@@ -132,7 +145,7 @@ class Sessions(Generic[State]):
 
     def _offer(self, session: Session[State]) -> None:
         if session.instance_id in self._active:
-            return  # one episode at a time: offered again when that one ends, also if it is of an earlier tenure
+            return  # one episode at a time, also across tenures: done() offers the session again
         if session.mail and not session.queued and not session.closed:
             session.queued = True
             self._wake(session)
@@ -140,7 +153,7 @@ class Sessions(Generic[State]):
             self._ready.set()
 
     async def next(self) -> tuple[Session[State], list[Delivery]]:
-        """The next session with mail, marked active, and the batch for its episode."""
+        """Wait for the next session with messages; mark it active, and return it with the batch for its episode."""
         while True:
             session = await self._next()
             session.queued = False
@@ -159,9 +172,10 @@ class Sessions(Generic[State]):
             return session, batch
 
     async def _next(self) -> Session[State]:
-        """Who has begun goes on before others begin, but not for ever.
+        """Wait for the next session; sessions with a loaded instance come first, but not always (:data:`PASSED_OVER`).
 
-        What is under way has messages in the store, and each of them costs an emulator time in every operation.
+        To finish begun instances first keeps the number of messages in the store small. With many messages, every
+        operation of a storage emulator is slow.
         """
         while not self._live and not self._new:
             self._ready.clear()
@@ -173,7 +187,13 @@ class Sessions(Generic[State]):
         return self._new.popleft()
 
     def done(self, session: Session[State], *, now: float) -> None:
-        """An episode ended: more mail makes the session ready again; one without state or mail is forgotten."""
+        """Note that the episode of a session has ended.
+
+        If messages wait, the session gets another turn. If there are neither messages nor a loaded instance, the
+        session is forgotten.
+
+        :param now: the current monotonic second.
+        """
         session.active = False
         session.last_used = now
         del self._active[session.instance_id]
@@ -191,7 +211,7 @@ class Sessions(Generic[State]):
         self._evict_over_limit()
 
     def _rest(self, session: Session[State]) -> None:
-        """Without mail: kept only for its state."""
+        """Keep a session without messages for its loaded instance; forget the session if nothing is loaded."""
         if session.state is None:
             self._forget(session)
         elif self._extended:
@@ -204,14 +224,20 @@ class Sessions(Generic[State]):
         self._histories.pop(session.instance_id, None)
 
     def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
-        """Set what is kept of the instance; None drops it."""
+        """Set the loaded instance of a session; None removes it from memory.
+
+        :param size: the bytes that count against the memory limit.
+        """
         self._bytes += size - session.size
         before, session.state, session.size = session.state, state, size
         if before is not None and before is not state:
             self._dropped(before)
 
     def close(self, reader: ControlReader) -> list[Delivery]:
-        """The tenure is over: forget its sessions. Returns mail that no episode has taken."""
+        """Forget the sessions of a reader whose tenure has ended.
+
+        :returns: the messages that no episode has taken.
+        """
         left: list[Delivery] = []
         for session in self.of(reader):
             session.closed = True
@@ -223,13 +249,17 @@ class Sessions(Generic[State]):
         return left
 
     async def settled(self, reader: ControlReader) -> None:
-        """Wait until no episode of the tenure is under way (after :meth:`close`)."""
+        """Wait until no episode of the reader's tenure runs any more. Call it after :meth:`close`."""
         while any(session.reader is reader for session in self._active.values()):
             self._forgotten.clear()
             await self._forgotten.wait()
 
     def evict_idle(self, *, before: float) -> int:
-        """End what was last used before a monotonic second, and keep its history; returns how many."""
+        """Close the orchestrators of idle sessions; their histories stay in memory.
+
+        :param before: sessions that were last used before this monotonic second are idle.
+        :returns: the number of orchestrators that were closed.
+        """
         idle = list(takewhile(lambda session: session.last_used < before, self._resting.values()))
         for session in idle:
             assert session.state is not None
@@ -238,7 +268,10 @@ class Sessions(Generic[State]):
         return len(idle)
 
     def _evict_over_limit(self) -> None:
-        """Only what rests is looked at: at the limit every episode comes here, however many instances are in memory."""
+        """Drop idle instances while the memory limit is exceeded.
+
+        Only idle sessions are visited, never all sessions, because near the limit every episode calls this method.
+        """
         while self._bytes > self._limit and (resting := self._histories or self._resting):
             self._forget(next(iter(resting.values())))
 

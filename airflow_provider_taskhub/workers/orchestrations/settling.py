@@ -1,7 +1,8 @@
-"""Settling what no episode takes: messages are deleted, given back, or kept aside in quarantine.
+"""Settles the messages that no episode takes: deletes them, gives them back, or moves them to quarantine.
 
-Before that, what they tell of is done: the rest of a checkpoint that was cut off behind its history, or a suspension or
-resume that comes before the first checkpoint of its run.
+Some work is done before a message is deleted. A repeated message shows that a checkpoint may have been cut off after
+its history was written; then the rest of that checkpoint is repaired. A suspension or resume that comes before the
+first checkpoint of its run is stored in the sentinel.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ log = structlog.get_logger(__name__)
 
 
 class Settler:
-    """Settles messages.
+    """Settles the messages that no episode takes.
 
-    :param episodes: is told while a repair runs user code.
+    :param episodes: the watchdog's view of the running episode; a repair enters it while user code runs.
+    :param cancelling: cancels running activities of an instance that has ended.
     """
 
     def __init__(self, hub: Hub, episodes: Episodes, cancelling: ActivityCancellation) -> None:
         self._hub, self._episodes, self._cancelling = hub, episodes, cancelling
 
     async def settle(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
-        """Settle all of a batch that is not to be processed."""
+        """Settle all messages of a batch that the next episode does not take.
+
+        :param found: the batch by verdicts.
+        """
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
         discarded = [held for held, _ in found.discard]
@@ -64,15 +69,18 @@ class Settler:
             await self._record(session, live, held, run)
         for held in discarded:
             if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
-                await self._show(session, held)  # who recorded it may have died before the row
+                await self._show_in_row(
+                    session, held
+                )  # the worker that recorded it may have died before it wrote the row
         await self.delete(session, [*discarded, *(held for held, _ in found.record)])
         for held, judged in found.discard:
             if judged.forgotten and held.envelope.blob_name:
                 blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
                 await self._hub.store.execute(blob)
-        await self._return(session, found)
+        await self._give_back_later(session, found)
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
+        """Delete messages from their queue."""
         if messages:
             step = Step(name="discard", operations=tuple([held.deletion() for held in messages]))
             await self._hub.store.commit(Unit(steps=(step,)))
@@ -81,16 +89,18 @@ class Settler:
     async def give_back(
         self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: Exception, *, failed: bool = True
     ) -> None:
-        """Give the messages back; what is at its limit is kept aside with the error.
+        """Give messages back after an error; move a message that has reached its limit of failures to quarantine.
 
-        :param failed: count one more failure in each; False: the store did not answer.
+        :param error: the error that quarantine shows as the cause.
+        :param failed: True counts one more failure for each message. False if the messages are not to blame, for
+            example because the store did not answer.
         """
-        poison = [held for held in batch if quarantine.is_spent(held, failed=failed)]
-        rest = [held for held in batch if held not in poison]
+        spent = [held for held in batch if quarantine.is_spent(held, failed=failed)]
+        rest = [held for held in batch if held not in spent]
         failures = max((held.envelope.failures for held in rest), default=0)
         pause = delay(Verdict.RETRY_LATER, failures) if failed else timedelta(seconds=1)
         await session.reader.give_back(rest, delay=pause, failed=failed)
-        for held in poison:
+        for held in spent:
             await session.reader.keep_aside(held, quarantine.spent(held, error))
 
     async def mark_unreadable(self, instance_id: str, error: HistoryUnreadable) -> None:
@@ -101,15 +111,20 @@ class Settler:
             log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
     async def repair(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
-        """A redelivered message says that a checkpoint may have been cut off behind its history: do the rest.
+        """Complete the last checkpoint of an instance if it was cut off after its history was written.
 
-        :raises Aborted: when another owner has committed since: its row, read after that, would become what it was.
+        A message that is delivered again shows that this may have happened. The repair writes the instance row and the
+        completion hint, and cancels activities of an instance that has ended.
+
+        :param batch: the messages that are settled, for the watchdog.
+        :raises Aborted: if another owner has committed since the history was loaded. Its newer row would be overwritten
+            with old values.
         """
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=("custom_status",))
         await unchanged(hub, session.instance_id, live.stored.sentinel_etag)
         with self._episodes.computing(session.instance_id, live.execution_id, batch):
-            replayed, custom_status = (False, None) if live.stuck else _recalled(live)
+            replayed, custom_status = (False, None) if live.stuck else _custom_status(live)
         repaired = repair_row(
             live.past,
             row,
@@ -131,9 +146,12 @@ class Settler:
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
     async def _record(self, session: Session[LoadedInstance], live: LoadedInstance, held: Delivery, run: str) -> None:
-        """Store a suspension or resume that came before the first checkpoint of its run. The run begins with it.
+        """Store a suspension or resume in the sentinel, because it came before the first checkpoint of its run.
 
-        :param run: execution id of the run. :raises Aborted: when another worker has written the sentinel since.
+        The first episode of the run reads the sentinel and begins suspended or not.
+
+        :param run: the execution id of the run.
+        :raises Aborted: if another worker has written the sentinel since the history was loaded.
         """
         hub, event, before = self._hub, held.message.event, None
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
@@ -162,10 +180,13 @@ class Settler:
             raise Aborted("another worker has written the sentinel") from error
         assert isinstance(etags, tuple)
         live.remember(replace(stored, sentinel_etag=etags[-1]))
-        await self._show(session, held)
+        await self._show_in_row(session, held)
 
-    async def _show(self, session: Session[LoadedInstance], held: Delivery) -> None:
-        """Let the row say what the sentinel has recorded. Its first checkpoint does it otherwise."""
+    async def _show_in_row(self, session: Session[LoadedInstance], held: Delivery) -> None:
+        """Show a recorded suspension or resume in the instance row.
+
+        If this write fails, the first checkpoint of the run writes the row.
+        """
         hub, event = self._hub, held.message.event
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         row = await hub.instance(session.instance_id)
@@ -190,8 +211,8 @@ class Settler:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    async def _return(self, session: Session[LoadedInstance], found: TriagedBatch) -> None:
-        """Give back what has to wait; keep aside what has been given back too often."""
+    async def _give_back_later(self, session: Session[LoadedInstance], found: TriagedBatch) -> None:
+        """Give back the messages that must wait, and move those with too many failures to quarantine."""
         groups: dict[tuple[timedelta, bool], list[Delivery]] = {}
         for held, judged in found.later:
             if judged.verdict is Verdict.DEFER:
@@ -229,8 +250,8 @@ class Settler:
         )
 
 
-def _recalled(live: LoadedInstance) -> tuple[bool, str | None]:
-    """Whether the custom status can be known, and what it is."""
+def _custom_status(live: LoadedInstance) -> tuple[bool, str | None]:
+    """Replay the history, and return True with the custom status; return False if this worker lacks the code."""
     try:
         return True, live.execution.recall()
     except UnknownOrchestrator:

@@ -1,6 +1,7 @@
-"""Sorting a batch: each message is judged (``admission``) by what is known of its instance, read where it is not known.
+"""Triage: applies admission to each message of a batch.
 
-What is decided stands in ``admission``, which is pure. This module reads what the rules ask for. It writes nothing.
+The rules of admission are pure functions (``hub/admission``). This module gives them the facts of the instance, and
+reads the instance row and the sentinel if a rule needs them. It writes nothing.
 """
 
 from __future__ import annotations
@@ -28,20 +29,25 @@ from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 
-LOOK_TIMES = 10
-LOOK_PAUSE = 0.1
-"""A start whose row is not there is looked for again for a second."""
-DOUBLE = Judged(verdict=Verdict.DISCARD, reason="its double is in the same batch")
+ROW_READS = 10
+"""How often the instance row of a start is read if it is missing."""
+ROW_PAUSE = 0.1
+"""Seconds between two of these reads."""
+DUPLICATE = Judged(verdict=Verdict.DISCARD, reason="the same message is in the batch twice")
 
 
 @dataclass(slots=True, kw_only=True)
 class TriagedBatch:
-    """A batch, judged.
+    """The messages of a batch by their verdict.
 
-    :param facts: what the last of it was judged by.
-    :param later: to be deferred, or given back as failed.
-    :param record: suspensions and resumes for a run that has not begun, each with the run's execution id.
-    :param made: the start of a run that is terminated before it began: the first event of its only episode.
+    :param facts: the facts by which the last message was judged.
+    :param process: messages for the next episode.
+    :param discard: messages to delete, each with its verdict.
+    :param later: messages to give back, because they are deferred or failed, each with its verdict.
+    :param record: suspensions and resumes that came before the first checkpoint of their run, each with the execution
+        id of the run.
+    :param made: the start of a run that is terminated before its first checkpoint. It was not received but built from
+        the instance row or from the terminate. It is the first event of the only episode of the run.
     """
 
     facts: Facts
@@ -53,23 +59,29 @@ class TriagedBatch:
 
     @property
     def start(self) -> ExecutionStarted | None:
-        """The start with which that which is processed begins, if it begins with one."""
+        """The start that is the first event of the next episode; None if the episode continues a run."""
         if self.made is not None or not self.process:
             return self.made
         first = self.process[0].message.event
         return first if isinstance(first, ExecutionStarted) else None
 
     def suspension(self, stored: Suspension | None) -> Suspension | None:
-        """The suspension with which the started run begins. :param stored: as the sentinel has it."""
+        """Return the suspension that was recorded before the start of this batch; None if there is none.
+
+        :param stored: the suspension in the sentinel; it may be for another run.
+        """
         if stored is None or self.start is None or self.made is not None:
             return None
         return stored if same_start(stored.run, self.start.instance.execution_id) else None
 
 
 async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp | None:
-    """When the last checkpoint was, read again: it is valid together with a row that was read before it.
+    """Check that nobody has committed since the history was loaded, and return the time of the last checkpoint.
 
-    :param etag: as the session has it. :raises Aborted: when the partition's former owner has committed since.
+    Call it after reading the instance row: then the row is not newer than the loaded history.
+
+    :param etag: the ETag of the sentinel as the session has it; None if the session knows no sentinel.
+    :raises Aborted: if the former owner of the partition has committed since.
     """
     lock = await lock_of(hub.store, hub.names, instance_id)
     if (lock.etag if lock else None) != etag:
@@ -78,7 +90,7 @@ async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp |
 
 
 class Triage:
-    """Judges batches. Keeps nothing in mind between two of them."""
+    """Applies admission to batches. It keeps no state between two batches."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -86,22 +98,23 @@ class Triage:
     async def judge_batch(
         self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery], facts: Facts
     ) -> TriagedBatch:
-        """:param facts: what is known of the instance.
+        """Apply admission to each message of a batch.
 
-        :raises Aborted: when the partition's former owner has committed since.
+        :param facts: the facts of the instance before the batch.
+        :raises Aborted: if the former owner of the partition has committed since the history was loaded.
         """
         hidden = ticks_of(session.reader.visibility)
         found = TriagedBatch(facts=facts)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
         for held in batch:
-            if held.identity in taken:  # put twice, since an answer was lost: one of the two is enough
-                found.discard.append((held, DOUBLE))
+            if held.identity in taken:  # the sender put the message twice because the first answer was lost
+                found.discard.append((held, DUPLICATE))
                 continue
             message = incoming(held, hidden)
             judged = judge(message, found.facts)
             if judged.verdict is Verdict.NEEDS_ROW:
-                found.facts = await self._look(instance_id, message.event, found.facts, etag)
+                found.facts = await self._read_row(instance_id, message.event, found.facts, etag)
                 judged = judge(message, found.facts)
             match judged.verdict:
                 case Verdict.PROCESS:
@@ -129,7 +142,13 @@ class Triage:
             found.facts = replace(found.facts, steered=held.stamp)
 
     async def _end(self, found: TriagedBatch, held: Delivery, run: str) -> None:
-        """The run has not begun. What came for it earlier in the batch goes into its only episode."""
+        """Take a terminate for a run that has no checkpoint yet, and build the start of the run.
+
+        The suspensions and resumes that came earlier in the batch for the same run go into its only episode too.
+
+        :param run: the execution id of the run.
+        :raises Aborted: if the instance row belongs to another run by now.
+        """
         event, now = held.message.event, self._hub.clock.utc_now()
         assert isinstance(event, ExecutionTerminated)
         instance = OrchestrationInstance(instance_id=held.message.instance.instance_id, execution_id=run)
@@ -139,15 +158,16 @@ class Triage:
         elif event.taskhub_child is not None:
             found.made = ExecutionStarted(timestamp=now, instance=instance, name=event.taskhub_child)
         else:
-            raise Aborted("the instance row was changed meanwhile")
+            raise Aborted("the instance row was changed while its batch was judged")
         found.process += [*(earlier for earlier, _ in found.record), held]
         found.record = []
         found.facts = _begun(found.facts, found.made)
 
-    async def _look(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
-        """Read what a live session does not keep: the instance row, and when the last checkpoint was.
+    async def _read_row(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
+        """Read the facts that a session does not keep: the instance row, and the time of the last checkpoint.
 
-        :raises Aborted: when the partition's former owner has committed since: what the session holds is old.
+        :returns: ``facts`` with the new values.
+        :raises Aborted: if the former owner of the partition has committed since: the facts of the session are old.
         """
         if isinstance(event, ExecutionStarted):
             row = await self._row_of_start(instance_id, event.instance.execution_id)
@@ -157,19 +177,22 @@ class Triage:
         return replace(facts, row=row_facts(row))
 
     async def _row_of_start(self, instance_id: str, wanted: str | None) -> InstanceState | None:
-        """A .NET client puts the start first and writes the row after it: look again for a second."""
+        """Read the instance row of a start; if it is missing or of another run, read it again for a second.
+
+        A .NET client puts the start into the queue first and writes the row after that.
+        """
         row = None
-        for turn in range(LOOK_TIMES):
+        for turn in range(ROW_READS):
             row = await self._hub.instance(instance_id)
             if row is not None and row.execution_id == wanted:
                 break
-            if turn + 1 < LOOK_TIMES:
-                await self._hub.clock.sleep(LOOK_PAUSE)
+            if turn + 1 < ROW_READS:
+                await self._hub.clock.sleep(ROW_PAUSE)
         return row
 
 
 def _begun(facts: Facts, start: ExecutionStarted) -> Facts:
-    """What is known once a start is processed."""
+    """Return the facts of an instance after its start has been processed."""
     return Facts(
         execution_id=start.instance.execution_id,
         ended=facts.ended_with(facts.execution_id),
@@ -180,23 +203,24 @@ def _begun(facts: Facts, start: ExecutionStarted) -> Facts:
 
 
 def _run_of(message: Incoming, facts: Facts) -> str:
-    """The run that a message is for that names it, or else the one that the row tells of."""
+    """Return the execution id of the run that a message is for: the one it names, else the one in the instance row."""
     run = message.run or (facts.row.execution_id if facts.row else None)
     assert run is not None
     return run
 
 
 def row_facts(row: InstanceState | None) -> Row:
-    """What the rules ask of an instance row."""
+    """Return the facts of an instance row that the rules of admission use."""
     if row is None:
         return Row()
     return Row(execution_id=row.execution_id, status=row.status, generation=row.generation, due=row.scheduled_start)
 
 
 def incoming(held: Delivery, hidden: int) -> Incoming:
-    """A message as the rules see it.
+    """Return a message in the form that the rules of admission use.
 
-    :param hidden: ticks for which a message is claimed: so long before the end of its receipt that was asked for.
+    :param hidden: the time for which a received message is hidden, in ticks. The time of receipt is the end of that
+        time minus ``hidden``, so it comes from the clock of the storage service.
     """
     sender = held.envelope.sender
     return Incoming(

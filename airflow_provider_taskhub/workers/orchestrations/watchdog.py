@@ -1,12 +1,13 @@
-"""The watchdog of episodes: an orchestrator that never returns to the event loop must not keep its partition for ever.
+"""The watchdog of episodes: ends a worker whose orchestrator code never returns to the event loop.
 
-Orchestrator code runs on the worker's event loop. While it runs, nothing else of the worker runs, except for the thread
-that renews the leases. So an endless loop in one orchestrator would stop all instances of its worker for good. A thread
-looks at the running episode, several times a second. After one second it logs a warning with the source line. After ten
-seconds it puts the episode's messages into quarantine and ends the process. The next worker of the partition does not
-run the instance until its messages are put back (``taskhub quarantine put-back``).
+Orchestrator code runs on the worker's event loop. While orchestrator code runs, nothing else of the worker runs, except
+the thread that renews the leases. So an endless loop in one orchestrator would stop all instances of its worker. The
+watchdog is a thread that checks the running episode several times a second. After one second it logs a warning with the
+source line. After ten seconds it puts the messages of the episode into quarantine and ends the process. The next worker
+of the partition does not run the instance until its messages are put back (``taskhub quarantine put-back``).
 
-Time is counted in looks and not read from a clock: a machine that slept for an hour has not computed for an hour.
+The watchdog counts its checks and does not read a clock: on a machine that slept for an hour, a clock would say that
+the episode has run for an hour.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 log = structlog.get_logger(__name__)
 
 TICK = 0.25
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 SLOW = 1.0
-"""Seconds after which an episode is reported."""
+"""Seconds after which a running episode is logged as slow."""
 STUCK = 10.0
 """Seconds after which the watchdog ends the process."""
 QUARANTINE_PATIENCE = 15.0
-"""Seconds that it may take to put the messages into quarantine."""
+"""Longest time for putting the messages into quarantine, in seconds."""
 STATUS = os.EX_SOFTWARE
-"""The exit status of the process."""
+"""The exit status of a process that the watchdog ends."""
 _OURS = str(Path(airflow_provider_taskhub.__file__).resolve().parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Running:
-    """An episode that is being computed.
+    """An episode whose orchestrator code runs now.
 
-    :param execution_id: the generation that it is, or begins. :param batch: the messages that it is for.
+    :param execution_id: the generation that the episode continues or begins.
+    :param batch: the messages that the episode processes.
     """
 
     instance_id: str
@@ -56,7 +58,7 @@ class Running:
 
 
 class Episodes:
-    """The episode that the event loop computes: written by the loop's thread, read by the watchdog."""
+    """Holds the episode that runs now. The thread of the event loop writes it, the watchdog reads it."""
 
     __slots__ = ("running",)
 
@@ -65,7 +67,7 @@ class Episodes:
 
     @contextmanager
     def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Delivery]) -> Iterator[None]:
-        """Inside the block, user code runs for these messages."""
+        """Tell the watchdog that orchestrator code runs for these messages until the end of the ``with`` block."""
         self.running = Running(instance_id, execution_id, batch)
         try:
             yield
@@ -74,11 +76,13 @@ class Episodes:
 
 
 class EpisodeWatchdog:
-    """The thread that looks at the running episode.
+    """The thread that checks the running episode.
 
-    :param thread: identifies the thread that computes. :param keep: puts the messages of a stuck episode into
-        quarantine, with a cause; runs on an event loop of its own. :param end: ends the process with a status.
-    :param also: called at every look.
+    :param thread: the identifier of the thread that runs orchestrator code.
+    :param keep: puts the messages of a stuck episode into quarantine, with a cause. The watchdog runs it on a new event
+        loop.
+    :param end: ends the process with an exit status.
+    :param also: a function that is called at every check too.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class EpisodeWatchdog:
     ) -> None:
         self._episodes, self._target, self._keep, self._exit, self._also = episodes, thread, keep, end, also
         self._seen: Running | None = None
-        self._looks = 0
+        self._checks = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="taskhub-episodes", daemon=True)
 
@@ -107,24 +111,24 @@ class EpisodeWatchdog:
             self.look()
             try:
                 self._also()
-            except Exception:  # who looks at episodes goes on
+            except Exception:  # an error of the extra check must not end the watchdog
                 log.exception("look_failed")
 
     def look(self) -> None:
-        """One look."""
+        """Check the running episode once: log it if it is slow, end the process if it is stuck."""
         running = self._episodes.running
         if running is None or running is not self._seen:
-            self._seen, self._looks = running, 0
+            self._seen, self._checks = running, 0
             return
-        self._looks += 1
-        if self._looks == round(SLOW / TICK):
+        self._checks += 1
+        if self._checks == round(SLOW / TICK):
             log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=where(self._target))
-        elif self._looks >= round(STUCK / TICK):
+        elif self._checks >= round(STUCK / TICK):
             self._end(running)
 
     def _end(self, running: Running) -> None:
-        cause = f"its episode did not end within {STUCK:g} s, at {where(self._target)}"
-        # whatever hangs from here on, a process that computes nothing any more must not keep its partitions
+        cause = f"the episode did not end within {STUCK:g} s, at {where(self._target)}"
+        # ends the process even if the code below blocks: a stuck process must not keep its partitions
         final = threading.Timer(QUARANTINE_PATIENCE + 5.0, self._exit, (STATUS,))
         final.daemon = True
         final.start()
@@ -146,9 +150,14 @@ class EpisodeWatchdog:
 
 
 def where(thread: int | None) -> str:
-    """The line of user code that a thread executes, and the innermost line below it if that is another one."""
+    """Return the line of user code that a thread executes, as text.
+
+    If that line calls other code, the innermost line of that code is returned too.
+
+    :param thread: the identifier of the thread.
+    """
     frame = sys._current_frames().get(thread or 0)
-    while frame is not None and _is_ours(frame):  # in the middle of a call of the context
+    while frame is not None and _is_ours(frame):  # the user's code has called a method of the context
         frame = frame.f_back
     if frame is None:
         return "an unknown line"
