@@ -1,15 +1,16 @@
-"""What an orchestrator sees: DurableTask's context by DurableTask's names, and Microsoft's Python names beside them.
+"""The orchestration context: the object through which an orchestrator calls activities, waits and reads its input.
 
-Owns the reading of arguments. Decisions, events and time are the generation's.
+Methods have the names of DurableTask; some also have the name of Microsoft's Python SDK. The context checks and encodes
+arguments. Its generation keeps the decisions, the events and the time. This module is long because of the overloads
+that let type checkers check calls, and the texts of the methods, which are all public.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
@@ -17,6 +18,7 @@ from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET, Action, Cal
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
+from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, J, T
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
@@ -33,63 +35,14 @@ class _Missing:
 
 
 _NONE: Any = _Missing()
-"""No input was given, which is not the same as None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """What an orchestrator logs, once and not again on replay.
-
-    :param level: ``logging``'s number. :param time: the orchestrator's.
-    """
-
-    level: int
-    message: str
-    instance_id: str
-    orchestrator: str
-    time: Timestamp
-
-
-Log = Callable[[LogLine], None]
-"""Where log lines go; the worker injects it."""
-
-
-class _Levels(Protocol):
-    """The part of ``logging.Logger`` that a replay-safe logger needs."""
-
-    def log(self, level: int, msg: object, /, *args: object, **kwargs: Any) -> None: ...
-
-
-class ReplaySafeLogger:
-    """Logs only what happens for the first time: on replay it says nothing."""
-
-    __slots__ = ("_is_replaying", "_log")
-
-    def __init__(self, is_replaying: Callable[[], bool], log: Callable[..., None]) -> None:
-        self._is_replaying = is_replaying
-        self._log = log
-
-    def log(self, level: int, message: object, *args: object, **kwargs: Any) -> None:
-        if not self._is_replaying():
-            self._log(level, message, *args, **kwargs)
-
-    def debug(self, message: object, *args: object, **kwargs: Any) -> None:
-        self.log(10, message, *args, **kwargs)
-
-    def info(self, message: object, *args: object, **kwargs: Any) -> None:
-        self.log(20, message, *args, **kwargs)
-
-    def warning(self, message: object, *args: object, **kwargs: Any) -> None:
-        self.log(30, message, *args, **kwargs)
-
-    def error(self, message: object, *args: object, **kwargs: Any) -> None:
-        self.log(40, message, *args, **kwargs)
+"""Default of ``input``. It means that the call gives no input, which is not the same as the input None."""
 
 
 class OrchestrationContext:
-    """What an orchestrator works with. Everything here gives the same on replay.
+    """The object with which an orchestrator works. It gives the same values again on each replay.
 
-    An orchestrator must read time, random values and results only from here: its code runs again over its history.
+    An orchestrator must get time, random values and results only from its context, because its code runs again over its
+    history.
     """
 
     def __init__(self, generation: Generation, log: Log | None) -> None:
@@ -98,7 +51,7 @@ class OrchestrationContext:
         self._guids = 0
         self._logger = ReplaySafeLogger(lambda: self.is_replaying, self._emit)
 
-    # ---- who and when
+    # ---- properties of the instance, time and ids
 
     @property
     def instance_id(self) -> str:
@@ -107,55 +60,58 @@ class OrchestrationContext:
 
     @property
     def execution_id(self) -> str:
-        """Id of this generation: it changes with every ``continue_as_new``."""
+        """Execution id of this generation. It changes with each ``continue_as_new``."""
         return self._generation.instance.execution_id or ""
 
     @property
     def name(self) -> str:
-        """Name of the orchestrator, as it was started."""
+        """Name of the orchestrator, as the start gave it."""
         return self._generation.started.name
 
     @property
     def version(self) -> str:
-        """Version that the instance was started with; "" if it has none."""
+        """Version with which the instance was started; "" if it has none."""
         return self._generation.started.version or ""
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Tags that the instance was started with, and those that it inherits from its parent."""
+        """Tags with which the instance was started, and the tags that it inherits from its parent."""
         return dict(self._generation.started.tags or {})
 
     @property
     def parent(self) -> ParentInstance | None:
-        """The instance that started this one as its child; None if a client started it."""
+        """The parent that started this instance as its child; None if a client started the instance."""
         return self._generation.started.parent
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code repeats what it has decided before. Do effects of your own only if it is False."""
+        """Whether the code runs again over old events. Code with side effects should run only if this is False."""
         return self._generation.replaying
 
     @property
     def current_utc_datetime(self) -> datetime:
-        """The orchestrator's time, in UTC. It is the same on replay, moves with each episode and never goes back."""
+        """The orchestrator's time, in UTC. It stays the same during an episode and on replay, and never goes back."""
         return self._generation.time.datetime()
 
     @property
     def logger(self) -> ReplaySafeLogger:
-        """A logger to the worker's log that says nothing on replay."""
+        """A logger that writes to the worker's log, and writes nothing on replay."""
         return self._logger
 
-    def create_replay_safe_logger(self, logger: _Levels) -> ReplaySafeLogger:
-        """A logger that writes to yours, and says nothing on replay. :param logger: of the module ``logging``."""
+    def create_replay_safe_logger(self, logger: LevelLogger) -> ReplaySafeLogger:
+        """Return a logger that writes to your logger, and writes nothing on replay.
+
+        :param logger: a logger of Python's module ``logging``.
+        """
         return ReplaySafeLogger(lambda: self.is_replaying, logger.log)
 
     def new_guid(self) -> UUID:
-        """A GUID that is the same on replay."""
+        """Return a new GUID. A replay gets the same GUID again."""
         self._guids += 1
         return guid(self._generation.instance, self._generation.time, self._guids)
 
     def new_uuid(self) -> str:
-        """:meth:`new_guid` as text, as in Microsoft's Python SDK."""
+        """Return a new GUID as text: :meth:`new_guid` under its name in Microsoft's Python SDK."""
         return str(self.new_guid())
 
     # ---- decisions
@@ -206,20 +162,20 @@ class OrchestrationContext:
         version: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> Task[Any]:
-        """Run an activity on some worker. Awaiting the task gives the activity's result.
+        """Run an activity on a worker. Awaiting the returned task gives the activity's result.
 
-        The result comes back as JSON keeps it: a dataclass comes back as a dict. An activity that failed (after its
-        retries) raises :class:`TaskFailedError` where its task is awaited.
+        The result is a JSON value: a dataclass comes back as a dict. If the activity has failed and no retry is left,
+        awaiting the task raises :class:`TaskFailedError`.
 
         :param activity: the declared function, or its name.
-        :param input: the activity's one argument. A Spark activity gets the session by itself.
-        :param arguments: instead of ``input``, the arguments of an activity of another system that takes several.
-        :param retry: when a failed activity is tried again; None: as the activity declares it.
+        :param input: the one argument of the activity. The worker adds the session of a Spark activity.
+        :param arguments: several arguments instead of ``input``, for an activity of another system such as .NET.
+        :param retry: retry policy of this call; None: the retry policy that the activity declares.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
-        :param version: sent with the call, for workers of other systems that choose the code by it. TaskHub's workers
-            choose an activity by its name alone.
-        :param tags: texts by name, which the activity reads with ``activity_info().tags``.
-        :raises InputError: for an input that JSON cannot express, or a version or tags that cannot be stored.
+        :param version: version that the message carries, for workers of other systems that choose the code by version.
+            TaskHub's workers choose an activity only by its name.
+        :param tags: texts by name. The activity reads them with ``activity_info().tags``.
+        :raises InputError: JSON cannot express the input, or the version or the tags cannot be stored.
         """
         name = _name(activity, "call_activity")
         check_column(version, f"version of activity {name[:40]!r}")
@@ -280,22 +236,25 @@ class OrchestrationContext:
         tags: Mapping[str, str] | None = None,
         fire_and_forget: bool = False,
     ) -> Task[Any]:
-        """Start a child orchestration. Awaiting the task gives the child's result.
+        """Start a child orchestration. Awaiting the returned task gives the child's result.
 
-        A child that failed (after its retries) raises :class:`SubOrchestrationFailedError` where its task is awaited.
+        If the child has failed and no retry is left, awaiting the task raises :class:`SubOrchestrationFailedError`.
 
-        :param orchestrator: the declared function, or its name. :param input: the child's one input.
-        :param instance_id: of the child; None: ``{own execution id}:{action number}``.
-        :param retry: when a failed child is started again; None: never.
+        :param orchestrator: the declared function, or its name.
+        :param input: the one input of the child.
+        :param instance_id: instance id of the child; None: ``{execution id of this instance}:{action number}``.
+        :param retry: retry policy of this call; None: a failed child is not started again.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
-        :param version: of the child; None: the version that its app declares.
-        :param tags: texts by name, added to the tags that the child inherits.
-        :param fire_and_forget: do not wait for the child: the task is complete at once, with None.
-        :raises InputError: for an input that JSON cannot express, an instance id that cannot be one or is its own, or
-            a version or tags (its own and those it inherits, together) that no row can hold.
+        :param version: version of the child; None: the version that the orchestrator's app declares.
+        :param tags: texts by name, which are added to the tags that the child inherits.
+        :param fire_and_forget: whether the parent does not wait for the child. The returned task is then complete at
+            once, with the result None.
+        :raises InputError: JSON cannot express the input; the instance id is not valid, or is the id of this instance;
+            the version, or all tags of the child together, cannot be stored.
         """
         name = _name(orchestrator, "call_sub_orchestrator")
-        if instance_id is not None and instance_id == self.instance_id:  # its start would wait for its parent's end
+        # The start of a child with the parent's id would wait for the end of the parent, which waits for the child.
+        if instance_id is not None and instance_id == self.instance_id:
             raise InputError(f"call_sub_orchestrator: {instance_id!r} is the caller's own id: give the child another")
         definition = self._generation.registry.orchestrators.get(name)
         version = version if version is not None else definition.version if definition else ""
@@ -323,10 +282,11 @@ class OrchestrationContext:
         return done
 
     def create_timer(self, fire_at: timedelta | datetime) -> CancellableTask[None]:
-        """A timer. It never fires early.
+        """Make a timer. Awaiting the returned task waits until the timer fires. A timer never fires early.
 
-        :param fire_at: a duration from the orchestrator's time, or a time. A time without a zone is UTC.
-        :raises InputError: for a time before 1601, which no row can hold.
+        :param fire_at: a duration from the orchestrator's current time, or a time. A time without a zone is UTC.
+        :raises InputError: the time is before the year 1601, which no row can hold.
+        :raises TypeError: ``fire_at`` is neither a timedelta nor a datetime.
         """
         generation = self._generation
         if isinstance(fire_at, timedelta):
@@ -335,7 +295,8 @@ class OrchestrationContext:
             at = Timestamp.from_datetime(fire_at)
         else:
             raise TypeError(f"create_timer takes a timedelta or a datetime, not {type(fire_at).__name__} {fire_at!r}")
-        check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")  # the stretches to a later one never come so far
+        # A time after LAST_TIME is accepted: a long timer is stored in parts of six days, so no row holds its end.
+        check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")
         return Timer(generation, at, CallSite.of(sys._getframe(1)))
 
     @overload
@@ -344,22 +305,25 @@ class OrchestrationContext:
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]: ...
 
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:
-        """The data of the next event of this name. An event that came before is taken, too.
+        """Wait for an external event. Awaiting the returned task gives the event's data.
 
-        Data that does not fit ``data_type`` raises :class:`InputError` where the task is awaited.
+        An event that came before this call counts too, if no earlier wait has taken it. If the data do not fit
+        ``data_type``, awaiting the task raises :class:`InputError`.
 
-        :param name: of the event; upper and lower case do not count.
-        :param data_type: the type to decode the data to, such as a dataclass; None: as JSON has it.
-        :raises InputError: for a name that cannot be stored.
+        :param name: name of the event; upper and lower case are the same.
+        :param data_type: type to which the data are decoded, such as a dataclass; None: plain JSON.
+        :raises InputError: the name cannot be stored.
         """
         check_event(name, "wait_for_external_event")
         return self._generation.wait(name, data_type)
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
-        """Raise an event in another instance, without waiting until it arrives.
+        """Send an external event to another instance, without waiting for its arrival.
 
-        :param instance_id: of the other instance. :param name: of the event. :param data: one value.
-        :raises InputError: for data that JSON cannot express, or a name or an instance id that no store takes.
+        :param instance_id: instance id of the receiver.
+        :param name: name of the event.
+        :param data: one value that JSON can express.
+        :raises InputError: JSON cannot express the data, or the name or the instance id cannot be stored.
         """
         check_event(name, "send_event")
         self._generation.schedule(
@@ -375,31 +339,39 @@ class OrchestrationContext:
         )
 
     def continue_as_new(self, new_input: Any = None, *, save_events: bool = True) -> None:
-        """Begin again with another input and an empty history, once the orchestrator returns.
+        """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
-        :param new_input: of the next generation; one value.
-        :param save_events: events that nobody waited for go over to the new generation.
+        :param new_input: input of the next generation: one value that JSON can express.
+        :param save_events: whether external events that no wait has taken go to the next generation.
         """
         text = dumps(new_input, what=f"input of orchestrator {self.name!r}")
         self._generation.continue_as_new(text, keep_events=save_events)
 
     def set_custom_status(self, status: Any) -> None:
-        """Set what monitors show of this instance. :param status: one value that JSON can express; None: nothing."""
+        """Set the custom status of this instance, which clients and the page show.
+
+        :param status: one value that JSON can express; None: no custom status.
+        """
         text = None if status is None else dumps(status, what="custom status")
         self._generation.custom_status = text
 
     def when_all(self, tasks: Iterable[Task[T]]) -> Task[list[T]]:
-        """A task for the results of all tasks, in their order. It fails as soon as one of them fails.
+        """Return a task that gives the results of all tasks, in their order. It fails as soon as one task fails.
 
-        :param tasks: made by this context. :raises TypeError: for anything that is not a task.
+        :param tasks: tasks that this context made. If there are no tasks, the returned task is complete at once.
+        :raises TypeError: an element is not a task.
         """
         return when_all(tasks)
 
     def when_any(self, tasks: Iterable[Task[T]]) -> Task[Task[T]]:
-        """A task for the first task that completes or fails: awaiting it gives that task, and raises no error of it.
+        """Return a task that gives the first task which completes or fails.
 
-        :param tasks: made by this context; at least one. :raises TypeError: for anything that is not a task.
-        :raises ValueError: for no task, which could never complete.
+        Awaiting the returned task never raises the error of the first task. Await the first task, or call its
+        ``get_result()``, for its result or error.
+
+        :param tasks: tasks that this context made; at least one.
+        :raises TypeError: an element is not a task.
+        :raises ValueError: there are no tasks, so the returned task could never complete.
         """
         return when_any(tasks)
 
@@ -409,10 +381,10 @@ class OrchestrationContext:
     def get_input(self, annotation: Any = None) -> Any: ...
 
     def get_input(self, annotation: Any = None) -> Any:
-        """The orchestration's input, as in Microsoft's Python SDK.
+        """Return the input of this instance, as in Microsoft's Python SDK.
 
-        :param annotation: the type to decode the input to, such as a dataclass; None: as JSON has it.
-        :raises InputError: for an input that does not fit the type.
+        :param annotation: type to which the input is decoded, such as a dataclass; None: plain JSON.
+        :raises InputError: the input does not fit the type.
         """
         self._generation.input_is_read = True
         text = self._generation.started.input

@@ -1,9 +1,9 @@
-"""One generation of an instance: its orchestrator as a live coroutine, what it waits for, what it has decided.
+"""One generation of an instance: its live orchestrator function, its open actions and waits, and its state.
 
-The coroutine is driven by ``send`` and ``throw``, on no event loop: every turn happens while an event is delivered, so
-the order of the history is the order of everything. The same code runs while the past is replayed and while new events
-are taken; the only difference is that scheduling events of the past *confirm* decisions, and new decisions are
-*flushed* at the end of an episode.
+The function runs without an event loop, with ``send`` and ``throw``. It runs only while an event is delivered, so the
+order of events in the history decides the order of everything. Replayed events and new events take the same path.
+There is one difference: in a replay, scheduling events of the history *confirm* decisions; in a new episode, decisions
+are *flushed* at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine.actions import Action, Decided, Scope
 from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
-from airflow_provider_taskhub.engine.context import Log, OrchestrationContext
+from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Driver, Returned
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -37,22 +37,28 @@ from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, Ope
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
+from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000
-"""Decisions in one turn: more is a loop that never awaits."""
+"""Maximum number of actions in one turn. Code that exceeds it is in an endless loop without an await."""
 
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
 
 
 class Generation:
-    """See the module. Not for users: they have the context.
+    """One generation of an instance. User code gets only its :class:`.context.OrchestrationContext`.
 
-    :param definition: the orchestrator. :param started: its start.
-    :param instance: with this generation's execution id.
-    :param past: what the history says about retries and rewinds.
+    :param registry: the declared orchestrators and activities.
+    :param definition: the declared orchestrator.
+    :param started: start event of the generation.
+    :param instance: instance and execution id of the generation.
+    :param time: the orchestrator's time at the beginning.
+    :param past: retry decisions and rewinds of the history; None for a generation without a history.
+    :param custom_status: custom status at the beginning, as JSON text; None for null.
+    :param log: function that gets the lines of ``ctx.logger``; None: the lines are dropped.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class Generation:
         self.time = time
         self.status = Status.PENDING
         self.replaying = False
-        self.recorded = False  # the history has what was decided at this point
+        self.recorded = False  # whether the history holds the decisions that follow the event which is replayed now
         self.custom_status = custom_status
         self.result: str | None = None
         self.failure: FailureDetails | None = None
@@ -86,7 +92,7 @@ class Generation:
         self._wants_generation = False
         self._past = past or Recorded()
         self._actions = OpenActions()
-        self._drops_unrecorded = False  # what is unrecorded: the instance was terminated while a suspend held it back
+        self._drops_unrecorded = False  # True after a terminate of a suspended instance: its unsent actions are dropped
         self._events = ExternalEvents()
         self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
         self.wait_changes = WaitRecorder()
@@ -96,11 +102,11 @@ class Generation:
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)
 
-    # ---- what the execution asks and tells
+    # ---- for the execution (replay.py)
 
     @property
     def is_decided(self) -> bool:
-        """It has ended, or asks for the next generation."""
+        """Whether the generation has ended: finally, or because it continues as new."""
         return self.status.is_final or self.status is Status.CONTINUED_AS_NEW
 
     def begin(self) -> None:
@@ -109,9 +115,10 @@ class Generation:
         self._run(lambda: self._driver.start(self._call()))
 
     def receive(self, event: HistoryEvent) -> str | None:
-        """Take an event that arrived.
+        """Take an event that arrived as a message.
 
-        :returns: why it is set aside; None when it belongs into the history.
+        :param event: the event.
+        :returns: None if the event belongs in the history; else the reason why it is stale.
         """
         happening = HAPPENINGS.get(event.event_type)
         if happening is None:
@@ -129,32 +136,36 @@ class Generation:
         return None
 
     def confirm(self, event: Scheduling) -> None:
-        """A scheduling event of the past: the code must have decided it by now.
+        """Check that the replayed code has made the decision of a scheduling event in the history.
 
-        :raises NonDeterminismError: when it has not, or something else instead.
+        :param event: the scheduling event.
+        :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
         self._actions.confirm(event, self.numbers, self._driver)
 
     def episode(self, time: Timestamp) -> None:
-        """An OrchestratorStarted event: everything decided before must have been recorded.
+        """Begin an episode. All decisions of the episode before must be in the history by now.
 
-        :raises NonDeterminismError: when the code decides more than the history has.
+        :param time: the orchestrator's time in this episode.
+        :raises NonDeterminismError: the code has decided an action that the history does not have.
         """
         self.wait_changes.clear()
-        # Before the end that was taken back the code may decide what it had not come to for its failure.
+        # A rewind removes failures, so the replayed code may get further than it got before its failure. Up to the
+        # rewritten completion it may therefore decide actions that the history does not have.
         live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
         if self._actions.unrecorded and live and not self.is_decided:
             self._actions.check_recorded()
         self.time = time
 
     def answers(self, event: HistoryEvent) -> bool:
-        """Whether an answer fits an open action."""
+        """Return whether an event is an answer that fits an open action."""
         return isinstance(event, Answer) and self._actions.mismatch(event, self.numbers) is None
 
     def fail_nondeterministic(self, error: NonDeterminismError, last: int) -> None:
-        """The past does not fit the code: the instance fails, whatever the code has come to meanwhile.
+        """Fail the instance because the code does not fit its history. The present state of the code does not matter.
 
-        :param last: the highest action number of the past; the completion comes after it.
+        :param error: the mismatch.
+        :param last: the highest action number in the history. The number of the completion event comes after it.
         """
         self.close()
         self._actions.unrecorded.clear()
@@ -164,17 +175,19 @@ class Generation:
         self.status = Status.FAILED
 
     def fail_with(self, error: OrchestrationError) -> None:
-        """The engine ends it with an error of its own."""
+        """Fail the instance with an error of the engine itself. :param error: the error."""
         self.close()
         self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
 
     def flush(self, time: Timestamp) -> list[Decided]:
-        """New decisions in the order of their numbers; none while suspended.
+        """Return the new decisions in the order of their numbers; an empty list while the instance is suspended.
 
-        An instance that has ended keeps only what lives on without it: children and sent events. Timers and activities
-        that were decided in the same breath are cancelled before they ever were. Of what a suspend held
-        back nothing is kept when a terminate ends it (as in DurableTask).
+        If the generation has ended, only its new children and sent events are returned. Its new timers and activities
+        are dropped, because their answers would have no receiver. If a suspended instance was terminated, all its new
+        decisions are dropped, as in DurableTask.
+
+        :param time: the orchestrator's time.
         """
         if self._drops_unrecorded:
             self._actions.unrecorded.clear()
@@ -184,7 +197,7 @@ class Generation:
         return self._actions.flush(scope, ended=self.is_decided)
 
     def awaits(self) -> Awaits:
-        """What it waits for now."""
+        """Return what the generation waits for now."""
         named, child_ids, timer = self._actions.awaited()
         events = self._events.awaited()
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
@@ -200,19 +213,24 @@ class Generation:
         )
 
     def carried(self) -> list[HistoryEvent]:
-        """What the next generation begins with."""
+        """Return the events that the next generation takes over: unused external events, suspends and resumes."""
         kept: list[HistoryEvent] = [*self._events.unclaimed] if self._keep_events else []
         return kept + self._carried
 
     def close(self) -> None:
-        """Let go of the coroutine; its ``finally`` blocks run, but decide nothing."""
+        """Close the orchestrator function. Its ``finally`` blocks run, but their decisions are ignored."""
         self._closed = True
         self._driver.close()
 
-    # ---- what tasks and the context ask
+    # ---- for the tasks and the context
 
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
-        """Number an action and note it as decided; ``waiter`` gets its answer."""
+        """Give an action its number and add it to the open actions.
+
+        :param action: the decision.
+        :param waiter: the task that gets the answer; None: no task waits for an answer.
+        :raises OrchestrationError: the code has decided more than :data:`MAX_ACTIONS` actions without an await.
+        """
         if self._closed:
             return
         if self.numbers >= self._limit:
@@ -226,18 +244,30 @@ class Generation:
         self._actions.add(action, waiter)
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
-        """What followed the failure of attempt ``number``. If a timer of its policy did, that timer is next."""
+        """Return the recorded decision about a retry, and when the timer of this decision fires.
+
+        :param number: action number of the attempt that failed.
+        :returns: STOP if the next action in the history is not a timer of this attempt's retry policy.
+        """
         return self._past.verdict(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
 
     def wait(self, name: str, annotation: Any) -> EventWait:
-        """A wait for an event, complete at once if one was raised before. Names are matched without their case."""
+        """Return a wait for an external event. It is complete at once if an unused event of this name came before.
+
+        :param name: name of the event; upper and lower case are the same.
+        :param annotation: type to which the event's data are decoded; None: plain JSON.
+        """
         task = EventWait(name, annotation, self.time, self.wait_changes)
         self.wait_changes.begin(task)
         self._events.wait(task)
         return task
 
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
-        """When the orchestrator returns, begin anew instead of completing."""
+        """Start a new generation when the orchestrator returns, instead of completing the instance.
+
+        :param input: input of the new generation, as JSON text.
+        :param keep_events: whether external events that no wait has taken go to the new generation.
+        """
         self._wants_generation = True
         self.continue_input = input
         self._keep_events = keep_events
@@ -282,11 +312,12 @@ class Generation:
         self.result, self.failure = event.input, None
 
     def note(self, event: HistoryEvent) -> None:
-        """A rewind's message, or a row that a rewind rewrote: that action is decided again."""
+        """Take a row that a rewind has rewritten: the code may decide its action again. Other events have no effect."""
         if isinstance(event, GenericEvent):
             if event.event_id >= 0:
                 self._actions.allow_again(event.event_id)
-            # the row, not the message: that may come after an answer or a timer that wakes the instance, or never
+            # The rewritten row counts the rewind, not the rewind's message. The message may never come, or may come
+            # after another event has already woken the instance.
             if event.is_rewind:
                 self.rewinds += 1
                 self._actions.allow_all_again()
@@ -312,15 +343,15 @@ class Generation:
             returned = step()
             if returned is not None:
                 self._return(returned.value)
-        except BaseException as error:  # SystemExit too: no orchestrator ends its worker, a signal is the loop's
+        except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
             self._raise(error)
 
     def _return(self, value: Any) -> None:
         self._closed = True
         if not self.input_is_read and self.started.input not in (None, "null"):
             self._context.logger.warning(
-                "orchestrator %r was started with an input, but its function has no parameter for it and never called "
-                "ctx.get_input(): the input had no effect",
+                "orchestrator %r was started with an input, but its function has no parameter for the input and never "
+                "called ctx.get_input(): the input had no effect",
                 self.definition.name,
             )
         if self._wants_generation:
@@ -339,7 +370,7 @@ class Generation:
 _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {
     Reaction.DELIVER: Generation._deliver,
     Reaction.HOLD: Generation._hold,
-    Reaction.SUSPEND: lambda generation, event: None,  # it is only recorded
+    Reaction.SUSPEND: lambda generation, event: None,  # the event is only stored
     Reaction.RESUME: Generation._resume,
     Reaction.TERMINATE: Generation._terminate,
     Reaction.NOTE: Generation.note,

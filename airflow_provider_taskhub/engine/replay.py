@@ -1,10 +1,10 @@
-"""``run(past, new) → actions``: an instance's history and new events in, an episode out.
+"""Runs episodes: it takes the history of an instance and new events, and returns an :class:`.episode.Episode`.
 
-Owns the shape of histories as DurableTask.Core makes them: which events an episode appends and in which order, how
-generations follow each other within one, what leaves as a message. Reads no clock and does no I/O.
+This module decides the form of a history, which is that of DurableTask.Core: the events that an episode appends, their
+order, the change of generation within an episode, and the messages. It reads no clock and does no I/O.
 
-This module is longer than others. All of it is one state machine over one live generation, and every way in which an
-episode can be made (new events, a resumed commit, a failure, a termination) must keep the same order of events.
+This module is longer than others, because it is one state machine over one live generation. An episode may be made for
+new events, for an interrupted commit, for a failure or for a termination, and each must keep the same order of events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import children as family
-from airflow_provider_taskhub.engine.context import Log
 from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -40,20 +39,26 @@ from airflow_provider_taskhub.engine.past import Past
 from airflow_provider_taskhub.engine.pending_waits import NOTHING
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError
 
 MAX_GENERATIONS = 10_000
-"""Generations within one episode, beyond one for each new event."""
+"""Maximum number of generations in one episode. Each new event allows one more."""
 _DECISIONS = (TaskScheduled, SubOrchestrationInstanceCreated, TimerCreated, EventSent)
 
 
 class Execution:
-    """A live orchestrator. A session keeps it, and each batch of new events is taken without replay.
+    """An instance in memory, with its history and its live orchestrator.
 
-    :param past: the current generation's history, from its beginning; empty for an instance that starts.
-    :param instance: with the execution id, where it is known.
-    :param max_generations: bound of generations within one episode. :param custom_status: as the instance row has it:
-        a status set by an earlier generation is not in the history. :param log: where ``ctx.logger`` writes.
+    A session keeps the execution, so that further events are taken without a replay.
+
+    :param registry: the declared orchestrators and activities.
+    :param past: history of the current generation, from its beginning; empty for an instance that starts.
+    :param instance: id of the instance, with the execution id if the execution id is known.
+    :param max_generations: maximum number of generations in one episode; each new event allows one more.
+    :param custom_status: custom status in the instance row. It is needed because a status that an earlier generation
+        set is not in the history.
+    :param log: function that gets the lines of ``ctx.logger``; None: the lines are dropped.
     """
 
     def __init__(
@@ -76,17 +81,17 @@ class Execution:
 
     @property
     def history(self) -> tuple[HistoryEvent, ...]:
-        """The current generation's history, the episodes made here included."""
+        """The history of the current generation, with the episodes that this execution has made."""
         return tuple(self._past.events)
 
     @property
     def is_finished(self) -> bool:
-        """Its history has its completion: nothing further is accepted."""
+        """Whether the history has a completion event. Then all new events are stale."""
         return self._past.completed
 
     @property
     def size(self) -> int:
-        """Estimate of the memory it holds, in bytes: what its history says, a few times over at most."""
+        """Estimate of the memory that this execution uses, in bytes, computed from the size of its history."""
         return self._past.size
 
     @property
@@ -95,14 +100,15 @@ class Execution:
         return self._instance
 
     def close(self) -> None:
-        """Let go of the coroutine, and close it here and now."""
+        """Close the orchestrator function now; its ``finally`` blocks run. The history is kept."""
         if (close := self.rest()) is not None:
             close()
 
     def rest(self) -> Callable[[], None] | None:
-        """Let go of the coroutine and keep the history: the next events replay it.
+        """Drop the live orchestrator and keep the history. The next new events make a replay.
 
-        :returns: closes the coroutine: its ``finally`` blocks run, which may take as long as they like.
+        :returns: a function that closes the orchestrator function. The caller chooses when to call it, because the
+            ``finally`` blocks that it runs are user code and may take long. None if there is no live orchestrator.
         """
         generation, self._generation = self._generation, None
         if generation is None:
@@ -117,15 +123,16 @@ class Execution:
         now: Timestamp,
         new_execution_id: Callable[[str], str] = next_execution_id,
     ) -> Episode:
-        """Take new events, in the order in which they arrived, and say what follows.
+        """Run the orchestrator over new events, and return the episode.
 
-        An episode with an empty history has nothing to be made durable: all its events were set aside.
+        If the ``history`` of the episode is empty, all new events are stale and nothing is to be stored.
 
-        :param now: this machine's clock; the orchestrator's time is never before it, nor before the last time in the
-            history, nor before the FireAt of a timer in ``new``.
-        :param new_execution_id: execution id of the next generation by that of the one before.
-        :raises UnknownOrchestrator: no loaded app declares it; nothing has changed then.
-        :raises InputError: neither the history nor ``new`` has a start.
+        :param new: the new events, in the order in which they arrived.
+        :param now: time of this machine's clock. The orchestrator's time is the latest of ``now``, the last time in the
+            history and the times of the timers that fire in ``new``.
+        :param new_execution_id: function that makes the execution id of the next generation from the current one.
+        :raises UnknownOrchestrator: no loaded app has code for the instance. Nothing has changed then.
+        :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
         if self._past.completed:
             return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
@@ -178,18 +185,21 @@ class Execution:
         )
 
     def recall(self) -> str | None:
-        """The custom status as the code sets it when it is replayed: a history does not hold it.
+        """Replay the history and return the custom status that the code sets. A history does not hold custom statuses.
 
-        :raises UnknownOrchestrator: no loaded app declares it.
+        :returns: the custom status as JSON text; None for null.
+        :raises UnknownOrchestrator: no loaded app has code for the instance.
         """
         return self._load(()).custom_status
 
     def resume(self) -> Episode:
-        """The rest of an episode of which the history has only the beginning: a generation switch too big for one
-        transaction, cut off between two of them.
+        """Return the missing rest of the last episode in the history.
 
-        :returns: an episode with an empty history when nothing is missing.
-        :raises UnknownOrchestrator: no loaded app declares it.
+        The rows of a new generation may need several transactions. If the worker dies between two of them, the history
+        has only the beginning of the episode.
+
+        :returns: an episode with an empty ``history`` if nothing is missing.
+        :raises UnknownOrchestrator: no loaded app has code for the instance.
         """
         generation = self._load(())
         history: list[HistoryEvent] = []
@@ -219,20 +229,26 @@ class Execution:
         )
 
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
-        """Fail the instance without running any code: nobody can, or no store takes what it decides.
+        """Fail the instance without running its code.
 
-        :param new: recorded as they are. :param now: as in :meth:`advance`.
-        :raises InputError: neither the history nor ``new`` has a start.
+        It is used if no worker can run the code, or if the store refuses the code's decisions.
+
+        :param new: new events, which are appended to the history unchanged.
+        :param failure: the error of the instance.
+        :param now: time of this machine's clock.
+        :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
         return self._end(new, Status.FAILED, failure.error_message, failure, now=now)
 
     def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp, also: Sequence[HistoryEvent] = ()) -> Episode:
-        """Terminate the instance without running any code: none may run. It does not come to an end, or the
-        instance was reported as terminated already.
+        """Terminate the instance without running its code.
 
-        :param new: with the ExecutionTerminated; recorded as they are. :param now: as in :meth:`advance`.
-        :param also: the readable events of a damaged history: the children that they name end too.
-        :raises InputError: neither the history nor ``new`` has a start.
+        It is used if an episode of the code does not end, or if the instance was already reported as terminated.
+
+        :param new: new events with the ExecutionTerminated event. They are appended to the history unchanged.
+        :param now: time of this machine's clock.
+        :param also: readable events of a damaged history. The children in these events are terminated too.
+        :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
         reason = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
         return self._end(new, Status.TERMINATED, reason, None, now=now, also=also)
@@ -283,16 +299,24 @@ class Execution:
     def _child_terminations(
         self, completed: ExecutionCompleted | None, new: Sequence[HistoryEvent], *, switched: bool = False
     ) -> list[Outbound]:
-        """The messages that end the children of an instance that is terminated. :param new: what its history gets."""
+        """Return the messages that terminate the children, if the instance was terminated; else an empty list.
+
+        :param completed: completion event of the instance; None if it has not ended.
+        :param new: the new events of the instance's history.
+        :param switched: whether the generation changed in this episode, so that ``new`` is the whole history.
+        """
         if completed is None or completed.status is not Status.TERMINATED:
             return []
         past = [*(() if switched else self._past.events), *new]
         return family.terminations(past, self._instance.instance_id, completed.timestamp)
 
-    # ---- the past
+    # ---- replay of the stored history
 
     def _load(self, new: Sequence[HistoryEvent]) -> Generation:
-        """The live generation: the one in memory, or replayed from the past, or begun by the start in ``new``."""
+        """Return the live generation. If there is none in memory, make it and replay the stored history.
+
+        :param new: new events. For an instance without a history they have the ExecutionStarted event.
+        """
         if self._generation is not None:
             return self._generation
         started, instance = self._start(new)
@@ -314,7 +338,7 @@ class Execution:
         return generation
 
     def _start(self, new: Sequence[HistoryEvent]) -> tuple[ExecutionStarted, OrchestrationInstance]:
-        """The start of this generation, in its history or in ``new``, and the instance with its execution id."""
+        """Return the start event of this generation, from its history or from ``new``, and the instance's ids."""
         started = next((event for event in (*self._past.events, *new) if isinstance(event, ExecutionStarted)), None)
         if started is None:
             raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
@@ -343,12 +367,15 @@ class Execution:
         finally:
             generation.replaying = generation.recorded = False
 
-    # ---- the new
+    # ---- new events
 
     def _receive(
         self, generation: Generation, new: Sequence[HistoryEvent], time: Timestamp, history: list[HistoryEvent]
     ) -> list[tuple[HistoryEvent, str]]:
-        """Give the events to the generation; those that it takes go into the history."""
+        """Give the new events to the generation, and append to ``history`` the events that the generation takes.
+
+        :returns: the events that the generation does not take, each with its reason.
+        """
         stale: list[tuple[HistoryEvent, str]] = []
         try:
             generation.episode(time)
@@ -367,7 +394,13 @@ class Execution:
     def _next(
         self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str], children: str | None
     ) -> tuple[Generation, list[HistoryEvent]]:
-        """The next generation, run over what is carried into it, and its history so far."""
+        """Make the next generation, run it over the events carried into it, and return it with its history so far.
+
+        :param before: the generation that continued as new.
+        :param time: the orchestrator's time.
+        :param new_execution_id: function that makes the execution id of the next generation from the current one.
+        :param children: the open children as text, for the start event; None if there are none.
+        """
         before.close()
         instance = OrchestrationInstance(
             instance_id=before.instance.instance_id,
@@ -436,12 +469,12 @@ class Execution:
         return completed
 
     def _commit(self, generation: Generation, history: Sequence[HistoryEvent], *, switched: bool) -> None:
-        """The episode counts as made; a session whose checkpoint fails drops the whole execution."""
+        """Append the episode to the history in memory. If the checkpoint fails, the session drops this execution."""
         self._instance = generation.instance
         if switched:
             self._past.clear()
         else:
-            self._past.episodes -= 1  # its OrchestratorStarted is counted below
+            self._past.episodes -= 1  # `extend` below counts this episode again, by its OrchestratorStarted event
         self._past.extend(history)
 
     def _unchanged(self, stale: Sequence[tuple[HistoryEvent, str]]) -> Episode:
@@ -470,7 +503,7 @@ def run(
     new_execution_id: Callable[[str], str] = next_execution_id,
     custom_status: str | None = None,
 ) -> Episode:
-    """One episode as a pure function. Parameters and errors as in :class:`Execution`."""
+    """Make one episode, as a pure function. Parameters and errors as in :class:`Execution`."""
     execution = Execution(registry, past, instance=instance, custom_status=custom_status)
     try:
         return execution.advance(new, now=now, new_execution_id=new_execution_id)
@@ -479,7 +512,7 @@ def run(
 
 
 def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:
-    """Events raised right after a start may overtake it in the queue."""
+    """Move the ExecutionStarted event to the front: an event that was sent after it may arrive before it."""
     if len(new) < 2 or isinstance(new[0], ExecutionStarted):
         return new
     starts = [event for event in new if isinstance(event, ExecutionStarted)]

@@ -24,7 +24,6 @@ from airflow_provider_taskhub.app import (
 )
 from airflow_provider_taskhub.engine import driver
 from airflow_provider_taskhub.engine import generation as generations
-from airflow_provider_taskhub.engine.context import LogLine
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionResumed,
@@ -48,6 +47,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
+from airflow_provider_taskhub.engine.replay_safe_logger import LogLine
 from airflow_provider_taskhub.errors import InputError, UnknownOrchestrator
 from tests.engine.play import INSTANCE, START, Play, plain
 

@@ -12,7 +12,6 @@ import structlog
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import identity
-from airflow_provider_taskhub.engine.context import LogLine
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionCompleted,
@@ -33,6 +32,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
+from airflow_provider_taskhub.engine.replay_safe_logger import LogLine
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.admission.facts import Facts
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_ENDED
