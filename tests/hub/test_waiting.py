@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
 from airflow_provider_taskhub.hub.partitions.members import UNWATCHED, Members
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined, keep
-from airflow_provider_taskhub.hub.waiting.reasons import Kept, Reason, Snapshot, Why, why
+from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, why
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Store
@@ -173,8 +173,8 @@ def test_a_scheduled_start_needs_no_worker_before_its_time() -> None:
 
 
 def test_quarantine_names_the_cause_and_the_way_out() -> None:
-    message = Kept(message_id="m1", cause="ValueError: bad", stuck=False)
-    whole = Kept(message_id="m2", cause="it computed for 10 s", stuck=True)
+    message = QuarantinedMessage(message_id="m1", cause="ValueError: bad", stuck=False)
+    whole = QuarantinedMessage(message_id="m2", cause="it computed for 10 s", stuck=True)
     reason, text = the_one(quarantined=(message,))
     assert reason is Reason.QUARANTINE
     assert reason.is_fault
@@ -236,7 +236,7 @@ def test_a_child_that_is_held_is_told_by_its_parent_with_the_way_out() -> None:
     assert reason.is_fault
     assert text.startswith("its child 'i:1': partition 2 was taken offline by ann@a")
     assert "taskhub partitions online 2" in text
-    stuck = replace(child, quarantined=(Kept(message_id="m", cause="it does not end", stuck=True),))
+    stuck = replace(child, quarantined=(QuarantinedMessage(message_id="m", cause="it does not end", stuck=True),))
     assert the_one(awaits=awaits, children=(child, stuck)) == (
         Reason.CHILD_HELD,
         "its child 'i:1': it is in quarantine: it does not end. Fix the cause, then: taskhub quarantine put-back m",
@@ -254,7 +254,7 @@ def test_a_command_that_is_the_way_out_can_be_pasted_into_a_shell(odd: str) -> N
         (reasons(state, awaits=events), ["instances", "raise-event", *end, odd, "it's there"]),
         (reasons(state, awaits=Awaits(unreadable="a row")), ["instances", "terminate", *end, odd]),
         (
-            reasons(quarantined=(Kept(message_id=odd, cause="bad", stuck=False),)),
+            reasons(quarantined=(QuarantinedMessage(message_id=odd, cause="bad", stuck=False),)),
             ["quarantine", "put-back", *end, odd],
         ),
     ):

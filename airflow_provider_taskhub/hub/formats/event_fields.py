@@ -1,4 +1,4 @@
-"""The members of DurableTask's history events: the one table that messages and rows are made by."""
+"""The JSON members of DurableTask's history events. Messages and history rows are encoded and decoded by this table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from airflow_provider_taskhub.engine.events import EventType, HistoryEvent
 from airflow_provider_taskhub.hub.formats.json_values import Kind
 
 HISTORY = "DurableTask.Core.History."
-"""Namespace of the events' classes."""
+"""The .NET namespace of the event classes."""
 
 
 class FieldPlace(Flag):
-    """Where a member is written; ours alone are written only when set."""
+    """Where a member of an event is written: in messages, in history rows, or in both."""
 
     MESSAGE = auto()
     ROW = auto()
@@ -25,29 +25,36 @@ class FieldPlace(Flag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventField:
-    """A member of an event: its name on the wire, its field, its kind.
+    """A member of an event.
 
-    :param required: reading refuses an event without it; the others have the field's default.
-    :param ours: TaskHub's own, optional in every respect.
+    :param name: name in JSON and name of the column.
+    :param field: name of the Python field.
+    :param kind: kind of its value.
+    :param required: True: an event without this member cannot be read. False: the Python field has a default.
+    :param taskhub_only: True: DurableTask does not have this member. It is written only if it has a value.
+    :param where: whether messages, history rows or both have the member.
     """
 
     name: str
     field: str
     kind: Kind
     required: bool = False
-    ours: bool = False
+    taskhub_only: bool = False
     where: FieldPlace = FieldPlace.BOTH
 
 
-def _in(where: FieldPlace, members: tuple[EventField, ...]) -> tuple[EventField, ...]:
+def _members_in(where: FieldPlace, members: tuple[EventField, ...]) -> tuple[EventField, ...]:
     return tuple(member for member in members if where in member.where)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventLayout:
-    """How a class of events is written: members before and after ``EventType``, in DurableTask's order.
+    """How events of one class are written. The order of the members is DurableTask's.
 
-    :param own: TaskHub's own, last of all.
+    :param cls: the class.
+    :param before: members that are written before ``EventType``.
+    :param after: members that are written after ``EventType``.
+    :param own: members that DurableTask does not have. They are written last.
     """
 
     cls: type[HistoryEvent]
@@ -57,7 +64,7 @@ class EventLayout:
 
     @cached_property
     def name(self) -> str:
-        """Name of DurableTask's class."""
+        """Name of the class in DurableTask."""
         name = self.cls.event_type.name
         return name if name == "GenericEvent" else f"{name}Event"
 
@@ -67,21 +74,23 @@ class EventLayout:
 
     @cached_property
     def row(self) -> tuple[EventField, ...]:
-        """What a row holds."""
-        return _in(FieldPlace.ROW, self.members)
+        """The members that a history row has."""
+        return _members_in(FieldPlace.ROW, self.members)
 
     @cached_property
     def message(self) -> tuple[tuple[EventField, ...], tuple[EventField, ...]]:
-        """What a message holds before ``EventType``, and after it."""
-        return _in(FieldPlace.MESSAGE, self.before), _in(FieldPlace.MESSAGE, (*self.after, *BASE, *self.own))
+        """The members that a message has before ``EventType``, and the members after ``EventType``."""
+        return _members_in(FieldPlace.MESSAGE, self.before), _members_in(
+            FieldPlace.MESSAGE, (*self.after, *BASE, *self.own)
+        )
 
 
 def _text(name: str, field: str, *, required: bool = False) -> EventField:
     return EventField(name=name, field=field, kind=Kind.TEXT, required=required)
 
 
-def _ours(name: str, field: str, where: FieldPlace = FieldPlace.BOTH) -> EventField:
-    return EventField(name=name, field=field, kind=Kind.TEXT, ours=True, where=where)
+def _taskhub(name: str, field: str, where: FieldPlace = FieldPlace.BOTH) -> EventField:
+    return EventField(name=name, field=field, kind=Kind.TEXT, taskhub_only=True, where=where)
 
 
 EVENT_ID = EventField(name="EventId", field="event_id", kind=Kind.INT)
@@ -90,19 +99,19 @@ BASE = (
     EventField(name="IsPlayed", field="is_played", kind=Kind.BOOL),
     EventField(name="Timestamp", field="timestamp", kind=Kind.TIME, required=True),
 )
-"""Members of every event; they come last."""
+"""Members of every event. They are written after the members of the class."""
 
-_ACTION_ID = _ours("TaskHubActionId", "taskhub_action_id")
-_ROLE = _ours("TaskHubRole", "taskhub_role", FieldPlace.ROW)
-_MESSAGE_ID = _ours("TaskHubMessageId", "taskhub_message_id", FieldPlace.ROW)
-_ROW_ETAG = _ours("TaskHubRowEtag", "taskhub_row_etag", FieldPlace.MESSAGE)
-_PROCESS = _ours("TaskHubProcess", "taskhub_process", FieldPlace.MESSAGE)
-_BY = _ours("TaskHubBy", "taskhub_by")
-_WAITS = _ours("TaskHubWaits", "taskhub_waits", FieldPlace.ROW)
-_EXECUTION_ID = _ours("TaskHubExecutionId", "taskhub_execution_id", FieldPlace.MESSAGE)
-_RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, ours=True)
-_CHILD = _ours("TaskHubChild", "taskhub_child")
-_CHILDREN = _ours("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
+_ACTION_ID = _taskhub("TaskHubActionId", "taskhub_action_id")
+_ROLE = _taskhub("TaskHubRole", "taskhub_role", FieldPlace.ROW)
+_MESSAGE_ID = _taskhub("TaskHubMessageId", "taskhub_message_id", FieldPlace.ROW)
+_ROW_ETAG = _taskhub("TaskHubRowEtag", "taskhub_row_etag", FieldPlace.MESSAGE)
+_PROCESS = _taskhub("TaskHubProcess", "taskhub_process", FieldPlace.MESSAGE)
+_BY = _taskhub("TaskHubBy", "taskhub_by")
+_WAITS = _taskhub("TaskHubWaits", "taskhub_waits", FieldPlace.ROW)
+_EXECUTION_ID = _taskhub("TaskHubExecutionId", "taskhub_execution_id", FieldPlace.MESSAGE)
+_RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, taskhub_only=True)
+_CHILD = _taskhub("TaskHubChild", "taskhub_child")
+_CHILDREN = _taskhub("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
 
 _NAME = _text("Name", "name", required=True)
 _VERSION = _text("Version", "version")
@@ -186,6 +195,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
         _layout(ev.ExecutionRewound, *_REWOUND),
     )
 }
-"""Every class that DurableTask.AzureStorage 2.9 can write, but HistoryState, which only other backends do."""
+"""The layout of each event class that DurableTask.AzureStorage 2.9 can write. HistoryState is missing, because only
+other backends of DurableTask write HistoryState."""
 LAYOUTS: Mapping[EventType, EventLayout] = {layout.cls.event_type: layout for layout in LAYOUT_OF.values()}
-"""The same by what messages and rows call them."""
+"""The same layouts by event type."""

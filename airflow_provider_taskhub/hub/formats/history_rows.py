@@ -1,6 +1,7 @@
-"""Rows of the history table: one per event, and the sentinel whose ETag is the instance's lock.
+"""Encode and decode rows of the history table: one row for each event, and the sentinel.
 
-Owns columns, Edm types and keys, both ways. Never reads or writes a table; spilled columns are ``payloads``' work.
+The ETag of the sentinel is the lock of the instance. This module never reads or writes a table. The module
+``payload_spill`` moves large columns to blobs.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ from airflow_provider_taskhub.hub.model import Stamp, Suspension
 from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES, Entity, Property
 
 SENTINEL = "sentinel"
-"""Row key of the sentinel; sorts after every event's."""
+"""RowKey of the sentinel. It sorts after the RowKeys of all events."""
 INPUT_BYTES = 1024
-"""UTF-8 bytes up to which a scheduling event keeps its input in the history, for the monitors."""
+"""Events that schedule an activity or child store their input only up to this size, in bytes of UTF-8. Replay does not
+need the input; monitors show it."""
 MAX_CONSUMED = 800
-"""Message ids that one commit can remember: a String property holds 32,768 characters. Those that are deleted need not
-be, but for actions', which may be sent twice."""
+"""How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. Identities of
+deleted messages need not be stored, except those of actions, because an action's message may be sent twice."""
 
 _RENAMED = {"Timestamp": "_Timestamp"}
-"""Columns that are not called as their member is: a row has a Timestamp of its own."""
+"""Columns whose name differs from the member's name. Azure has a column Timestamp in each row itself."""
 _KEEPING = (TaskScheduled, SubOrchestrationInstanceCreated)
 _GENERIC = frozenset({"Data", "EventId", "IsPlayed", "_Timestamp", "EventType", "ExecutionId", "TaskHubMessageId"})
 
 MAX_ENDED = 100
-"""Earlier runs of an id that its sentinel lists."""
+"""How many earlier runs of the instance id the sentinel lists."""
 
 
 class RecordError(InputError):
-    """A row that cannot be decoded; the text names the row and what is wrong with it."""
+    """A row cannot be decoded. The text names the row and the damage."""
 
 
 def row_key(ordinal: int) -> str:
-    """Row key of an event by its place in the generation."""
+    """Return the RowKey of an event. :param ordinal: position of the event in the generation, from 0."""
     return f"{ordinal:016X}"
 
 
@@ -58,9 +60,11 @@ def row_key(ordinal: int) -> str:
 
 
 def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, ordinal: int) -> Entity:
-    """The row of an event, before any column is spilled: null texts and numbers left out, null objects as ``null``.
+    """Encode an event as a row. Large columns are still in the row.
 
-    :param ordinal: place in the generation, from 0.
+    As in DurableTask, a text or number that is None is omitted, and an object that is None becomes the text ``null``.
+
+    :param ordinal: position of the event in the generation, from 0.
     """
     properties: dict[str, Property | None] = {}
     kind, columns = _COLUMNS[type(event)]
@@ -80,7 +84,7 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
 
 
 def _column(member: EventField) -> Callable[[Any], str] | None:
-    if member.kind in json_values.OBJECTS and not member.ours:
+    if member.kind in json_values.OBJECTS and not member.taskhub_only:
         kind = member.kind
         return lambda value: "null" if value is None else json_values.dumps(json_values.write(kind, value, typed=False))
     return str if member.kind is Kind.STATUS else None
@@ -93,8 +97,8 @@ _COLUMNS = {
     )
     for cls, layout in LAYOUT_OF.items()
 }
-"""Of each class of events: ``EventType``, and of each column its name, the event's field, and how it is written if not
-as it is."""
+"""For each class of events: the value of the column ``EventType``, and for each other column its name, the field of the
+event, and the function that converts the value (None: the value is stored unchanged)."""
 
 
 def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:
@@ -103,9 +107,9 @@ def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:
 
 
 def decode_event(entity: Entity) -> HistoryEvent:
-    """The event of a row whose spilled columns have been restored.
+    """Decode the event of a row. Large columns must have been put back into the row.
 
-    :raises RecordError: naming the row, when it is not one that DurableTask or TaskHub wrote.
+    :raises RecordError: neither DurableTask nor TaskHub writes such a row. The text names the row.
     """
     try:
         return _decode(entity)
@@ -133,7 +137,7 @@ def _fields(layout: EventLayout, columns: Mapping[str, Property | None], entity:
         elif member.field == "version":
             fields["version"] = None
         elif member.kind is Kind.INSTANCE:
-            fields["instance"] = _own_instance(entity)  # a .NET row always has it, ours of old need not
+            fields["instance"] = _own_instance(entity)  # rows of early TaskHub versions may not have this column
         elif member.required:
             raise InputError(f"it has no {member.name}")
     if layout.cls is GenericEvent:
@@ -170,7 +174,7 @@ def _own_instance(entity: Entity) -> OrchestrationInstance:
 
 
 def _original(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """What a rewind left of the event that it rewrote: every column but those that every row has."""
+    """Return the columns of the event that a rewind has rewritten. Columns that every row has are omitted."""
     rest = {name: value for name, value in columns.items() if name not in _GENERIC and value is not None}
     reason, name = rest.pop("Reason", None), rest.pop("Name", None)
     return {"reason": reason, "name": name, "original": rest or None}
@@ -181,26 +185,28 @@ def _original(columns: Mapping[str, Property | None]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentinel:
-    """The row whose ETag is the instance's lock.
+    """The last row of an instance's history. Its ETag is the lock of the instance.
 
-    :param execution_id: of the current generation.
-    :param complete: the last transaction of its checkpoint was this one.
-    :param checkpoint_completed: when the last complete checkpoint was written; for an incomplete commit the one that
-        was loaded, so that a reader can tell ours from one of .NET's on top of it.
-    :param commit_id, committed_rows, consumed: of our last commit: its id, the rows of the generation that count, the
-        message ids consumed across a generation switch. When read from a sentinel that .NET has moved on
-        since, they say nothing and are None and empty.
-    :param steered: of the newest suspension or resume taken in any generation. None in writes: as it was.
-    :param ended: names of earlier runs under this id, the newest last. They stay true whoever commits after us. In
-        writes, none: the column keeps its value.
-    :param suspension: with which a run begins that has no checkpoint yet. None in writes: the column keeps its value.
-    :param clears: in writes, the column of that suspension is emptied.
-    :param custom_status: the custom status that the generation's first checkpoint left, as the instance row's column
-        has it. Until a checkpoint writes that column, nothing else tells what an earlier generation has set. None in
-        writes: the column keeps its value.
-    :param awaits: what the instance waited for after the last commit of TaskHub, as ``awaits_column`` writes it; "":
-        nothing. None in writes: the column keeps its value.
-    :param timestamp: the storage service's time of the last change; None in writes.
+    When a sentinel is written, None or an empty value in an optional field keeps the stored value of its column. If
+    .NET has committed after TaskHub, the columns of TaskHub are out of date. Then these fields are read as None or
+    empty, except ``ended``, which stays true.
+
+    :param execution_id: execution id of the current generation.
+    :param complete: True if this write is the last transaction of its checkpoint.
+    :param checkpoint_completed: time of the last complete checkpoint. In an unfinished checkpoint, this is the time
+        that was loaded, so that a reader sees whether .NET has committed since.
+    :param etag: ETag of the row; "" in writes.
+    :param commit_id: id of TaskHub's last commit.
+    :param committed_rows: number of rows of the generation that count, after TaskHub's last commit.
+    :param consumed: identities of messages that were consumed by ``continue_as_new``.
+    :param steered: stamp of the newest suspension or resume that was processed, in any generation.
+    :param ended: names of earlier runs under this id, the newest last.
+    :param suspension: the suspension with which a run begins that has no checkpoint yet.
+    :param clears: in writes only: empty the column of ``suspension``.
+    :param custom_status: custom status after the first checkpoint of the generation, as the column of the instance row
+        has it. It is the only copy of an earlier generation's custom status until the instance row is written.
+    :param awaits: what the instance waits for, as ``waits_column`` encodes it; "": nothing.
+    :param timestamp: time of the last change, by the storage service; None in writes.
     """
 
     execution_id: str
@@ -219,17 +225,20 @@ class Sentinel:
     timestamp: Timestamp | None = None
 
     def committed(self, found: int) -> int:
-        """How many of the generation's rows count: as many as we committed; all of them if .NET was the last to commit.
+        """Return the number of committed rows of the generation.
 
-        Rows behind them are of a half commit. :param found: rows of the generation in the table.
+        Rows behind them come from an interrupted checkpoint. If .NET made the last commit, all rows count.
+
+        :param found: number of rows of the generation in the table.
         """
         return found if self.committed_rows is None else self.committed_rows
 
 
 def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
-    """The sentinel's row, for an insert or a merge; ``CheckpointCompletedTimestamp`` only when complete.
+    """Encode the row of the sentinel, for an insert or a merge. The row has the column ``CheckpointCompletedTimestamp``
+    only if the checkpoint is complete.
 
-    :raises InputError: when more than 800 message ids are to be remembered.
+    :raises InputError: ``consumed`` has more than 800 identities.
     """
     properties: dict[str, Property | None] = {
         "ExecutionId": sentinel.execution_id,
@@ -246,7 +255,7 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
             "TaskHubCommit": sentinel.commit_id,
             "TaskHubBasis": _basis(sentinel.execution_id, sentinel.checkpoint_completed),
             "TaskHubRows": sentinel.committed_rows,
-            "TaskHubConsumed": ",".join(sentinel.consumed),  # "" too: a merge would keep the former ones
+            "TaskHubConsumed": ",".join(sentinel.consumed),  # write "" too: a merge without it would keep the old list
         }
     if sentinel.steered is not None:
         properties["TaskHubSteered"] = sentinel.steered.text()
@@ -261,7 +270,7 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
     return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
 
 
-_OURS = (
+_TASKHUB_COLUMNS = (
     "TaskHubCommit",
     "TaskHubRows",
     "TaskHubConsumed",
@@ -270,13 +279,13 @@ _OURS = (
     "TaskHubCustomStatus",
     "TaskHubAwaits",
 )
-"""Our columns that are out of date once .NET has committed after us."""
+"""Columns of TaskHub that are out of date if .NET has committed after TaskHub."""
 
 
 def decode_sentinel(entity: Entity) -> Sentinel:
-    """The sentinel of a row of either side.
+    """Decode a sentinel that TaskHub or .NET wrote.
 
-    :raises RecordError: naming the instance, when it is none.
+    :raises RecordError: the row is damaged. The text names the instance.
     """
     columns = entity.properties
     execution_id, completed = columns.get("ExecutionId"), columns.get("CheckpointCompletedTimestamp")
@@ -285,8 +294,8 @@ def decode_sentinel(entity: Entity) -> Sentinel:
             f"sentinel of {entity.partition_key!r}: ExecutionId is {json_values.shown(execution_id)}, "
             f"CheckpointCompletedTimestamp is {json_values.shown(completed)}"
         )
-    ours = columns.get("TaskHubBasis") == _basis(execution_id, completed)
-    values = (columns.get(name) if ours else None for name in _OURS)
+    current = columns.get("TaskHubBasis") == _basis(execution_id, completed)
+    values = (columns.get(name) if current else None for name in _TASKHUB_COLUMNS)
     commit_id, rows, consumed, steered, suspension, status, awaits = values
     ended = columns.get("TaskHubEnded")
     return Sentinel(
@@ -307,7 +316,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
 
 
 def _suspension_text(suspension: Suspension | None) -> str:
-    """JSON, with a reason that fits the column; "" for none."""
+    """Encode a suspension as JSON; None becomes "". The reason is cut until the JSON fits the column."""
     if suspension is None:
         return ""
     reason = suspension.reason
@@ -320,7 +329,7 @@ def _suspension_text(suspension: Suspension | None) -> str:
 
 
 def _suspension(text: object) -> Suspension | None:
-    """None when there is none, or it is damaged."""
+    """Decode a suspension. :returns: None if the column is empty or damaged."""
     if not isinstance(text, str) or not text:
         return None
     try:
@@ -331,5 +340,6 @@ def _suspension(text: object) -> Suspension | None:
 
 
 def _basis(execution_id: str, completed: Timestamp | None) -> str:
-    """What DurableTask's own columns say when we commit: .NET, which keeps ours as they are, changes it."""
+    """Return the values of DurableTask's columns as one text. TaskHub stores this text with each commit. A commit of
+    .NET changes DurableTask's columns, but not this text, so a difference shows that .NET committed later."""
     return f"{execution_id}@{'' if completed is None else completed}"

@@ -1,6 +1,7 @@
-"""Rows of the instances table: what readers see of an instance.
+"""Encode and decode rows of the table ``{Hub}Instances``. Clients read these rows.
 
-Owns the columns of a start, of a checkpoint, of a repair, and of a reader's view. Never decides when a row is written.
+The module encodes the columns that a start, a checkpoint or a repair writes, and decodes a row for readers. It does not
+decide when a row is written. It is longer than others because writing and reading must agree on every column.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 FAILURE_BYTES = 30 * 1024
-"""UTF-16 bytes of our own failure column; longer stack traces and messages are cut."""
+"""Largest value of the column :data:`FAILURE`, in bytes of UTF-16. Longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
-"""Our own column: FailureDetails of a failed instance as JSON; DurableTask keeps only their text."""
+"""Column that DurableTask does not have: the FailureDetails of a failed instance as JSON. DurableTask stores only their
+text."""
 SUSPENDED = "TaskHubSuspended"
-"""Our own column: ``ticks:who`` of the suspension that holds the instance; "" once it was resumed."""
+"""Column that DurableTask does not have: time and user of the present suspension, as ``ticks:user``; "" after a
+resume."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 
@@ -63,7 +66,7 @@ _FINAL = frozenset(status.value for status in Status if status.is_final)
 _NEVER = re.compile(r"(?!)")
 _LARGE = {"input": "Input", "output": "Output", "custom_status": "CustomStatus"}
 _ADDRESSED = (("input", "Input"), ("output", "Output"))
-"""Fields of :class:`InstanceState` whose texts may lie in blobs, and their columns."""
+"""Fields of :class:`InstanceState` whose column may have the address of a blob, and these columns."""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -77,11 +80,13 @@ def created_row(
     container_url: str,
     message_blob: PutBlob | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """A Pending row for a start, to be inserted, or to replace that of a finished instance.
+    """Encode a Pending row for a start. The caller inserts the row, or replaces the row of an ended instance.
 
-    :param container_url: of the hub's large-message container.
-    :param message_blob: what the start message was spilled to, if it was; the row then points there.
-    :returns: the row, and blobs to write before it.
+    :param event: the start.
+    :param now: present time.
+    :param container_url: address of the hub's container of large payloads.
+    :param message_blob: the blob of a large start message; the row then names this blob. None: the message is small.
+    :returns: the row, and its blobs. Write the blobs before the row.
     """
     instance_id = event.instance.instance_id
     texts = LargeTexts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
@@ -102,9 +107,12 @@ def created_row(
 
 
 def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
-    """The write of columns that have changed; an end is told to whoever waits for it (:func:`ended`).
+    """Return the write of changed columns. If the instance has ended, the write also wakes the processes that wait for
+    this end (:func:`ended`).
 
-    :param etag: of the row; None: there was none. One that has come since stays: the write may be old, and late.
+    :param merge: the row with the changed columns.
+    :param etag: ETag of the row as it was read; None: there was no row, and the write fails if a row exists now. The
+        write may be older than that row.
     """
     verb = RowVerb.INSERT if etag is None else RowVerb.MERGE
     row = RowOperation(verb=verb, entity=merge, etag=etag)
@@ -113,7 +121,10 @@ def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
 
 
 def ended(names: HubNames, key: str) -> str:
-    """Under what name the end of an instance is told; no queue has it. :param key: the row's PartitionKey."""
+    """Return the topic of the wake-up that is sent when an instance ends. No queue has this name.
+
+    :param key: PartitionKey of the instance row.
+    """
     return f"={zlib.crc32(f'{names.instances}/{key}'.encode()):08x}"
 
 
@@ -125,11 +136,12 @@ def merge_row(
     container_url: str,
     history_blobs: Sequence[PutBlob],
     unprojected_events: Sequence[HistoryEvent] = (),
-    told: str | None = None,
+    row_custom_status: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """What a checkpoint merges into the row: :func:`merged` of the events that it stores.
+    """Encode the columns of the instance row that a checkpoint writes. Parameters and result: see :func:`merged`.
 
-    :param unprojected_events: events of the history that the row does not show; a later generation does not need them.
+    :param unprojected_events: events of the history that the row does not show yet. They are ignored if the episode
+        began a new generation.
     """
     return merged(
         episode.history if episode.switched else (*unprojected_events, *episode.history),
@@ -140,7 +152,7 @@ def merge_row(
         now=now,
         container_url=container_url,
         history_blobs=history_blobs,
-        told=told,
+        row_custom_status=row_custom_status,
     )
 
 
@@ -154,18 +166,21 @@ def merged(
     now: Timestamp,
     container_url: str,
     history_blobs: Sequence[PutBlob] = (),
-    told: str | None = None,
+    row_custom_status: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """The columns that new events change, to be merged: ``RuntimeStatus`` by a start, an end, suspend and resume alone.
+    """Encode the columns of the instance row that new events change. Only a start, an end, a suspension or a resume
+    changes ``RuntimeStatus``.
 
-    :param events: as stored in the history by this checkpoint. :param now: becomes ``CompletedTime``.
-    :param history_blobs: what the history's rows have spilled; the row points there instead of keeping a second copy.
-    :param told: the custom status that the row has: a large one is not written again.
-    :returns: the row, and blobs to write before it.
+    :param events: the new events of the history.
+    :param now: present time; the ``CompletedTime`` of an instance that ends.
+    :param history_blobs: blobs with large columns of the history. The row names these blobs and needs no copies.
+    :param row_custom_status: custom status that the row has already. If it has not changed, its blob is not written
+        again.
+    :returns: the row, and its blobs. Write the blobs before the row.
     """
     texts = LargeTexts(names, container_url, instance_id, history_blobs)
     properties: dict[str, Property | None] = {
-        "CustomStatus": texts.status(custom_status, told=told),
+        "CustomStatus": texts.status(custom_status, row_value=row_custom_status),
         "ExecutionId": execution_id,
         "TaskHubName": names.hub,
     }
@@ -175,8 +190,8 @@ def merged(
     return _row(instance_id, properties), tuple(texts.blobs)
 
 
-def _told(event: HistoryEvent) -> Status | None:
-    """The status that an event gives its instance; None: it stays as it is."""
+def _status_after(event: HistoryEvent) -> Status | None:
+    """Return the status of an instance after an event; None: the event does not change the status."""
     match event:
         case ExecutionStarted() | ExecutionResumed():
             return Status.RUNNING
@@ -190,7 +205,7 @@ def _told(event: HistoryEvent) -> Status | None:
 
 
 def _changes(event: HistoryEvent, texts: LargeTexts, now: Timestamp) -> dict[str, Property | None]:
-    status = _told(event)
+    status = _status_after(event)
     if status is None:
         return {}
     return {"RuntimeStatus": status.value, **_columns(event, texts, now)}
@@ -218,7 +233,8 @@ def _columns(event: HistoryEvent, texts: LargeTexts, now: Timestamp) -> dict[str
 
 
 def _suspended(event: ExecutionSuspended | ExecutionResumed) -> str | None:
-    """None keeps the column: an instance that begins suspended has it from before its start."""
+    """Return the value of the column :data:`SUSPENDED`. None keeps the column: if an instance begins suspended, the
+    column was written before its start."""
     if isinstance(event, ExecutionResumed):
         return ""
     return None if event.taskhub_by is None else f"{event.timestamp.ticks}:{event.taskhub_by}"
@@ -229,7 +245,7 @@ def _completion(event: ExecutionCompleted, texts: LargeTexts, now: Timestamp) ->
     output = event.result if event.failure is None else headline(event.failure)
     changes: dict[str, Property | None] = {
         "CompletedTime": now,
-        # "" for none: a merge would keep what a suspension or an earlier failure left there
+        # Write "" if there is no output. Else the merge would keep the text of a suspension or of an earlier failure.
         "Output": texts.place(output or "", "Output", _NEVER if failed else _COMPLETED_RESULT),
     }
     if event.failure is not None:
@@ -238,7 +254,8 @@ def _completion(event: ExecutionCompleted, texts: LargeTexts, now: Timestamp) ->
 
 
 def _failure(failure: FailureDetails) -> str:
-    """JSON of a failure that fits its column: first the causes lose their stack traces, then texts are cut."""
+    """Encode a failure as JSON. If the JSON is too large for its column, texts are cut, and inner failures and
+    properties are omitted."""
     text = json_values.dumps(json_values.write(Kind.FAILURE, failure, typed=False))
     if utf16_bytes(text) <= FAILURE_BYTES:
         return text
@@ -254,7 +271,8 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def _tags(tags: Mapping[str, str] | None) -> str:
-    """Too large for a column, as a .NET client may give them, they are in the history alone."""
+    """Encode tags. A .NET client may give tags that are too large for the column. Then only the history has them, and
+    the column is ``null``."""
     text = "null" if tags is None else json_values.dumps(json_values.write(Kind.TAGS, tags, typed=False))
     return text if utf16_bytes(text) <= MAX_PROPERTY_BYTES else "null"
 
@@ -274,14 +292,16 @@ def repair_row(
     custom_status: str | None = None,
     replayed: bool = False,
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
-    """What to merge into a row that lags behind its committed history; None when it does not.
+    """Encode the columns that bring an instance row up to date with the committed history.
 
-    No history holds the custom status: unless it is known from a replay, it is left as it is. A row of a newer
-    start is left alone. A rewound instance stays Pending until it ends, as .NET leaves it.
+    The history does not contain the custom status, so it is only written if a replay has computed it. The row of a
+    newer start is not changed. A rewound instance stays Pending until it ends, as in .NET.
 
-    :param events: all of the current generation. :param row: as read; None when there is none.
-    :param custom_status: as a replay of the events sets it; only if ``replayed``.
-    :returns: the row, and blobs to write before it.
+    :param events: all events of the current generation.
+    :param row: the row as it was read; None: there is no row.
+    :param custom_status: custom status that a replay of the events has set. Only used if ``replayed`` is True.
+    :param replayed: True if the events were replayed.
+    :returns: the row, and its blobs, which must be written first; None if the row is up to date.
     """
     started = _started(events)
     if started is None or (row is not None and is_newer(row, started)):
@@ -310,16 +330,18 @@ def _started(events: Sequence[HistoryEvent]) -> ExecutionStarted | None:
 
 
 def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
-    """Whether a row tells less than its committed history, but for the custom status, which no history holds.
+    """Return True if an instance row does not show all of the committed history. The custom status is not compared,
+    because the history does not contain it.
 
-    :param row: as read; None when there is none. :param events: all of the current generation.
+    :param row: the row as it was read; None: there is no row.
+    :param events: all events of the current generation.
     """
     started = _started(events)
     if started is None or row is None:
         return started is not None
     if is_newer(row, started):
         return False
-    status = [told for event in events if (told := _told(event)) is not None][-1]
+    status = [changed_to for event in events if (changed_to := _status_after(event)) is not None][-1]
     if row.status is Status.PENDING:
         rewound = any(isinstance(event, GenericEvent) for event in events)
         return status.is_final or not rewound
@@ -329,9 +351,12 @@ def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
 
 
 def is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
-    """Whether a row is of a start that comes after the history's: it waits, or .NET has ended it before it began.
+    """Return True if an instance row belongs to a newer start than the history.
 
-    What no parent started has had a row before its history; a child's row may be of the child before it.
+    The new start still waits, or .NET has ended it before it began. A client writes the row before the history, so an
+    ended row of another run is newer. A child has its history first, so such a row may belong to an earlier child.
+
+    :param started: the start in the history.
     """
     if same_start(row.execution_id, started.instance.execution_id):
         return False
@@ -346,9 +371,9 @@ def order_row(
     now: Timestamp,
     container_url: str,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """What to merge into the row of an instance that is suspended or resumed before it begins: it stays Pending.
+    """Encode the columns of an instance that is suspended or resumed before it begins. The row stays Pending.
 
-    :returns: the row, and blobs to write before it.
+    :returns: the row, and its blobs. Write the blobs before the row.
     """
     texts = LargeTexts(names, container_url, instance_id, ())
     held = f"{event.timestamp.ticks}:{event.taskhub_by or ''}" if isinstance(event, ExecutionSuspended) else ""
@@ -357,7 +382,8 @@ def order_row(
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:
-    """What a rewind merges into the row: nothing else, so output and end of the failed run stay till the next."""
+    """Encode the columns that a rewind writes. Output and time of the failure stay in the row until the instance ends
+    again."""
     return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now})
 
 
@@ -365,10 +391,10 @@ def rewound_row(instance_id: str, now: Timestamp) -> Entity:
 
 
 def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
-    """An instance's state from its row, whoever wrote it; what cannot be understood reads as absent.
+    """Decode an instance row that TaskHub or .NET wrote.
 
-    A listing must never break on one row, so nothing is raised. Texts that lie in blobs are None: see
-    :func:`large_texts`.
+    The function raises no error, because one damaged row must not break a listing: a damaged column counts as missing.
+    Texts that are stored in blobs are None (see :func:`large_texts`).
     """
     columns = _Columns(entity)
     ticks, _, by = (columns.text(SUSPENDED) or "").partition(":")
@@ -399,18 +425,19 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
 
 
 def _is_current(failure: FailureDetails, state: InstanceState, entity: Entity, container_url: str) -> bool:
-    """Whether our column belongs to this end: a .NET worker that ended a rewound instance has left it as it was."""
+    """Return True if the column :data:`FAILURE` belongs to the present end of the instance. If a .NET worker has ended
+    a rewound instance, the column still has the earlier failure."""
     if "output" in large_texts(entity, container_url=container_url):
         return True
-    # .NET, and earlier versions of this package, write the second form.
+    # TaskHub writes the first form. .NET and earlier versions of TaskHub write the second form.
     return (state.output or "").startswith((headline(failure), f"{failure.error_type}: {failure.error_message}"))
 
 
 def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:
-    """Texts of a row that lie in blobs: field of :class:`InstanceState` → name of the blob, to fetch and :func:`fill`.
+    """Return the texts of a row that are stored in blobs: field of :class:`InstanceState` → name of the blob.
 
-    Addresses outside the hub's own container are texts like any other. A blob that does not exist means that the
-    text only looks like an address of ours: :func:`fill` it with :func:`inline_text`.
+    Read these blobs, then call :func:`fill`. An address outside the hub's own container is an ordinary text. If the
+    blob does not exist, the text only looks like an address; then use :func:`inline_text`.
     """
     found: dict[str, str] = {}
     for field, column in _ADDRESSED:
@@ -427,19 +454,19 @@ def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:
 
 
 def inline_text(entity: Entity, field: str) -> str | None:
-    """The text that the row itself has for a field of :func:`large_texts`."""
+    """Return the text in the column of a field. :param field: field of :class:`InstanceState`."""
     text = entity.properties.get(_LARGE[field])
     return text if isinstance(text, str) else None
 
 
 def fill(state: InstanceState, texts: Mapping[str, str | None]) -> InstanceState:
-    """A state with its large texts put in. :param texts: field → text."""
+    """Return a state with its large texts. :param texts: field of :class:`InstanceState` → text."""
     values: dict[str, Any] = dict(texts)
     return replace(state, **values)
 
 
 class _Columns:
-    """Columns of a row by kind; one of another kind reads as absent."""
+    """Reads the columns of a row. A column whose value has an unexpected type counts as missing."""
 
     def __init__(self, entity: Entity) -> None:
         self._values = entity.properties
@@ -465,5 +492,6 @@ class _Columns:
 
 
 def _status(name: str | None) -> Status:
-    """An unknown or missing status reads as Pending: nothing is known to have run, nothing to have ended."""
+    """Decode a status. An unknown or missing status becomes Pending, because nothing proves that the instance has run
+    or ended."""
     return Status(name) if name in tuple(Status) else Status.PENDING

@@ -1,7 +1,7 @@
-"""DurableTask's values in JSON, both ways.
+"""Encode and decode DurableTask's values in JSON.
 
-Messages carry ``$type`` in their objects and enums as numbers; columns of rows hold plain JSON and enums by name. Never
-knows which event a value belongs to (``layouts``), nor the message or row around it.
+In messages, objects have a member ``$type``, and enums are numbers. In columns of rows, objects have no ``$type``, and
+enums are names. The module ``event_fields`` says which values an event has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 60
 
 
 class Kind(Enum):
-    """What a member holds."""
+    """Kind of a member's value."""
 
     TEXT = auto()
     INT = auto()
@@ -42,25 +42,26 @@ class Kind(Enum):
     TRACE = auto()
     TAGS = auto()
 
-    __hash__ = object.__hash__  # Enum's own is a Python function, and this is a key on the way of every event
+    __hash__ = object.__hash__  # Enum.__hash__ is slower: it is written in Python. Each event looks up several kinds.
 
 
 OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.TAGS})
-"""Kinds that a row keeps as JSON text, a missing one as ``null``."""
+"""Kinds that a row stores as JSON text. A missing value is stored as ``null``."""
 
 
 PLAIN = frozenset({Kind.TEXT, Kind.INT, Kind.BOOL})
-"""Kinds that JSON has itself."""
+"""Kinds that need no conversion for JSON."""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
 def write(kind: Kind, value: Any, *, typed: bool) -> Any:
-    """A member's value in JSON.
+    """Convert a member's value to JSON.
 
-    :param typed: as in messages: objects start with ``$type``. Dictionaries never do.
-    :raises InputError: for tags that .NET could not read.
+    :param typed: True: write the form of messages, in which objects begin with ``$type``. Dictionaries have no
+        ``$type``.
+    :raises InputError: a tag has a name that .NET cannot read.
     """
     if value is None:
         return None
@@ -103,7 +104,7 @@ def _write_failure(value: FailureDetails, typed: bool) -> dict[str, Any]:
 
 
 def _write_trace(value: TraceContext, typed: bool) -> dict[str, Any]:
-    # no $type: the declared type is concrete, so readers need none
+    # DurableTask writes no $type here, because the declared type is concrete.
     start = value.activity_start_time
     return {
         "TraceParent": value.trace_parent,
@@ -136,9 +137,9 @@ _NAN, _INFINITY = "NaN", "Infinity"
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON, ASCII only (legal in a queue's XML whatever it holds).
+    """Encode a value as compact JSON in ASCII. A queue's XML can hold each ASCII text of this kind.
 
-    :raises InputError: for what JSON cannot express (a failure's properties may hold anything).
+    :raises InputError: JSON cannot express the value. For example, properties of a failure may be any Python objects.
     """
     try:
         text = to_json(value, ensure_ascii=True, inf_nan_mode="constants").decode()
@@ -147,7 +148,7 @@ def dumps(value: Any) -> str:
     if _NAN not in text and _INFINITY not in text:
         return text
     try:
-        return _ENCODER.encode(value)  # half as fast, and knows what is not JSON
+        return _ENCODER.encode(value)  # slower than to_json, but its error says what is wrong
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"a value cannot be written as JSON: {error}") from error
 
@@ -156,9 +157,9 @@ def dumps(value: Any) -> str:
 
 
 class JsonObject:
-    """An object's members by name in any case, as .NET finds them.
+    """A decoded JSON object. Names of members match in upper and lower case, as in .NET.
 
-    :param where: what the object is, for errors: ``TaskMessage.Event``.
+    :param where: path of the object for error texts, such as ``TaskMessage.Event``.
     """
 
     __slots__ = ("_spelling", "_values", "where")
@@ -171,11 +172,11 @@ class JsonObject:
         self._spelling: Mapping[str, str] | None = None
 
     def raw(self, name: str) -> Any:
-        """The member as it is; None when missing or null."""
+        """Return a member without conversion; None if the member is missing or null."""
         return self._find(name, None)
 
     def _find(self, name: str, missing: Any) -> Any:
-        value = self._values.get(name, self)  # as everybody writes it today
+        value = self._values.get(name, self)  # today all writers use this spelling
         if value is not self:
             return value
         if self._spelling is None:
@@ -184,20 +185,23 @@ class JsonObject:
         return missing if other is None else self._values[other]
 
     def has(self, name: str) -> bool:
-        """Whether it is there and not null."""
+        """Return True if the object has this member and the member is not null."""
         return self.raw(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether it is there and null."""
+        """Return True if the object has this member and the member is null."""
         return self._find(name, self) is None
 
     def get(self, name: str, kind: Kind) -> Any:
-        """The member's value, None when missing or null. :raises InputError: naming it."""
+        """Return a member's value; None if the member is missing or null.
+
+        :raises InputError: the value is not of the kind. The text names the member.
+        """
         value = self._find(name, None)
         return None if value is None else _READERS[kind](value, f"{self.where}.{name}")
 
     def need(self, name: str, kind: Kind) -> Any:
-        """The same for a member that must be there."""
+        """Return a member's value. :raises InputError: the member is missing, null, or not of the kind."""
         value = self.get(name, kind)
         if value is None:
             raise InputError(f"{self.where} has no {name}")
@@ -206,20 +210,21 @@ class JsonObject:
 
 @lru_cache(maxsize=256)
 def _spelt(names: tuple[str, ...]) -> Mapping[str, str]:
-    """Names by their lower case; objects of a few shapes make up all messages."""
+    """Return the names by their lower-case form. Most objects have the same few sets of names, so a cache helps."""
     return {name.lower(): name for name in names}
 
 
 def shown(value: Any) -> str:
-    """A value in an error, short."""
+    """Return a short text of a value, for an error text."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def read(kind: Kind, value: Any, where: str) -> Any:
-    """A member's value from JSON, as messages and nested objects of rows hold it; None stays None.
+    """Convert a member's value from JSON. None stays None.
 
-    :param where: names the member in errors. :raises InputError: when the value is not of the kind.
+    :param where: path of the member, for error texts.
+    :raises InputError: the value is not of the kind.
     """
     if value is None:
         return None
@@ -314,7 +319,7 @@ def _read_tags(value: Any, where: str) -> dict[str, str]:
 
 
 def _without_type(value: dict[str, Any]) -> dict[str, Any]:
-    """A dictionary without the ``$type`` that .NET writes first in it."""
+    """Return a dictionary without the member ``$type`` that .NET writes."""
     return {name: member for name, member in value.items() if name != "$type"}
 
 

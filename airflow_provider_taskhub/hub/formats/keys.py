@@ -1,4 +1,4 @@
-"""Instance ids in row keys and blob names."""
+"""How instance ids are written in keys of table rows and in names of blobs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ _CONTROL_SHIFT = 0xC0
 _ESCAPED = re.compile(r"[\^/\\#?\x00-\x1f\x7f-\x9f]")
 _ESCAPE = re.compile(r"\^(.)", re.DOTALL)
 _UNFIT = re.compile(r"[\^\\\x00-\x1f\x7f-\x9f]|(?:^|/|\.)(?:/|$)")
-"""Ids that are escaped in the names of message blobs too: control characters, backslashes, segments that are empty or
-end in a dot, which no blob name carries unchanged, and ``^``, so that no two instances share a folder."""
+"""Matches ids that must be escaped in names of message blobs. Azure changes a blob name that contains a control
+character, a backslash, an empty segment or a segment that ends in a dot. An id with ``^`` is escaped too, so that two
+instances never have the same folder."""
 
 QUARANTINE_FOLDER = "^quarantine"
-"""First part of the names of what is kept in quarantine: no escaped id has a ``^`` before an ASCII letter, no
-raw one any."""
+"""Folder of the blobs of messages in quarantine. No instance can have this folder: an escaped id never has a ``^``
+before an ASCII letter, and an id that is not escaped never has a ``^``."""
 
 
-@lru_cache(maxsize=1024)  # asked for with every row of an episode
+@lru_cache(maxsize=1024)  # called for every history row of an episode
 def escape(instance_id: str) -> str:
-    """The PartitionKey of an instance; not idempotent."""
+    """Return the PartitionKey of an instance. Do not escape a key again: the result would differ."""
     return _ESCAPED.sub(lambda match: _escape(match.group()), instance_id)
 
 
@@ -30,7 +31,7 @@ def _escape(char: str) -> str:
 
 
 def unescape(key: str) -> str:
-    """The instance id of a PartitionKey."""
+    """Return the instance id that a PartitionKey stands for."""
     return _ESCAPE.sub(lambda match: _unescape(match.group(1)), key)
 
 
@@ -43,34 +44,39 @@ def _unescape(code: str) -> str:
 
 
 def history_folder(instance_id: str) -> str:
-    """First part of the names of an instance's blobs, but its messages', and of its logs: the escaped id.
+    """Return the folder of an instance's logs and of its blobs, except blobs of messages. The folder is the escaped id.
 
-    One that ends in a dot gets a ``^`` behind it: no blob name has a segment that ends so.
+    If the escaped id ends in a dot, a ``^`` is added, because no part of a blob name may end in a dot.
     """
     key = escape(instance_id)
     return f"{key}^" if key.endswith(".") else key
 
 
 def message_folder(instance_id: str) -> str:
-    """First part of the names of an instance's message blobs: the raw id, where that can be.
+    """Return the folder of the blobs of an instance's messages.
 
-    Readers find a message's blob by the name in its wrapper, so the escaped id serves as well where the raw one cannot.
+    The folder is the instance id itself, as in DurableTask, if a blob name can contain it unchanged. Else it is the
+    escaped id. Readers take the blob's name from the message in the queue, so both work.
     """
     return history_folder(instance_id) if _UNFIT.search(instance_id) else instance_id
 
 
 def blob_prefixes(instance_id: str) -> tuple[str, ...]:
-    """Prefixes, with their ``/``, under which an instance's blobs lie; :func:`owns` says which of those are its own."""
+    """Return the prefixes of the names of an instance's blobs. Each ends with ``/``.
+
+    Other instances may have blobs with the same prefix. Call :func:`owns` for each blob.
+    """
     return tuple(dict.fromkeys((f"{message_folder(instance_id)}/", f"{history_folder(instance_id)}/")))
 
 
 def owns(instance_id: str, blob: str) -> bool:
-    """Whether a payload blob is this instance's: ``job1`` owns nothing of ``job10`` or ``job1/part``."""
+    """Return True if a payload blob belongs to this instance. Blobs of ``job10`` or ``job1/part`` do not belong to
+    ``job1``."""
     return any(blob.startswith(prefix) and "/" not in blob[len(prefix) :] for prefix in blob_prefixes(instance_id))
 
 
 def owner_of(blob: str) -> str | None:
-    """The instance whose payload blob this is by its name; None: of no instance."""
+    """Return the id of the instance that a payload blob belongs to; None: the name belongs to no instance."""
     folder, slash, _ = blob.rpartition("/")
     key = folder[:-1] if folder.endswith(".^") else folder
     instance_id = unescape(key) if "^" in folder else folder

@@ -1,9 +1,10 @@
-"""Texts of instance rows that lie in blobs: where they go, how the row points there, how they are found.
+"""Texts of instance rows that are stored in blobs.
 
-A text goes to a blob when it is too large for a column, or when a .NET reader would take it for the address of a blob
-(a terminate reason, a failure's text or a foreign input may look like one). The row then holds the blob's address:
-.NET readers follow it and find the text unchanged, which a prefix would not have left so. A large ``CustomStatus``,
-with which DurableTask fails for ever, goes to a blob too; .NET shows its address as a string.
+A text is stored in a blob if it is too large for a column, or if a .NET reader would take the text itself for the
+address of a blob. For example, the reason of a terminate may look like a URL. The column then has the address of the
+blob, and .NET readers read the text from there, unchanged. A prefix before the text would be simpler, but .NET readers
+would show the prefix. A large ``CustomStatus`` is stored in a blob too: DurableTask fails each time with a large one.
+.NET readers show the address of this blob as a string.
 """
 
 from __future__ import annotations
@@ -24,28 +25,33 @@ from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import PutBlob
 
 INLINE_BYTES = 60 * 1024
-"""UTF-16 bytes of a text that a column may keep, as in the history."""
+"""Largest text that is stored in a column, in bytes of UTF-16. History rows have the same limit."""
 START_BLOB = "ExecutionStarted.json.gz"
-"""End of the name of a spilled start message: a text kept there is the ``Input`` of its event."""
+"""End of the name of a blob that holds a large start message. If an input column names such a blob, the input is the
+``Input`` of the event in this message."""
 
 _LIKE_A_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S*|[/\\]\S*")
-"""Wider than what .NET takes for a well-formed absolute URI; no JSON text matches."""
+"""Matches each text that .NET may take for an absolute URI, and some more texts. JSON never matches."""
 _PART = r"[^/\\\x00-\x1f\x7f-\x9f]+"
 _PAYLOAD = re.compile(rf"(?:{_PART}/)+(?:message|history|instance)-{_PART}\.json\.gz")
-"""Names of payload blobs."""
+"""Matches the names of payload blobs."""
 _MAX_BLOB_NAME = 1024
 
 
 def address_of(container_url: str, blob: str) -> str:
-    """Address of a blob, each part of its name percent-encoded.
+    """Return the address of a blob. Each part of the blob's name is percent-encoded.
 
-    :param container_url: of the hub's large-message container, without a slash at its end.
+    :param container_url: address of the hub's container of large payloads, without a slash at its end.
+    :param blob: name of the blob.
     """
     return f"{container_url}/{'/'.join(quote(part, safe='') for part in blob.split('/'))}"
 
 
 def blob_at(container_url: str, text: str) -> str | None:
-    """Name of the payload blob of the hub's own container that a text is the address of; None for all others."""
+    """Return the name of a payload blob from its address.
+
+    :returns: None if the text is no address of a payload blob in the hub's own container.
+    """
     base = f"{container_url}/"
     if not text.startswith(base):
         return None
@@ -58,9 +64,10 @@ def _must_spill(text: str) -> bool:
 
 
 class LargeTexts:
-    """Where a row's texts go: into the row, to a blob that history or message has already, or to one of the row's own.
+    """Decides where each text of an instance row is stored: in the row, in a blob that the history or the start message
+    already has, or in a new blob.
 
-    A blob of the row's own is named by its text, so that a repeated write of the row makes no second one.
+    The name of a new blob is a hash of its text, so that a second write of the row makes no second blob.
     """
 
     def __init__(self, names: HubNames, container_url: str, instance_id: str, written: Sequence[PutBlob]) -> None:
@@ -71,22 +78,27 @@ class LargeTexts:
         self._written = [blob.name for blob in written]
 
     def place(self, text: str | None, column: str, spilled: re.Pattern[str]) -> str | None:
-        """The column's value for a text. :param spilled: of the names of blobs that hold this very text."""
+        """Return the value of a column for a text: the text itself, or the address of a blob.
+
+        :param spilled: matches the names of blobs of the history or the start message that hold this text.
+        """
         if text is None or not _must_spill(text):
             return text
         found = next((name for name in self._written if spilled.search(name)), None)
         return address_of(self._url, self._own(text, column) if found is None else found)
 
-    def status(self, text: str | None, *, told: str | None = None) -> str:
-        """The ``CustomStatus`` column: JSON; of a large one, the JSON string of its blob's address.
+    def status(self, text: str | None, *, row_value: str | None = None) -> str:
+        """Return the value of the column ``CustomStatus``: JSON. For a large custom status, this is a JSON string with
+        the address of a blob.
 
-        :param told: as the row has it: its blob is there.
+        :param text: the custom status as JSON; None: there is none.
+        :param row_value: custom status that the row has already. If it is the same, its blob exists already.
         """
         if text is None:
             return "null"
         if utf16_bytes(text) <= INLINE_BYTES and status_blob(text, self._url) is None:
             return text
-        return json_values.dumps(address_of(self._url, self._own(text, "CustomStatus", there=text == told)))
+        return json_values.dumps(address_of(self._url, self._own(text, "CustomStatus", there=text == row_value)))
 
     def _own(self, text: str, column: str, *, there: bool = False) -> str:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -98,7 +110,10 @@ class LargeTexts:
 
 
 def status_blob(text: str, container_url: str) -> str | None:
-    """The blob whose address a custom status is, when it is one that :class:`LargeTexts` has written."""
+    """Return the name of the blob in which :class:`LargeTexts` stored a custom status; None: it is in the column.
+
+    :param text: value of the column ``CustomStatus``.
+    """
     if not text.endswith('-CustomStatus.json.gz"'):
         return None
     try:
@@ -109,9 +124,12 @@ def status_blob(text: str, container_url: str) -> str | None:
 
 
 def text_of_blob(blob: str, text: str) -> str | None:
-    """The value that a blob holds: of a start message the input of its event, else the text itself.
+    """Return the value that a column of the instance row has in a blob.
 
-    :param text: of the blob, decompressed.
+    If the blob holds a start message, the value is the input of its event. Else the value is the whole text.
+
+    :param blob: name of the blob.
+    :param text: content of the blob, decompressed.
     """
     if not blob.endswith(START_BLOB):
         return text
@@ -119,5 +137,5 @@ def text_of_blob(blob: str, text: str) -> str | None:
         message = JsonObject(JsonObject(json.loads(text), blob).raw("TaskMessage"), "TaskMessage")
         value: str | None = JsonObject(message.raw("Event"), "TaskMessage.Event").get("Input", Kind.TEXT)
     except (InputError, ValueError, RecursionError):
-        return text  # no start message: shown as it is, since one row must never break a listing
+        return text  # The blob holds no start message. Show the text: a damaged row must not break a listing.
     return value

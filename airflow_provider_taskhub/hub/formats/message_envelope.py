@@ -1,7 +1,8 @@
-"""Messages in queues: DurableTask's MessageData, written as it writes, read as leniently as it reads.
+"""Encode and decode messages in queues: DurableTask's class MessageData.
 
-A message over 45 KiB goes to a blob, and a wrapper with the blob's name takes its place in the queue. Never
-touches a queue.
+Messages are written exactly as DurableTask writes them, and are read with the same tolerance. A message over 45 KiB is
+stored in a blob; the queue then has a short message with the name of the blob, called the wrapper. This module never
+reads or writes a queue. It is longer than others because writing and reading must agree on every member.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.rules import check_blob_name
 
 SPILL_BYTES = 45 * 1024
-"""UTF-8 bytes of a message's JSON above which it is spilled."""
+"""A message with larger JSON is stored in a blob. In bytes of UTF-8."""
 NO_ACTIVITY = UUID(int=0)
 FAILURES = "TaskHubFailures"
-"""Our own member: how often processing the message has failed."""
+"""Member that DurableTask does not have: how often processing the message has failed."""
 DELIVERIES = "TaskHubDeliveries"
-"""Our own member: see :class:`Envelope`."""
+"""Member that DurableTask does not have: see ``Envelope.deliveries``."""
 WAITING_SINCE = "TaskHubWaitingSince"
-"""Our own member: see :class:`Envelope`."""
+"""Member that DurableTask does not have: see ``Envelope.waiting_since``."""
 
 _DATA = "DurableTask.AzureStorage.MessageData"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -61,16 +62,17 @@ _SCHEDULING = frozenset(
 
 
 class MessageError(InputError):
-    """A message that cannot be decoded; the text says what is wrong with it."""
+    """A message cannot be decoded. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMessage:
-    """An event on its way to an instance.
+    """DurableTask's class TaskMessage: an event on its way to an instance.
 
-    :param instance: whom it is for; without an execution id: whatever generation is current.
-    :param context_tags: of the sending orchestration; with starts of activities and of children only.
-    :param sequence_number: always 0 in AzureStorage.
+    :param event: the event.
+    :param instance: instance that receives the event. Without an execution id, the event is for the current generation.
+    :param context_tags: tags of the sending orchestration. Only starts of activities and children have them.
+    :param sequence_number: always 0 in DurableTask.AzureStorage.
     """
 
     event: HistoryEvent
@@ -81,19 +83,22 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message as a queue holds it.
+    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last three
+    fields.
 
-    :param activity_id: random, or the identity of the action that it carries out.
-    :param message: None in the wrapper of a spilled message.
-    :param blob_name: where the message was spilled to, within the large-message container.
-    :param sequence_number: the sending process's own count.
-    :param episode: OrchestratorStarted events of the generation that the sender had loaded; None from clients.
-    :param sender: None in a wrapper; two empty strings from clients.
-    :param failures: failed processings so far; ours alone.
-    :param deliveries: what the queue's dequeue count does not know; ours alone: one more when the message was claimed
-        by the worker that put it, one less each time it was given back before anything of it was begun.
-    :param waiting_since: when a worker first received it and did not have the function that it needs; by the storage
-        service's clock, so that the next worker that receives it can continue this wait; ours alone.
+    :param activity_id: a random id, or the identity of the action that the message carries out.
+    :param message: the message; None in a wrapper, whose message is stored in a blob.
+    :param blob_name: name of the blob in the container of large payloads; None: the message is not in a blob.
+    :param sequence_number: number of the message among the messages of the sending process.
+    :param episode: number of OrchestratorStarted events in the sender's generation when it was loaded; None if a client
+        sent the message.
+    :param sender: orchestration that sent the message. None in a wrapper. Both ids are "" if a client sent the message.
+    :param trace_context: DurableTask's SerializableTraceContext, as text.
+    :param failures: how often processing the message has failed.
+    :param deliveries: number that is added to the queue's dequeue count. It is 1 higher if the sending worker itself
+        received the message with the put, and 1 lower each time a worker returned the message before it began any work.
+    :param waiting_since: when a worker first received the message and did not have the function that it needs, by the
+        storage service. The next worker uses this time, so that the wait does not begin again.
     """
 
     activity_id: UUID
@@ -112,9 +117,9 @@ class Envelope:
 
 
 def encode(envelope: Envelope) -> str:
-    """The JSON text of a message, ASCII only; of one with a blob name, the wrapper that stands for it in the queue.
+    """Encode a message as JSON in ASCII. If the message has a blob name, the result is its wrapper.
 
-    :raises MessageError: for a text with an unpaired surrogate, which would stop at the first table it comes to.
+    :raises MessageError: a text has an unpaired surrogate. No table could store this text.
     """
     data = _wrapper(envelope) if envelope.blob_name else _data(envelope)
     text = json_values.dumps(data)
@@ -144,7 +149,7 @@ def _data(envelope: Envelope) -> dict[str, Any]:
 
 
 def _wrapper(envelope: Envelope) -> dict[str, Any]:
-    """Nothing but the blob's name, and our own members."""
+    """Return the wrapper: the name of the blob, and the members that DurableTask does not have."""
     bare = Envelope(
         activity_id=NO_ACTIVITY,
         message=None,
@@ -187,12 +192,13 @@ def _write_members(data: dict[str, Any], event: HistoryEvent, members: tuple[_Wr
 
 
 _Written: TypeAlias = tuple[str, str, Kind | None, bool]
-"""A member's name, its field, its kind unless JSON has that itself, and whether it is written as null too."""
+"""Name of a member, its Python field, its kind (None: the value needs no conversion), and True if the member is written
+as null when it has no value."""
 
 
 def _written(members: tuple[EventField, ...]) -> tuple[_Written, ...]:
     return tuple(
-        (member.name, member.field, None if member.kind in json_values.PLAIN else member.kind, not member.ours)
+        (member.name, member.field, None if member.kind in json_values.PLAIN else member.kind, not member.taskhub_only)
         for member in members
     )
 
@@ -201,13 +207,14 @@ _WRITTEN = {
     cls: (HISTORY + layout.name, _written(layout.message[0]), _written(layout.message[1]))
     for cls, layout in LAYOUT_OF.items()
 }
-"""Of each class of events: its ``$type``, and its members before and after ``EventType``."""
+"""For each class of events: its ``$type``, and its members before and after ``EventType``."""
 
 
 def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
-    """The text to put in the queue, and the blob to write before it when the message is over 45 KiB of UTF-8.
+    """Encode a message for a queue.
 
-    :param container: name of the hub's large-message container.
+    :param container: name of the hub's container of large payloads.
+    :returns: the text for the queue; and, if the message is over 45 KiB, its blob. Write the blob before the text.
     """
     text = encode(envelope)
     if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # ASCII: a character is a byte
@@ -227,9 +234,10 @@ def _blob_name(activity_id: UUID, message: TaskMessage) -> str:
 
 
 def decode(text: str) -> Envelope:
-    """A message from a queue's text or from a blob's: JSON, or Base64 of it.
+    """Decode a message.
 
-    :raises MessageError: saying what is wrong.
+    :param text: text of a queue message or of a blob: JSON, or JSON in Base64.
+    :raises MessageError: the text is not a message. The error says why.
     """
     try:
         return _read_data(JsonObject(_parse(text), "MessageData"))
@@ -240,16 +248,18 @@ def decode(text: str) -> Envelope:
 
 
 def blob_of(envelope: Envelope) -> str | None:
-    """The blob to fetch before the message can be read; None when it is all here."""
+    """Return the name of the blob that holds the message of a wrapper; None: the envelope itself has the message."""
     return envelope.blob_name if envelope.message is None else None
 
 
 def unspill(wrapper: Envelope, text: str) -> Envelope:
-    """The message that a wrapper stands for.
+    """Return the message that belongs to a wrapper.
 
-    It keeps the wrapper's blob name and our own members, so that :func:`encode` writes the wrapper again.
+    The message gets the wrapper's blob name, and its members that DurableTask does not have. So :func:`encode` writes
+    the same wrapper again.
 
-    :param text: of the blob, decompressed. :raises MessageError: when that is no message.
+    :param text: content of the blob, decompressed.
+    :raises MessageError: the blob holds no message.
     """
     inner = decode(text)
     if inner.message is None:
@@ -270,7 +280,7 @@ def _parse(text: str) -> Any:
     try:
         return from_json(plain, allow_inf_nan=False)
     except (ValueError, TypeError):
-        pass  # half as fast, and knows what is wrong: no JSON, or a text that no UTF-8 can hold
+        pass  # The parser below is slower, but its error says what is wrong.
     try:
         value = _DECODER.decode(plain)
         _check_surrogates(plain, value)
@@ -282,7 +292,10 @@ def _parse(text: str) -> Any:
 
 
 def _check_surrogates(text: str, value: Any) -> None:
-    """Refuse what JSON can escape but no UTF-8 can hold. :param text: the JSON of the value."""
+    """Raise an error if a value has an unpaired surrogate. JSON can escape it, but UTF-8 cannot encode it.
+
+    :param text: the JSON text of the value.
+    """
     if _SURROGATE_ESCAPE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -308,7 +321,7 @@ def _read_data(data: JsonObject) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
-    if blob_name:  # the message in the blob counts, entirely
+    if blob_name:  # The blob holds the whole message. Ignore a message beside the blob's name.
         check_blob_name(blob_name)
         return Envelope(
             activity_id=NO_ACTIVITY,
@@ -394,7 +407,8 @@ def _read_event(event: JsonObject) -> HistoryEvent:
 
 
 def _with_nulls(event: JsonObject, layout: EventLayout, values: dict[str, Any]) -> dict[str, Any]:
-    """``Version`` is "" when missing, but null when it is written as null, so that it is written so again."""
+    """Set ``version`` to None if it is null in the JSON, so that it is written as null again. If it is missing, the
+    Python field has its default ""."""
     for member in layout.after:
         if member.field == "version" and event.is_null(member.name):
             values["version"] = None
@@ -402,7 +416,8 @@ def _with_nulls(event: JsonObject, layout: EventLayout, values: dict[str, Any]) 
 
 
 def _event_type(event: JsonObject) -> EventType:
-    """The class by ``$type``, with or without an assembly; else ``EventType`` by number or name."""
+    """Return the type of an event from ``$type``, whose .NET assembly is ignored. If there is no ``$type``, use
+    ``EventType``, which is a number or a name."""
     name = event.raw("$type")
     if isinstance(name, str):
         bare = name.partition(",")[0].strip()

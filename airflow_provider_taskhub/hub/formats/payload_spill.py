@@ -1,4 +1,4 @@
-"""Large columns of history rows: spilled to blobs and restored; rows grouped to transactions."""
+"""Move large columns of history rows to blobs, put them back, and group rows into transactions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from airflow_provider_taskhub.hub.formats.keys import history_folder, unescape
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
 
 SPILL_BYTES = 60 * 1024
-"""UTF-16 bytes of a column above which it is spilled."""
+"""A larger column is moved to a blob. In bytes of UTF-16."""
 COLUMNS = ("Name", "Input", "Result", "Output", "Reason", "Details", "Correlation", "FailureDetails", "Tags")
-"""The columns that DurableTask spills."""
+"""The columns that DurableTask moves to blobs if they are large."""
 BATCH_ROWS = 99
-"""Event rows of a transaction; the sentinel is the hundredth operation."""
+"""Event rows in one transaction. A transaction has at most 100 operations, and the sentinel is one of them."""
 BATCH_BYTES = 3 * 1024 * 1024
 ROW_BYTES = 1024
-"""Estimate for what a row holds beside its texts."""
+"""Estimated size of a row without its texts, in bytes."""
 
 _BLOB_NAME = "BlobName"
 _ADDRESSES = tuple((column, f"{column}{_BLOB_NAME}") for column in COLUMNS)
 
 
 def utf16_bytes(text: str) -> int:
-    """Size of a text in a table (and in .NET)."""
+    """Return the size of a text in a table, in bytes of UTF-16."""
     return 2 * len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass"))
 
 
@@ -36,10 +36,12 @@ def spill_columns(
     *,
     token: Callable[[], int] = lambda: secrets.randbits(31),
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """A history row without its large columns, and the blobs to write before it.
+    """Move the large columns of a history row to blobs.
 
-    :param container: name of the hub's large-message container.
-    :param token: 31 random bits for each blob's name, so that a repeated checkpoint never overwrites a committed one.
+    :param container: name of the hub's container of large payloads.
+    :param token: returns 31 random bits for the name of a blob, so that a repeated checkpoint never overwrites a blob
+        of a committed checkpoint.
+    :returns: the row without the large columns, and the blobs. Write the blobs before the row.
     """
     if _characters(entity) * 4 <= SPILL_BYTES:  # a character has at most four bytes
         return entity, ()
@@ -62,7 +64,10 @@ def spill_columns(
 
 
 def blob_columns(entity: Entity) -> dict[str, str]:
-    """Spilled columns of a row: column → name of its blob. Fetch these, then :func:`restore`."""
+    """Return the columns of a row that are stored in blobs: name of the column → name of the blob.
+
+    Read these blobs, then call :func:`restore`.
+    """
     return {
         column: name
         for column, address in _ADDRESSES
@@ -71,9 +76,9 @@ def blob_columns(entity: Entity) -> dict[str, str]:
 
 
 def restore(entity: Entity, texts: Mapping[str, str]) -> Entity:
-    """A row with its spilled columns put back.
+    """Return a row with the columns that were stored in blobs.
 
-    :param texts: column → text of its blob, decompressed.
+    :param texts: name of the column → text of its blob, decompressed.
     """
     properties: dict[str, Property | None] = {**entity.properties, **texts}
     for column in texts:
@@ -82,13 +87,13 @@ def restore(entity: Entity, texts: Mapping[str, str]) -> Entity:
 
 
 def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
-    """Rows in groups that fit one transaction each, the sentinel added: at most 99 rows and about 3 MiB.
+    """Group rows so that each group and the sentinel fit into one transaction: at most 99 rows and about 3 MiB.
 
-    DurableTask lets a group go over the 3 MiB by its last row; ours ends before it, so that only a single row (at most
-    1 MiB) could ever be more.
+    DurableTask ends a group after the row that exceeds 3 MiB. TaskHub ends a group before this row, so that no group
+    exceeds the limit of a request.
     """
     if 0 < len(rows) <= BATCH_ROWS and sum(ROW_BYTES + 12 * _characters(row) for row in rows) <= BATCH_BYTES:
-        return [tuple(rows)]  # as the exact estimates would say: a character is escaped to at most twelve bytes
+        return [tuple(rows)]  # One group is enough: an escaped character has at most twelve bytes in a request.
     groups: list[tuple[Entity, ...]] = []
     group: list[Entity] = []
     size = 0
@@ -109,9 +114,11 @@ def _characters(row: Entity) -> int:
 
 
 def _estimate(row: Entity) -> int:
-    """1 KiB and its texts, each as a table keeps it or as a request carries it, whichever is larger.
+    """Estimate the size of a row in bytes: 1 KiB, and for each text its size in the table or in the JSON of a request,
+    whichever is larger.
 
-    DurableTask counts UTF-16 alone and is refused when a batch is full of characters that a request must escape.
+    DurableTask counts only the size in the table. If a batch has many characters that JSON escapes, the service refuses
+    the batch of DurableTask.
     """
     texts = (value for value in row.properties.values() if isinstance(value, str))
     return ROW_BYTES + sum(max(utf16_bytes(text), len(json.dumps(text))) for text in texts)

@@ -1,7 +1,7 @@
-"""What an instance waits for, as a column of its sentinel. Every checkpoint writes the sentinel: no extra request.
+"""The sentinel's column ``TaskHubAwaits``: what the instance waits for, as JSON.
 
-The instance row cannot hold it: a checkpoint that changes nothing for a reader leaves that row alone, and a listing
-would show what the instance awaited some episodes ago.
+Every checkpoint writes the sentinel, so the column costs no extra request. The column is not in the instance row,
+because a checkpoint without a visible change does not write the instance row: the column would be out of date there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING,
 from airflow_provider_taskhub.errors import InputError
 
 LONGEST_CAUSE = 500
-"""Characters of the text that says what of a history cannot be read."""
+"""Longest stored text about a history that cannot be read, in characters."""
 
 
 def encode_awaits(awaits: Awaits) -> str:
-    """The column's text. "" for nothing, not None: a merge would keep the old value."""
+    """Encode the column. If the instance waits for nothing, the result is "", because a merge with None would keep the
+    old value."""
     if not awaits:
         return ""
     found: dict[str, Any] = {}
@@ -40,7 +41,7 @@ def encode_awaits(awaits: Awaits) -> str:
 
 
 def decode_awaits(text: str | None) -> Awaits:
-    """Read the column; :data:`NOTHING` when it is missing or damaged."""
+    """Decode the column. :returns: :data:`NOTHING` if the column is missing or damaged."""
     try:
         found = json.loads(text or "{}")
         timer = found.get("timer")

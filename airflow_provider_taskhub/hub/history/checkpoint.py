@@ -239,7 +239,7 @@ def _merge(
         container_url=container_url,
         history_blobs=history.blobs,
         unprojected_events=stored.unprojected_events,
-        told=stored.custom_status,
+        row_custom_status=stored.custom_status,
     )
 
 

@@ -110,7 +110,7 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class QuarantinedMessage:
     """A message for the instance that is in quarantine.
 
     :param stuck: the whole instance is: nothing of it runs. :param message_id: to put it back, or to drop it.
@@ -139,7 +139,7 @@ class Snapshot:
     served: Ownership | None = None
     offline_by: str = ""
     offline_reason: str = ""
-    quarantined: Sequence[Kept] = ()
+    quarantined: Sequence[QuarantinedMessage] = ()
     awaits: Awaits | None = None
     children: Sequence[Snapshot] = ()
     now: Timestamp
@@ -153,13 +153,19 @@ def why(found: Snapshot) -> tuple[Why, ...]:
     state = found.state
     if state.status.is_final:
         return ()
-    reasons = [*_ordered(found), *_damaged(found), *_held(found), *_unable(found), *_children_held(found)]
+    reasons = [
+        *_partition_or_quarantine(found),
+        *_damaged(found),
+        *_suspended_or_later(found),
+        *_unable(found),
+        *_blocked_children(found),
+    ]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
     return tuple(reasons)
 
 
-def _ordered(found: Snapshot) -> Iterable[Why]:
+def _partition_or_quarantine(found: Snapshot) -> Iterable[Why]:
     served = found.served
     if served is not None and (served.offline or served.state is OwnerState.OFFLINE):
         by = f" by {found.offline_by}" if found.offline_by else ""
@@ -180,9 +186,9 @@ def _ordered(found: Snapshot) -> Iterable[Why]:
         )
 
 
-def _children_held(found: Snapshot) -> Iterable[Why]:
+def _blocked_children(found: Snapshot) -> Iterable[Why]:
     for child in found.children:
-        for one in _ordered(child):
+        for one in _partition_or_quarantine(child):
             text = f"its child {child.state.instance_id!r}: {one.text}"
             yield Why(reason=Reason.CHILD_HELD, text=text, remedy=one.remedy)
 
@@ -193,7 +199,7 @@ def _damaged(found: Snapshot) -> Iterable[Why]:
         yield unreadable_history(found.state.instance_id, cause)
 
 
-def _held(found: Snapshot) -> Iterable[Why]:
+def _suspended_or_later(found: Snapshot) -> Iterable[Why]:
     """A suspension, or a start that is scheduled for later."""
     state = found.state
     if state.is_held:

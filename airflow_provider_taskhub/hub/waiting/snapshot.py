@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceSta
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.waiting.reasons import Kept, Reason, Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, unwatched, why
 
 PARALLEL = 16
 """Sentinels read at the same time."""
@@ -33,7 +33,7 @@ PAGES = 10
 QUARANTINED = 1000
 EXAMPLES = 3
 """Instances that a scan names for each reason."""
-BELIEVED = 5.0
+REUSED = 5.0
 """Seconds for which a reading of the hub is used again: a page asks every 2 s."""
 
 
@@ -64,13 +64,13 @@ class WaitingInstances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Around:
-    """The hub as last read. :param read: monotonic second. :param kept: by instance id."""
+class _HubState:
+    """The hub as last read. :param read: monotonic second. :param quarantined: by instance id."""
 
     read: float
     served: Mapping[int, Ownership]
     controls: tuple[Control, ...]
-    kept: Mapping[str, Sequence[Kept]]
+    quarantined: Mapping[str, Sequence[QuarantinedMessage]]
 
 
 class WaitingReader:
@@ -81,7 +81,7 @@ class WaitingReader:
 
     def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
         self._hub, self._observer = hub, observer
-        self._around: _Around | None = None
+        self._hub_state: _HubState | None = None
         self._reading = asyncio.Lock()
 
     async def one(
@@ -98,16 +98,16 @@ class WaitingReader:
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
         partitions = {partition_of(one, self._observer.partitions) for one in ids}
-        kept, _ = await asyncio.gather(
-            asyncio.gather(*map(self._kept, ids)), asyncio.gather(*map(self._observer.refresh_one, partitions))
+        quarantined, _ = await asyncio.gather(
+            asyncio.gather(*map(self._quarantined, ids)), asyncio.gather(*map(self._observer.refresh_one, partitions))
         )
-        around = _Around(
+        hub_state = _HubState(
             read=0.0,
             served={partition: self._observer.ownership(partition) for partition in partitions},
             controls=self._observer.controls,
-            kept=dict(zip(ids, kept, strict=True)),
+            quarantined=dict(zip(ids, quarantined, strict=True)),
         )
-        return self._whys(state, members, watching, around, awaits)
+        return self._whys(state, members, watching, hub_state, awaits)
 
     async def many(
         self,
@@ -125,13 +125,13 @@ class WaitingReader:
         found = [state for state in states if not state.status.is_final]
         if not found:
             return {}
-        around = await self._read_around()
+        hub_state = await self._read_hub_state()
         begun = [state for state in found if state.status is not Status.PENDING]
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
         whys = {
-            state.instance_id: self._whys(state, members, watching, around, known.get(state.instance_id))
+            state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id))
             for state in found
         }
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
@@ -169,54 +169,54 @@ class WaitingReader:
         state: InstanceState,
         members: Sequence[Member],
         watching: Sequence[Member] | None,
-        around: _Around,
+        hub_state: _HubState,
         awaits: Awaits | None,
     ) -> tuple[Why, ...]:
-        found = self._snapshot(state, members, around)
+        found = self._snapshot(state, members, hub_state)
         child_ids = awaits.child_ids if awaits is not None else ()
-        children = [self._snapshot(replace(state, instance_id=one), members, around) for one in child_ids]
+        children = [self._snapshot(replace(state, instance_id=one), members, hub_state) for one in child_ids]
         found = replace(found, awaits=awaits, children=children)
         reasons, alone = why(found), unwatched(state, watching)
         return reasons if alone is None else (*reasons, alone)
 
-    def _snapshot(self, state: InstanceState, members: Sequence[Member], around: _Around) -> Snapshot:
+    def _snapshot(self, state: InstanceState, members: Sequence[Member], hub_state: _HubState) -> Snapshot:
         partition = partition_of(state.instance_id, self._observer.partitions)
-        order = next((one for one in around.controls if _offline(one, partition)), None)
+        order = next((one for one in hub_state.controls if _offline(one, partition)), None)
         return Snapshot(
             state=state,
             members=members,
-            served=around.served.get(partition),
+            served=hub_state.served.get(partition),
             offline_by=order.by if order is not None else "",
             offline_reason=order.reason if order is not None else "",
-            quarantined=around.kept.get(state.instance_id, ()),
+            quarantined=hub_state.quarantined.get(state.instance_id, ()),
             now=self._hub.clock.utc_now(),
         )
 
-    async def _read_around(self) -> _Around:
+    async def _read_hub_state(self) -> _HubState:
         async with self._reading:
             now = self._hub.clock.monotonic()
-            if self._around is not None and now - self._around.read < BELIEVED:
-                return self._around
+            if self._hub_state is not None and now - self._hub_state.read < REUSED:
+                return self._hub_state
             hub = self._hub
             _, items = await asyncio.gather(
                 self._observer.refresh(), quarantine.listing(hub.store, hub.names, bodies=False, limit=QUARANTINED)
             )
-            kept: dict[str, list[Kept]] = defaultdict(list)
+            quarantined: dict[str, list[QuarantinedMessage]] = defaultdict(list)
             for item in items:
-                kept[item.instance_id].append(_kept(item))
-            self._around = _Around(
+                quarantined[item.instance_id].append(_quarantined(item))
+            self._hub_state = _HubState(
                 read=now,
                 served={number: self._observer.ownership(number) for number in range(self._observer.partitions)},
                 controls=self._observer.controls,
-                kept=kept,
+                quarantined=quarantined,
             )
-            return self._around
+            return self._hub_state
 
-    async def _kept(self, instance_id: str) -> Sequence[Kept]:
+    async def _quarantined(self, instance_id: str) -> Sequence[QuarantinedMessage]:
         items = await quarantine.listing(
             self._hub.store, self._hub.names, bodies=False, limit=EXAMPLES, instance_id=instance_id
         )
-        return [_kept(item) for item in items]
+        return [_quarantined(item) for item in items]
 
     async def _awaits(self, state: InstanceState) -> Awaits | None:
         """What it waits for since its last checkpoint; None: not known.
@@ -249,8 +249,8 @@ class WaitingReader:
         return found, False
 
 
-def _kept(item: quarantine.Quarantined) -> Kept:
-    return Kept(message_id=item.message_id, cause=item.cause, stuck=item.stuck is not None)
+def _quarantined(item: quarantine.Quarantined) -> QuarantinedMessage:
+    return QuarantinedMessage(message_id=item.message_id, cause=item.cause, stuck=item.stuck is not None)
 
 
 def _offline(control: Control, partition: int) -> bool:
