@@ -1,4 +1,4 @@
-"""Masks secrets in texts: logs of workers and commands, and failures of user code before they are stored."""
+"""Replaces secrets in texts by ``***``: in logs of workers and commands, and in errors of user code that are stored."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ SECRET_WORDS = (
     "bearer",
     "://",
 )
-"""Without one of these no text is searched for secrets: a burst of instances is a burst of lines."""
-_NAME = (
+"""A text that has none of these words is not searched further. This saves time, because a busy worker logs many lines.
+"""
+_LONG_NAME = (
     r"\w*(?:account_?key|access_?key|shared_?access_?signature|password|passwd|passphrase|client_?secret|secret|api_?key"
     r"|private_?key)\w*"
 )
 _SHORT_NAME = r"(?:\w*_)?(?:token|pwd)"
-_IS_NAME = re.compile(rf"(?i)(?:{_NAME}|{_SHORT_NAME}|authorization)\Z")
+_SECRET_NAME = re.compile(rf"(?i)(?:{_LONG_NAME}|{_SHORT_NAME}|authorization)\Z")
 _QUOTED = r"\\+\"(?:(?!\\+\").)*\\+\"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
-"""With backslashes: JSON within JSON."""
+"""A quoted text. The quotes may have backslashes before them, as in JSON inside of a JSON string."""
 _NAMED = re.compile(
-    rf"(?i)(\b(?:{_NAME}\\*[\"']?\s*(?:=|:(?!:))|{_SHORT_NAME}(?:\\*[\"']\s*[=:]|\s*=))\s*)"
+    rf"(?i)(\b(?:{_LONG_NAME}\\*[\"']?\s*(?:=|:(?!:))|{_SHORT_NAME}(?:\\*[\"']\s*[=:]|\s*=))\s*)"
     rf"({_QUOTED}|[^\s;&,\"')}}\]\[{{\\]+)"
 )
-"""``token:`` without quotes is left alone: parsers speak so of what they did not expect."""
+"""A secret name with its value. ``token:`` without quotes does not match: parsers write ``unexpected token: x``."""
 _CONNECTION = re.compile(rf"(?i)(\bconnection_string[\"']?\s*[=:]\s*)({_QUOTED}|\S+)")
 _SIGNATURE = re.compile(r"(?i)(\bsig=)[^&\s\"';]+")
 _SCHEME = re.compile(
@@ -51,14 +52,13 @@ MASK = "***"
 
 
 def masked(text: str) -> str:
-    """The text with the values of secrets replaced by ``***``. Only the values are replaced.
+    """Return the text with ``***`` in place of each secret value. The names of the values stay.
 
-    Texts that Airflow shows go through ``hooks.masking``, which also knows Airflow's own secrets.
-
-    Known are values that have a name (``AccountKey=``, ``password: "…"``), signatures, tokens in headers, and passwords
-    in addresses.
+    The function finds values after a secret name (``AccountKey=``, ``password: "…"``), signatures, tokens in headers,
+    and passwords in addresses. Texts that Airflow shows go through ``hooks.masking``, which also knows the secrets that
+    Airflow has registered.
     """
-    if not _tells(text.lower()):
+    if not _may_have_secret(text.lower()):
         return text
     text = _CONNECTION.sub(rf"\1{MASK}", text)
     text = _NAMED.sub(rf"\1{MASK}", text)
@@ -68,7 +68,10 @@ def masked(text: str) -> str:
 
 
 def masked_json(text: str) -> str:
-    """As :func:`masked`, for a text that may be JSON: what stands under the name of a secret is masked as a whole."""
+    """Mask a text that may be JSON. In JSON, the whole value of a key with a secret name is replaced by ``***``.
+
+    A text that is no JSON object or array is masked by :func:`masked`.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -82,7 +85,7 @@ def masked_json(text: str) -> str:
 def _masked_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            name: MASK if _IS_NAME.match(name) and item not in (None, "") else _masked_value(item)
+            name: MASK if _SECRET_NAME.match(name) and item not in (None, "") else _masked_value(item)
             for name, item in value.items()
         }
     if isinstance(value, list):
@@ -90,8 +93,8 @@ def _masked_value(value: Any) -> Any:
     return masked_json(value) if isinstance(value, str) else value
 
 
-def _tells(text: str) -> bool:
-    for word in SECRET_WORDS:  # noqa: SIM110  # any() makes a generator for each value of each line
+def _may_have_secret(text: str) -> bool:
+    for word in SECRET_WORDS:  # noqa: SIM110  # any() would make a generator for each value of each line
         if word in text:
             return True
     return False

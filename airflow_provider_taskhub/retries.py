@@ -1,6 +1,7 @@
-"""The one loop that repeats a call after an error. Each caller states its policy as a :class:`Retries` value.
+"""Repeats a call after an error. Each caller passes its policy as a :class:`Retries` value.
 
-Not for users: the retries of activities are ``RetryPolicy`` in ``engine/retry.py``.
+This module is for calls inside TaskHub. Users describe the retries of activities by ``RetryPolicy``
+(``engine/retry.py``).
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ from airflow_provider_taskhub.clock import Clock
 T = TypeVar("T")
 
 LONGEST_ASKED = 60.0
-"""Seconds. A store may ask for a longer pause (``retry_after``); it does not get one."""
+"""Longest pause in seconds that an error can ask for (``retry_after``). A longer ``retry_after`` is cut to this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """After which errors a call is repeated, how often, and after which pauses.
+    """A policy: after which errors a call is repeated, how often, and after which pauses.
 
-    :param after: types of errors after which the call is repeated; every other error is raised at once.
-    :param unless: True for an error of these types that is raised at once all the same.
-    :param tries: how often the call is made, the first time included; None: no limit.
-    :param within: seconds from the first call. The last pause is shortened, so that the last call begins then. None: no
-        limit.
-    :param first: seconds of the first pause. :param factor: from one pause to the next.
-    :param longest: seconds; no pause is longer, unless the error asks for one (``retry_after``).
-    :param jitter: 0.5: each pause is multiplied by a random number between 0.5 and 1.5.
+    :param after: types of errors after which the call is repeated. Every other error is raised at once.
+    :param unless: returns True for an error of these types that must be raised at once, without a repeat.
+    :param tries: largest number of calls, including the first call; None: no limit.
+    :param within: seconds from the first call until the last call begins. The pause before the last call is shortened
+        to fit. None: no limit.
+    :param first: length of the first pause in seconds.
+    :param factor: each pause is longer than the previous pause by this factor.
+    :param longest: largest length of a pause in seconds. A pause is longer only if the error asks for a longer pause
+        (``retry_after``).
+    :param jitter: random part of a pause. With 0.5, each pause is multiplied by a random number from 0.5 to 1.5.
     """
 
     after: tuple[type[Exception], ...]
@@ -43,7 +46,11 @@ class Retries:
     jitter: float = 0.0
 
     def pause(self, failures: int, error: BaseException | None = None) -> float:
-        """Seconds to wait. :param failures: in a row, at least 1. :param error: the last one."""
+        """Return the number of seconds to wait before the next call.
+
+        :param failures: number of failed calls in a row, at least 1.
+        :param error: the error of the last call; its ``retry_after`` can make the pause longer.
+        """
         doubled = self.first * self.factor ** min(failures - 1, 50)
         asked = min(LONGEST_ASKED, getattr(error, "retry_after", 0.0))
         return max(asked, min(self.longest, doubled) * random.uniform(1 - self.jitter, 1 + self.jitter))
@@ -56,10 +63,13 @@ async def retry(
     *,
     failed: Callable[[Exception, int], None] = lambda error, failures: None,
 ) -> T:
-    """The result of ``call``, repeated as ``policy`` says.
+    """Call ``call`` until it succeeds or the policy ends the retries, and return its result.
 
-    :param failed: called after each error of the policy's types with the error and the number of failures, also after
-        the last one.
+    :param call: makes one try.
+    :param policy: says when to repeat the call.
+    :param clock: measures the pauses.
+    :param failed: called after each error after which the policy allows a repeat, also after the last such error. The
+        arguments are the error and the number of failures so far.
     :raises Exception: the error of the last call.
     """
     end = math.inf if policy.within is None else clock.monotonic() + policy.within

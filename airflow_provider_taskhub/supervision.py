@@ -1,8 +1,9 @@
-"""Owners of background work: every task is waited for, and a loop that fails is started again.
+"""Starts background tasks, waits for their end, and starts a loop again after it has failed.
 
-:class:`Supervisor` owns what lives longer than the block that starts it, :func:`owned` what lives as long as a block.
-Every task of the package is started here; ``asyncio.create_task`` and ``asyncio.ensure_future`` are banned elsewhere
-(pyproject.toml), since a task that nobody waits for fails unseen.
+A :class:`Supervisor` owns tasks that outlive the block of code that starts them. :func:`owned` owns tasks that end with
+a ``with`` block. Every task of the package is started in this module. Other modules must not use
+``asyncio.create_task`` and ``asyncio.ensure_future`` (pyproject.toml forbids it): if no code awaits a task, nobody sees
+its error.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ log = structlog.get_logger("taskhub.supervision")
 T = TypeVar("T")
 
 RESTARTS = Retries(after=(Exception,), first=0.1, longest=30.0)
-"""Pauses before a loop that failed is started again. Not ``retries.retry``: a loop that ran well begins the count anew.
-"""
+"""Pauses before a failed loop is started again.
+
+Rejected: to call ``retries.retry``. It cannot set the count of failures to 0 after the loop has run well for a time."""
 SETTLED = 60.0
-"""A loop that ran so many seconds is healthy: its failures are counted from 0 again."""
+"""Seconds after which a running loop counts as healthy, so that its failures are counted from 0 again."""
 FAILING = 5
-"""Failures in a row after which a loop counts as one that cannot be kept running."""
+"""Number of failures in a row after which :attr:`Supervisor.failing` lists a loop."""
 
 
 class Supervisor:
-    """Owns loops, which are started again when they fail, and single tasks. All methods run on the event loop.
+    """Owns single tasks, and loops, which are started again after they fail. Call all methods in the event loop.
 
     :param clock: measures the pauses between restarts.
     """
@@ -46,7 +48,7 @@ class Supervisor:
         self._failures: Counter[str] = Counter()
         self._began: dict[str, float] = {}
         self.restarts: Counter[str] = Counter()
-        """How often each loop was started again, by name."""
+        """For each name of a loop: how often the loop was started again."""
 
     @property
     def loops(self) -> Collection[str]:
@@ -55,7 +57,7 @@ class Supervisor:
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """Names of the loops that fail again and again (:data:`FAILING` times in a row)."""
+        """Names of the loops that have failed :data:`FAILING` times in a row and did not run well since."""
         now = self._clock.monotonic()
         often = [name for name, count in tuple(self._failures.items()) if count >= FAILING]
         return tuple(sorted(name for name in often if now - self._began.get(name, now) < SETTLED))
@@ -63,11 +65,14 @@ class Supervisor:
     def keep(
         self, name: str, loop: Callable[[], Awaitable[None]], *, context: contextvars.Context | None = None
     ) -> asyncio.Task[None]:
-        """Run a loop until it returns, :meth:`end` or :meth:`close`. If it raises, it is started again after a pause.
+        """Run a loop in a task until it returns, or until :meth:`end` or :meth:`close` is called.
 
-        :param name: of the loop, in logs, metrics and /live. A loop that is kept under the same name is ended.
-        :param loop: called for each start; it must be able to go on where an earlier start has failed.
-        :param context: that it runs in; None: a copy of the caller's.
+        If the loop raises an error, it is started again after a pause.
+
+        :param name: name of the loop in logs, metrics and /live. If another loop has this name, that loop is ended.
+        :param loop: called for each start of the loop. It must be able to continue after an earlier call has failed.
+        :param context: context variables of the task; None: a copy of the caller's context.
+        :returns: the task.
         """
         self.end(name)
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=name, context=context)
@@ -80,23 +85,26 @@ class Supervisor:
         work: Coroutine[Any, Any, T],
         *,
         name: str = "",
-        told: bool = False,
+        awaited: bool = False,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        """Run something once.
+        """Run a coroutine once, in a task.
 
-        :param told: True: the caller awaits the task and handles its error. False: an error is logged here.
-        :param context: that it runs in; None: a copy of the caller's.
+        :param work: the coroutine.
+        :param name: name of the task in logs.
+        :param awaited: True: the caller awaits the task and handles its error. False: an error is logged here.
+        :param context: context variables of the task; None: a copy of the caller's context.
+        :returns: the task.
         """
         task = asyncio.get_running_loop().create_task(work, name=name or None, context=context)
         self._works.add(task)
         task.add_done_callback(self._works.discard)
-        if not told:
+        if not awaited:
             task.add_done_callback(_report)
         return task
 
     def end(self, name: str) -> None:
-        """End a loop, if there is one of that name."""
+        """Cancel the loop of this name. Do nothing if there is no such loop."""
         task = self._loops.pop(name, None)
         if task is not None:
             self._forget(name)
@@ -105,9 +113,10 @@ class Supervisor:
             task.cancel()
 
     async def close(self, patience: float = 0.0) -> None:
-        """End every loop; returns when nothing runs any more.
+        """End all loops and tasks, and return when all of them have ended.
 
-        :param patience: seconds that single works may still take before they are cancelled.
+        :param patience: seconds to wait for tasks of :meth:`spawn` before they are cancelled. Loops are cancelled at
+            once.
         """
         for name in tuple(self._loops):
             self.end(name)
@@ -129,7 +138,7 @@ class Supervisor:
             except asyncio.CancelledError:
                 if task is None or task.cancelling():
                     raise
-                await asyncio.sleep(0)  # a cancellation of this task that is on its way arrives here
+                await asyncio.sleep(0)  # if this task itself is being cancelled too, the cancellation is raised here
                 error: BaseException = RuntimeError("a task that the loop awaited was cancelled")
             except Exception as raised:
                 error = raised
@@ -156,17 +165,17 @@ def _report(task: asyncio.Task[Any]) -> None:
 
 
 class Start(Protocol):
-    """Starts a task that ends with the block (:func:`owned`)."""
+    """The type of the function that :func:`owned` gives its block: it starts a task that ends with the block."""
 
     def __call__(self, work: Coroutine[Any, Any, T], *, name: str = "") -> asyncio.Task[T]: ...
 
 
 @asynccontextmanager
 async def owned() -> AsyncIterator[Start]:
-    """Tasks that end with the block: at its end those that still run are cancelled and waited for.
+    """Give the ``async with`` block a function that starts tasks, and end these tasks with the block.
 
-    The block gets a function that starts a task. The block learns of errors by awaiting the tasks it started; errors
-    that come after the block's end are logged.
+    At the end of the block, tasks that still run are cancelled and awaited. The block itself must await a task to get
+    the task's error. An error that a task raises after its cancellation is logged.
     """
     tasks: list[asyncio.Task[Any]] = []
 
@@ -187,7 +196,10 @@ async def owned() -> AsyncIterator[Start]:
 
 
 async def first(*works: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of them is done; cancel the others. Results are dropped, errors are logged."""
+    """Run coroutines concurrently until one of them is done, then cancel the others.
+
+    Results are dropped. Errors are logged.
+    """
     async with owned() as start:
         done, _ = await asyncio.wait([start(work) for work in works], return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -1,4 +1,4 @@
-"""Logs as events with fields: one readable line per thing that matters, or JSON for machines."""
+"""Sets up logging: each log line is a named event with fields, as a readable line or as JSON."""
 
 from __future__ import annotations
 
@@ -15,38 +15,48 @@ from pydantic_core import to_json
 from airflow_provider_taskhub.masking import MASK, masked
 
 OUTAGE_EVERY = 60.0
-"""Seconds between two lines about one outage."""
+"""Least number of seconds between two log lines about one outage."""
 
 
 class Outage:
-    """Logs an outage in few lines: its first failure, one line a minute, and its end. One per loop, or per task.
+    """Logs an outage in few lines: its first failure, then one line a minute, and its end.
 
-    :param log: a bound logger, with the fields of every line. :param event: name of a line about a failure.
-    :param monotonic: seconds that only grow.
-    :ivar failures: in a row; 0: it works. :ivar said: the text of the last one.
+    Each loop or task that may fail again and again has its own ``Outage``.
+
+    :param log: a structlog logger; its bound fields are in every line.
+    :param event: name of the log event about a failure.
+    :param monotonic: returns seconds that never fall.
+    :ivar failures: number of failures in a row; 0: there is no outage.
+    :ivar last_error: text of the last failure.
     """
 
     def __init__(self, log: Any, event: str, monotonic: Callable[[], float]) -> None:
         self._log, self._event, self._monotonic = log, event, monotonic
-        self._began = self._told = 0.0
+        self._began = self._logged = 0.0
         self.failures = 0
-        self.said = ""
+        self.last_error = ""
 
     def failed(self, error: BaseException, **fields: Any) -> None:
-        """Something did not work. :param fields: of the line, if there is one."""
+        """Count a failure, and log it unless a line about this outage was logged less than a minute ago.
+
+        :param fields: further fields of the log line.
+        """
         now = self._monotonic()
         self.failures += 1
-        self.said = str(error) or type(error).__name__
+        self.last_error = str(error) or type(error).__name__
         if self.failures == 1:
             self._began = now
-        elif now - self._told < OUTAGE_EVERY:
+        elif now - self._logged < OUTAGE_EVERY:
             return
-        self._told = now
+        self._logged = now
         more = {"failures": self.failures, "seconds": round(now - self._began)} if self.failures > 1 else {}
-        self._log.warning(self._event, error=self.said, **more, **fields)
+        self._log.warning(self._event, error=self.last_error, **more, **fields)
 
     def over(self, **fields: Any) -> None:
-        """It works. Says so if it did not before, more than once. :param fields: of the line, if there is one."""
+        """Note a success. If more than one failure came before it, log the event ``works_again``.
+
+        :param fields: further fields of the log line.
+        """
         if self.failures > 1:
             seconds = round(self._monotonic() - self._began)
             self._log.info("works_again", after=self._event, failures=self.failures, seconds=seconds, **fields)
@@ -54,9 +64,10 @@ class Outage:
 
 
 class Outages:
-    """One :class:`Outage` for each sort of failure and each thing that it may happen to.
+    """Keeps one :class:`Outage` for each pair of a log event and a thing that may fail.
 
-    :param log: a logger. :param monotonic: seconds that only grow.
+    :param log: a structlog logger.
+    :param monotonic: returns seconds that never fall.
     """
 
     def __init__(self, log: Any, monotonic: Callable[[], float]) -> None:
@@ -64,12 +75,17 @@ class Outages:
         self._all: dict[tuple[str, object], Outage] = {}
 
     def of(self, event: str, thing: object = None) -> Outage:
-        """:param event: name of a line about a failure. :param thing: one of few that fail alone, as a partition."""
+        """Return the outage of a log event and a thing, and make it at the first call.
+
+        :param event: name of the log event about a failure.
+        :param thing: what fails, for example a partition number; None if the event has only one thing. Outages are
+            never removed, so there must be few things.
+        """
         return self._all.setdefault((event, thing), Outage(self._log, event, self._monotonic))
 
 
 def _mask(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Secrets never reach a log, whatever a library put into an error's text."""
+    """Mask secrets in all fields of a log line, because a library's error text may contain a secret."""
     for key, value in event.items():
         if isinstance(value, str):
             named = key != "event" and _SECRET_FIELD.search(key)
@@ -81,7 +97,7 @@ _SECRET_FIELD = re.compile(r"(?i)account_?key|access_?key|password|secret|connec
 
 
 def _dumps(event: Any, **options: Any) -> str:
-    """An event as JSON. A burst of instances is a burst of lines: the standard library takes three times as long."""
+    """Return a log event as JSON. Python's ``json`` takes three times as long, and a busy worker logs many lines."""
     try:
         return to_json(event, ensure_ascii=True).decode()
     except ValueError:
@@ -89,9 +105,10 @@ def _dumps(event: Any, **options: Any) -> str:
 
 
 def configure(*, as_json: bool = False, verbose: bool = False) -> None:
-    """Set up logging of a worker or command; called once, by the outermost edge only.
+    """Set up the logging of a worker or a command. Only the main program calls it, once.
 
-    :param as_json: one JSON object a line instead of a readable one. :param verbose: debug lines too.
+    :param as_json: True: each line is a JSON object. False: lines are for people.
+    :param verbose: True: log debug lines too.
     """
     level = logging.DEBUG if verbose else logging.INFO
     renderer: Any = (

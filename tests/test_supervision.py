@@ -136,7 +136,7 @@ def test_the_error_of_a_single_work_is_logged_unless_its_caller_is_told() -> Non
         supervisor = Supervisor(CLOCK)
         supervisor.spawn(work(), name="give back")
         with pytest.raises(RuntimeError, match="odd"):
-            await supervisor.spawn(work(), name="asked", told=True)
+            await supervisor.spawn(work(), name="asked", awaited=True)
 
     with capture_logs() as logs:
         virtual_time.run(main())

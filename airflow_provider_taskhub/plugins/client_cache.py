@@ -72,7 +72,7 @@ class ClientCache:
         """The answer to a question that many ask at the same time; no older than :class:`_Answer` allows."""
         answer = self._answers.get(key)
         if answer is None or not answer.serves():
-            answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", told=True))
+            answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", awaited=True))
             answer.future.add_done_callback(partial(self._answered, key, answer))
         found: T = await asyncio.shield(answer.future)
         return found

@@ -100,7 +100,7 @@ class SupervisorTasks:
             while self._open_request is not None:  # a request that timed out still occupies its thread
                 await asyncio.wait([self._open_request])
                 self._open_request = None if self._open_request.done() else self._open_request
-            answer = self._requests.spawn(asyncio.to_thread(request), name="question to Airflow", told=True)
+            answer = self._requests.spawn(asyncio.to_thread(request), name="question to Airflow", awaited=True)
             self._open_request = answer
             answer.add_done_callback(self._answered)
             return await asyncio.shield(answer)

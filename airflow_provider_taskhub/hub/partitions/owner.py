@@ -122,7 +122,7 @@ class PartitionOwner:
         read from any thread.
         """
         outage = self._outages.of(_NOT_RENEWED)
-        return outage.said if outage.failures > 1 else ""
+        return outage.last_error if outage.failures > 1 else ""
 
     def expire(self) -> float:
         """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
