@@ -1,7 +1,10 @@
-"""Making, reading and removing a hub. The hub row in ``{Hub}Controls`` alone says how many partitions it has.
+"""Create, read and delete a hub. The hub row in ``{Hub}Controls`` alone says how many partitions the hub has.
 
-The row is inserted first and made ready last, everything between is "make it unless it is there": a
-creation that was interrupted, or that two processes do at once, ends in one whole hub. Never decides who serves what.
+The hub row is inserted first and marked as ready last. Each step between creates a part unless it exists. So if a
+creation is interrupted, or if two processes create the hub at the same time, the result is one complete hub. This
+module does not decide which worker serves which partition.
+
+The module has more than 400 lines because creating, adopting and deleting a hub share the list of its parts.
 """
 
 from __future__ import annotations
@@ -43,24 +46,27 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 MAX_PARTITIONS = 1024
+"""The most partitions that a hub may have."""
 _RETRIES = Retries(
     after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=0.2, factor=1.0
 )
-"""Each request that makes a part of a hub: 5 tries, 0.2 s apart, or as long as the store asks."""
+"""Each request that creates a part of a hub is tried 5 times, 0.2 s apart, or as long as the store asks for."""
 _AT_ONCE = 16
-"""Requests under way while a hub is made or shown."""
+"""The most requests at the same time while a hub is created or shown."""
 _KEY = ("hub", "hub")
+"""Partition key and row key of the hub row."""
 
 
 async def create_hub(
     store: Store, names: HubNames, partitions: int, *, lease_store: str | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> HubInfo:
-    """Make a hub, finish one that was begun, adopt one that .NET made, or find it as asked for.
+    """Create a hub, complete an interrupted creation, adopt a hub of DurableTask for .NET, or check an existing hub.
 
-    :param partitions: 1 to 1024. :param lease_store: of a new hub, table unless told otherwise; None: as it is.
+    :param partitions: how many partitions the hub has, 1 to 1024.
+    :param lease_store: ``table`` or ``blob``. None: for a new hub ``table``, for an existing one what it has.
     :param clock: for the date that people see, and for the pauses between tries.
-    :raises ConfigurationError: for a count out of range.
-    :raises HubError: the hub is there with another count, newer, or with another lease store.
+    :raises ConfigurationError: the number of partitions is out of range.
+    :raises HubError: the hub exists with another number of partitions or another lease store, or needs a newer package.
     """
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise ConfigurationError(f"a hub has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
@@ -69,7 +75,7 @@ async def create_hub(
         await _check_adoptable(store, names, partitions, lease_store or TABLE)
         await _retried(lambda: store.create_table(names.controls), f"table {names.controls}", clock)
         row = _entity(HubInfo(partitions=partitions, lease_store=lease_store or TABLE), clock)
-        await insert_row(store, names.controls, row)  # refused: another creator was first; its row counts
+        await insert_row(store, names.controls, row)  # if another process inserted its row first, that row counts
         info = await _hub_row(store, names)
         if info is None:
             raise HubError(f"hub {names.hub!r} was deleted while it was being created: try again")
@@ -83,10 +89,11 @@ async def create_hub(
 async def read_hub(
     store: Store, names: HubNames, *, partitions: int | None = None, lease_store: str | None = None
 ) -> HubInfo:
-    """How the hub is made.
+    """Read how many partitions the hub has, and where its leases are.
 
-    :param partitions, lease_store: what the caller was told to expect, if anything.
-    :raises HubError: it is missing, not ready, newer than this package, or has another count or store.
+    :param partitions: the number of partitions that the caller expects. None: any.
+    :param lease_store: the lease store that the caller expects. None: any.
+    :raises HubError: the hub does not exist, is not ready, needs a newer package, or is not what the caller expects.
     """
     info = await _hub_row(store, names)
     if info is None:
@@ -117,11 +124,12 @@ async def ensure_hub(
     cap: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HubInfo:
-    """A ready hub: read if it is there, else made (or its creation finished) with ``partitions``, else ``default``.
+    """Return a ready hub: read it, or create it if it does not exist, or complete its creation.
 
-    :param cap: that will be ordered for every worker.
-    :raises HubError: as :func:`create_hub`.
-    :raises InputError: for a cap above the number of partitions, before anything is made.
+    :param partitions: the number of partitions. None: that of an existing hub, else ``default``.
+    :param cap: a cap that the caller is going to order for each worker.
+    :raises HubError: see :func:`create_hub`.
+    :raises InputError: the cap is larger than the number of partitions. Nothing was created.
     """
     info = await _hub_row(store, names)
     if info is not None:
@@ -137,12 +145,13 @@ async def ensure_hub(
 
 
 async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Remove everything of a hub, its row last; interrupted, it can be run again. A missing hub is no error.
+    """Delete all parts of a hub, the hub row last. If it is interrupted, it can be run again. A missing hub is no
+    error.
 
-    First goes the container of the app lease: while a worker serves the hub it is leased, and without it none can
-    start. Then the hub counts as not ready, and clients refuse it too.
+    The container of the app lease is deleted first. The store refuses this while a worker serves the hub, and without
+    the container no worker can start. Then the hub is marked as being deleted, so that clients refuse it too.
 
-    :raises HubError: a worker serves the hub, or was killed a moment ago; nothing was removed.
+    :raises HubError: a worker serves the hub, or was killed less than a minute ago. Nothing was deleted.
     """
     try:
         await _gone(store.delete_container(names.app_lease))
@@ -164,17 +173,18 @@ async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLO
 async def partition_states(
     store: Store, names: HubNames, observer: LeaseObserver | None = None, *, prove: bool = False, counts: bool = True
 ) -> tuple[PartitionState, ...]:
-    """Every partition of the hub, for people, those without a lease row too.
+    """Return the state of all partitions of the hub for people. Partitions without a lease are included.
 
-    :param observer: of this reader so far. :param prove: look until it is known whether each owner lives: at most 1.5
-        renewal intervals; else an owner that ``observer`` has not watched for long enough stays unproven.
-    :param counts: also ask each control queue for its approximate number of messages.
-    :raises HubError: when there is no such hub.
+    :param observer: what this reader has seen so far. None: nothing.
+    :param prove: True: read until it is known whether each owner is alive, at most 1.5 renewal intervals. False: an
+        owner that ``observer`` has not watched for long enough is unproven.
+    :param counts: True: also ask each control queue for its approximate number of messages.
+    :raises HubError: the hub does not exist.
     """
     observer = observer or LeaseObserver(store, names, await read_hub(store, names))
     try:
         await (observer.prove() if prove else observer.refresh())
-    except NotFound:  # its tables are gone
+    except NotFound:  # the tables of the hub do not exist
         raise HubError(f"there is no hub {names.hub!r} at {store.describe()}") from None
     leases = {number: Lease(queue=names.control(number)) for number in range(observer.partitions)} | observer.leases
 
@@ -207,7 +217,7 @@ async def partition_states(
 async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> HubInfo | None:
     try:
         row = await store.get(names.controls, *_KEY)
-    except NotFound:  # the table is not there
+    except NotFound:  # the table does not exist
         return None
     if row is None:
         return None
@@ -284,10 +294,10 @@ def _tables(names: HubNames) -> tuple[str, ...]:
 
 
 async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: Clock) -> None:
-    """In the original's order, each "unless it is there"."""
+    """Create all parts of a hub that do not exist, in the order in which DurableTask does it."""
     await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}", clock)
     info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
-    with suppress(Conflict):  # it is there
+    with suppress(Conflict):  # the blob exists
         await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}", clock)
     if made.lease_store == BLOB:
         await _retried(lambda: store.create_container(names.leases), f"container {names.leases}", clock)
@@ -299,7 +309,7 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
         await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}", clock)
     leases = leases_of(store, names, made)
 
-    async def partition(number: int) -> None:  # each lease after its own queue
+    async def partition(number: int) -> None:  # the lease comes after its queue
         queue = names.control(number)
         await _retried(lambda: store.create_queue(queue), f"queue of partition {number}", clock)
         await _retried(lambda: leases.insert(queue), f"lease of partition {number}", clock)
@@ -325,7 +335,10 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
 
 
 async def _check_adoptable(store: Store, names: HubNames, partitions: int, lease_store: str) -> None:
-    """Refuse what another program left unless its control queues are numbered without a gap."""
+    """Check that a hub that DurableTask has made can be adopted.
+
+    :raises HubError: its control queues are not numbered without a gap, or its leases or their number do not fit.
+    """
     found = await _control_queues(store, names)
     numbers = [number for _, number in found]
     if numbers and numbers != list(range(len(numbers))):
@@ -356,7 +369,7 @@ async def _check_adoptable(store: Store, names: HubNames, partitions: int, lease
 
 
 async def _control_queues(store: Store, names: HubNames) -> Sequence[tuple[str, int]]:
-    """Names and numbers of the hub's control queues, by number."""
+    """Return the names and numbers of the hub's control queues, ordered by number."""
     prefix = names.control_prefix
     found = [
         (name, int(name[len(prefix) :]))
@@ -367,6 +380,7 @@ async def _control_queues(store: Store, names: HubNames) -> Sequence[tuple[str, 
 
 
 async def _count(store: Store, queue: str) -> int | None:
+    """Return the approximate number of messages in a queue. None: the queue does not exist."""
     try:
         return await store.count(queue)
     except NotFound:
@@ -374,6 +388,7 @@ async def _count(store: Store, queue: str) -> int | None:
 
 
 async def _gone(deletion: Awaitable[None]) -> None:
+    """Wait for a deletion. It is no error if the deleted thing does not exist."""
     try:
         await deletion
     except NotFound:
@@ -381,11 +396,13 @@ async def _gone(deletion: Awaitable[None]) -> None:
 
 
 async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Clock) -> None:
-    """Carry out ``action`` as :data:`_RETRIES` says.
+    """Run ``action``, and try it again as :data:`_RETRIES` says.
 
-    :raises Throttled, Unavailable: after the last try, with ``what`` in the text.
+    :param what: the part of the hub that ``action`` creates, for the error text.
+    :raises Throttled: the last try failed because the store throttles.
+    :raises Unavailable: the last try failed because the store does not answer.
     """
-    told: list[int] = [1]  # of tries that failed; a refusal is not tried again
+    told: list[int] = [1]  # the number of failed tries; a refusal is not tried again
     try:
         await retry(action, _RETRIES, clock, failed=lambda _, failures: told.append(failures))
     except (Throttled, Unavailable) as error:

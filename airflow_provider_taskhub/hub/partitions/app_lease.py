@@ -1,9 +1,9 @@
-"""The app lease: at any time the workers of a hub are all of one app.
+"""The app lease: it makes sure that all workers of a hub have the same app name.
 
-DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so all workers of one app hold it
-together. Ours hold it the same way under an id that no .NET app has, so that a .NET app waits for us and we refuse to
-start beside one, whatever the names. Older versions used DurableTask's id: a worker that finds only
-such workers joins them.
+DurableTask leases the container ``{hub}-applease`` under an id made of the AppName, so that all workers of one app hold
+the lease together. TaskHub workers do the same under an id that no .NET app has. So a .NET app waits while TaskHub
+workers run, and a TaskHub worker refuses to start beside a .NET app, whatever their names are. Older versions of
+TaskHub used DurableTask's id. A worker that finds only such workers uses that id too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from airflow_provider_taskhub.storage.primitives import PutBlob, Store
 log = structlog.get_logger("taskhub.partitions")
 
 SECONDS = 60
-"""AppLeaseOptions' lease interval."""
+"""Seconds after which the app lease ends without a renewal: the default of DurableTask's AppLeaseOptions."""
 RENEW = 20.0
-"""Seconds between renewals; the original's 25 leave one try, these leave two."""
+"""Seconds between two renewals. After a failed renewal there is time for two more tries; with DurableTask's 25 s there
+is one."""
 
 
 _OURS = "5461-736b-4875-620000000000"
-"""``TaskHub`` in ASCII."""
+"""The last digits of the ids of TaskHub's app leases: ``TaskHub`` in ASCII."""
 
 
 def lease_id(app_name: str) -> str:
-    """The id under which TaskHub's workers lease the hub for an AppName."""
+    """Return the id under which TaskHub workers with this AppName lease the hub."""
     return f"{fnv1a32(app_name):08x}-{_OURS}"
 
 
 def dotnet_lease_id(app_name: str) -> str:
-    """DurableTask's id of an AppName: its hash as the first 8 digits of a GUID."""
+    """Return the id under which DurableTask leases the hub: the hash of the AppName as the first 8 digits of a GUID."""
     return f"{fnv1a32(app_name):08x}-0000-0000-0000-000000000000"
 
 
@@ -48,9 +49,9 @@ async def _nobody() -> bool:
 
 
 class AppLease:
-    """The hub's app lease, held in common by all workers with the same ``app_name``.
+    """The hub's app lease. All workers with the same ``app_name`` hold it together.
 
-    :param with_older: whether the lease under DurableTask's id is held by TaskHub workers of an older version.
+    :param with_older: returns whether TaskHub workers of an older version hold the lease under DurableTask's id.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class AppLease:
         self._with_older = with_older
 
     async def acquire(self) -> None:
-        """Take it, share it, or renew it.
+        """Take, join or renew the app lease.
 
-        :raises HubError: another app holds it, or the hub is not there.
+        :raises HubError: another app holds the lease, or the hub does not exist.
         """
         owner: str | None = None
         self._id = lease_id(self._app_name)
@@ -93,9 +94,9 @@ class AppLease:
             await self._write_info()
 
     async def renew(self) -> None:
-        """Keep it; one that ran out or was released by a worker of the same app is taken again.
+        """Renew the app lease. If it has ended or was released, take it again.
 
-        :raises HubError: another app holds it now.
+        :raises HubError: another app holds the lease now.
         """
         try:
             await self._store.renew_lease(self._names.app_lease, None, lease_id=self._id)
@@ -103,22 +104,25 @@ class AppLease:
             await self.acquire()
 
     async def release(self) -> None:
-        """Let another app in at once. Only for the last worker of this app; a lease that is not ours is no error."""
+        """Release the app lease, so that another app can take it at once. Only the last worker of an app may call this.
+
+        It is no error if this app does not hold the lease.
+        """
         try:
             await self._store.release_lease(self._names.app_lease, None, lease_id=self._id)
         except (LeaseLost, NotFound):
             return
 
     async def _lease(self, owner: str | None, desired: str | None) -> None:
-        """Take the container's lease, by the swap that its holder was asked for where that was for us."""
+        """Lease the container. If the holder was asked to swap its lease for this app's, change the id of its lease."""
         container = self._names.app_lease
         if desired == self._id and owner and owner != self._id:
-            with suppress(LeaseLost):  # its holder is gone: take it as a free one
+            with suppress(LeaseLost):  # the holder has no lease any more, so the container is leased as a free one
                 await self._store.change_lease(container, None, lease_id=owner, new_lease_id=self._id)
         await self._store.acquire_lease(container, None, lease_id=self._id, seconds=SECONDS)
 
     async def _info(self) -> tuple[str | None, str | None]:
-        """OwnerId and DesiredSwapId; a missing or damaged blob says nothing."""
+        """Return OwnerId and DesiredSwapId of the info blob. None for a value that is missing or damaged."""
         blob = await self._store.get_blob(self._names.app_lease, self._names.app_lease_info)
         try:
             info = json.loads(blob.data) if blob is not None else {}
@@ -134,7 +138,7 @@ class AppLease:
 
 
 def _lease_id(value: object) -> str | None:
-    """None for a value that cannot be the id of a lease."""
+    """Return the value if it is a valid lease id, otherwise None."""
     try:
         return value if isinstance(value, str) and UUID(value) else None
     except ValueError:
@@ -142,7 +146,10 @@ def _lease_id(value: object) -> str | None:
 
 
 class HeldApp:
-    """The app lease as a worker's loop holds it. :param lost: called when another app has taken the hub."""
+    """The app lease in the loop of a worker.
+
+    :param lost: called when another app has taken the lease.
+    """
 
     def __init__(self, lease: AppLease, clock: Clock, *, lost: Callable[[], None]) -> None:
         self._lease = lease
@@ -151,7 +158,10 @@ class HeldApp:
         self._sent: float | None = None
 
     async def acquire(self) -> None:
-        """:raises HubError: another app holds it, or the hub is not there."""
+        """Take or join the app lease.
+
+        :raises HubError: another app holds the lease, or the hub does not exist.
+        """
         sent = self._clock.monotonic()
         await self._lease.acquire()
         self._sent = sent
@@ -168,11 +178,11 @@ class HeldApp:
             self._sent = sent
 
     async def held(self) -> bool:
-        """Whether partitions may be taken; after an outage longer than the app lease it is asked for first."""
+        """Return whether partitions may be taken. After an outage longer than the lease, the lease is renewed first."""
         if self._sent is not None and self._clock.monotonic() - self._sent > SECONDS:
             await self.renew()
         return self._sent is not None
 
     async def release(self) -> None:
-        """Only for the last worker of the app."""
+        """Release the app lease. Only the last worker of an app may call this."""
         await self._lease.release()

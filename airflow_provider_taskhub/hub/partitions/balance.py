@@ -1,11 +1,13 @@
-"""Who should serve which partition: a pure function over what one worker has just read.
+"""Decide which worker should serve which partition: a pure function of what one worker has just read.
 
-Every worker computes the whole assignment and carries out only its own part. Workers that read the same rows compute
-the same assignment, so they neither collide nor overshoot; workers that read different ones are told apart by the
-ETags of the rows. Rejected: stealing one partition per turn from the biggest (16 turns for two workers and 32
-partitions, and a rule that must guess what the other thieves do; ``make bench-balance`` compares them).
+Each worker computes the whole assignment and carries out only its own part. Workers that read the same rows compute the
+same assignment, so two of them do not take the same partition. If workers read different rows, the ETags of the leases
+let only one of them take a partition. Rejected: each worker takes one partition per turn from the worker that has most.
+This needs 16 turns for two workers and 32 partitions, and a rule that guesses what the other workers do (``make
+bench-balance`` compares the two).
 
-In this order: what an administrator forbids, who can run what waits, caps, fair shares by number, loads.
+The rules, the most important first: orders of administrators, which workers can run the waiting work, caps, fair
+numbers of partitions, loads.
 """
 
 from __future__ import annotations
@@ -16,21 +18,24 @@ from dataclasses import dataclass, field
 from math import inf
 
 HYSTERESIS = 0.5
-"""Loads of two members may differ by so much of the mean before a partition moves for it."""
+"""A partition moves for its load only if the loads of two members differ by more than this part of the mean load."""
 NOTICEABLE = 1.0
-"""And by so much load at least: a hub that does next to nothing has nothing to even out."""
+"""A partition moves for its load only if the loads of two members differ by more than this: messages in a second. A hub
+with almost no load has nothing to balance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A partition as one worker sees it.
 
-    :param owner: who serves it; None when it is free. :param next_owner: who has asked for it.
-    :param free: nobody serves it: it may be taken at once.
-    :param overdue: free for longer than its holder needs to take it: anybody's.
-    :param silent: free for its owner's silence, which a newcomer has not yet watched for long enough to act on.
-    :param load: as its owner has published it with its last renewal; None: it does not know yet.
-    :param back: a member that had it under an earlier incarnation: if it lacks any, it gets this one.
+    :param owner: full name of the worker that serves the partition. None: the partition is free.
+    :param next_owner: full name of the worker that has asked for the partition.
+    :param free: no worker serves the partition, so it may be taken at once.
+    :param overdue: free for longer than the planned worker needs to take it, so any worker may take it.
+    :param silent: free because its owner is silent. A new worker has not watched it for long enough to know this.
+    :param load: messages in a second, as the owner last published it. None: the owner does not know it yet.
+    :param back: a member that owned the partition under an earlier incarnation. If this member has too few partitions,
+        it gets this one first.
     """
 
     partition: int
@@ -45,10 +50,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What a member may hold.
+    """How many partitions a member may have.
 
-    :param weight: its share against that of others. :param cap: never more than these.
-    :param newcomer: not there for long enough to have proof of anybody's silence.
+    :param weight: a member with weight 2 gets twice as many partitions as one with weight 1.
+    :param cap: the most partitions that the member may have. None: no limit.
+    :param newcomer: True if the member is too new to know that an owner is silent.
     """
 
     weight: int = 1
@@ -58,12 +64,13 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What administrators have ordered, as one worker reads it.
+    """The orders of administrators, and who can run what, as one worker reads them.
 
-    :param offline: partitions that nobody may serve. :param barred: who may not serve a partition.
-    :param turn: partitions that a member takes or asks for in one turn; None: as many as it lacks.
-    :param unfit: by partition, the members that cannot run what waits there while another member can. An unfit owner
-        keeps the partition until a fit member asks for it.
+    :param offline: partitions that no worker may serve.
+    :param barred: for each partition, the workers that may not serve it.
+    :param turn: the most partitions that a member takes or asks for in one turn. None: as many as it has too few.
+    :param unfit: for each partition, the members that cannot run what waits there although another member can. An unfit
+        owner keeps the partition until a fit member asks for it.
     """
 
     offline: frozenset[int] = frozenset()
@@ -72,10 +79,13 @@ class Rules:
     unfit: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def allow(self, partition: int, member: str) -> bool:
+        """Return whether the orders allow a member to serve a partition."""
         return partition not in self.offline and member not in self.barred.get(partition, ())
 
     def suits(self, partition: int, member: str) -> bool:
-        """Whether a member should serve a partition: it may, and it can run what waits there."""
+        """Return whether a member should serve a partition: the orders allow it, and the member can run what waits
+        there.
+        """
         return self.allow(partition, member) and member not in self.unfit.get(partition, ())
 
 
@@ -83,8 +93,9 @@ class Rules:
 class BalancePlan:
     """What this worker does now.
 
-    :param take: free partitions to claim. :param ask: partitions to ask their owners for.
-    :param shed: own partitions to hand over to whoever may take them, or to nobody.
+    :param take: free partitions to take.
+    :param ask: partitions to ask their owners for.
+    :param shed: partitions of this worker that it must give up, although no worker has asked for them.
     """
 
     take: tuple[int, ...] = ()
@@ -93,19 +104,24 @@ class BalancePlan:
 
 
 NO_RULES = Rules()
+"""No orders, and all members can run everything."""
 
 
 def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules = NO_RULES) -> BalancePlan:
-    """Fair shares (max − min ≤ 1), the whole deficit at once, as few moves as possible, none when shares are fair.
+    """Compute what this worker should do, so that all members have fair shares.
 
-    :param rows: every partition. :param members: workers that take part, ``me`` included.
-    :param me: a worker that is not a member takes nothing, and gives up what it has.
+    Fair means that the largest and the smallest share differ by at most 1 (with equal weights). A worker takes or asks
+    for all partitions that it has too few at once. As few partitions as possible move, and none if the shares are fair.
+
+    :param rows: all partitions of the hub.
+    :param members: the workers that take part, ``me`` included.
+    :param me: full name of this worker. If it is not a member, it takes nothing and gives up what it has.
     """
     mine = [row for row in rows if row.owner == me]
     if me not in members:
         return BalancePlan(shed=tuple(row.partition for row in mine))
     seating = _Seating(rows, members, rules)
-    # what is free and this worker's already, by a finished handover, comes first
+    # first the free partitions that were handed over to this worker
     wanted = [row for row in rows if row.free and row.next_owner == me and seating.of[row.partition] == me]
     wanted += [row for row in seating.pool if seating.of[row.partition] == me and me not in (row.owner, row.next_owner)]
     room = seating.room(me)
@@ -124,14 +140,17 @@ def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules
 
 
 def shares(partitions: int, members: Mapping[str, Seat], held: Mapping[str, int]) -> dict[str, int]:
-    """How many partitions each member should have, by weight and up to its cap.
+    """Return how many partitions each member should have, by its weight and at most its cap.
 
-    The remainder goes to those that hold more than the rest already: the fewest moves. Where all are at their caps,
-    the sum is less than ``partitions``.
+    If the partitions cannot be divided evenly, the members that already have more get one more, so that fewer
+    partitions move. If all members are at their caps, the sum is less than ``partitions``.
+
+    :param partitions: how many partitions to divide.
+    :param held: how many partitions each member has now.
     """
     targets: dict[str, int] = {}
     left, rest = dict(members), partitions
-    while True:  # who is capped below a fair share leaves the others more
+    while True:  # a member whose cap is below its fair share leaves more for the others
         total = sum(seat.weight for seat in left.values())
         capped = {
             member: seat.cap
@@ -152,7 +171,10 @@ def shares(partitions: int, members: Mapping[str, Seat], held: Mapping[str, int]
 
 
 class _Seating:
-    """The assignment: partition → member, or None. :param pool: every row in the order in which it would move."""
+    """The assignment of partitions to members. ``of`` has the member of each partition, or None.
+
+    ``pool`` has all partitions in the order in which they would move.
+    """
 
     def __init__(self, rows: Sequence[Row], members: Mapping[str, Seat], rules: Rules) -> None:
         self._members = members
@@ -163,7 +185,8 @@ class _Seating:
         self._counts = Counter(holder for holder in self.future_owners.values() if holder is not None)
         targets = shares(len(self._rows), members, self._counts)
         needy = {member for member, target in targets.items() if self._counts[member] < target}
-        # to who has just started all others are new: only who lacks some has anything to come back to
+        # every partition is new to a worker that has just started; only a member with too few partitions gets its
+        # former ones back
         self.pool = sorted(
             self._rows.values(),
             key=lambda row: (
@@ -180,22 +203,26 @@ class _Seating:
             self._ease()
 
     def room(self, member: str) -> int:
+        """Return how many more partitions a member may have. Negative if it is above its cap."""
         cap = self._members[member].cap
         return len(self._rows) if cap is None else cap - self._counts[member]
 
     def homeless(self, row: Row) -> bool:
-        """Whether its owner must let it go although nobody has room for it: a cap was lowered."""
-        unfit = self._rules.unfit.get(row.partition)  # then it stays where it is until a fit member asks for it
+        """Return whether the owner must give up a partition although no other member has room for it: a cap was
+        lowered.
+        """
+        unfit = self._rules.unfit.get(row.partition)  # an unfit owner keeps it until a fit member asks for it
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
     def _future_owner(self, row: Row) -> str | None:
-        """Who has the partition once every handover under way has ended; None: up for allotment."""
+        """Return which member has the partition when all running handovers have ended. None: it must be assigned."""
         for member in (row.next_owner, row.owner):
             if member is not None and member in self._members and self._rules.suits(row.partition, member):
                 return member
         return None
 
     def _move(self, partition: int, member: str | None) -> None:
+        """Assign a partition to another member, or to none."""
         before = self.of[partition]
         if before is not None:
             self._counts[before] -= 1
@@ -204,14 +231,16 @@ class _Seating:
         self.of[partition] = member
 
     def _deal(self, targets: Mapping[str, int], below: Collection[str]) -> None:
-        """The free first, then those of leavers, then what members hold above their share, to those below theirs."""
+        """Assign partitions to members below their shares: free ones first, then those of workers that leave, then
+        those of members above their shares.
+        """
         needy = sorted(below, key=lambda member: (self._counts[member] - targets[member], member))
         for row in self.pool:
             holder = self.of[row.partition]
             if holder is not None and self._counts[holder] <= targets[holder]:
                 continue
             if holder is not None and row.owner != holder and self.room(holder) >= 0:
-                continue  # on its way already
+                continue  # this partition is already being handed over
             for member in sorted(needy, key=lambda member: member != row.back) if row.back else needy:
                 if self._may(row.partition, member):
                     self._move(row.partition, member)
@@ -223,27 +252,37 @@ class _Seating:
                     self._move(row.partition, self._anybody(row.partition))
 
     def _may(self, partition: int, member: str) -> bool:
-        """Whether it may serve it, and can take it now: an orphan must not wait for who cannot."""
+        """Return whether a member should serve a partition and can take it now.
+
+        A new worker cannot take the partition of a silent owner, because it has not watched the owner for long enough.
+        """
         barred = self._rows[partition].silent and self._members[member].newcomer
         return not barred and self._rules.suits(partition, member)
 
     def _anybody(self, partition: int) -> str | None:
-        """The emptiest member that may serve it and has room: those below their shares may not."""
+        """Return the member with the fewest partitions that may serve this one and has room. None: there is none."""
         fit = [member for member in self._members if self._may(partition, member) and self.room(member) > 0]
         return min(fit, key=lambda member: (self._fill(member), member), default=None)
 
     def _fill(self, member: str, more: int = 0) -> float:
+        """Return how many partitions a member has for each unit of its weight.
+
+        :param more: partitions to add to its number.
+        """
         return (self._counts[member] + more) / self._members[member].weight
 
-    # bars: a partition that one member may not have must go round by a third
+    # orders and unfit members: a partition may have to move by way of a third member
 
     def _level(self) -> None:
-        """Shift along chains until no chain makes two members more equal: no allowed assignment is fairer."""
+        """Move partitions along chains until no chain makes two members more equal. Then no allowed assignment is
+        fairer.
+        """
         while chain := next(self._chains(), None):
             for partition, member in chain:
                 self._move(partition, member)
 
     def _chains(self) -> Iterator[list[tuple[int, str]]]:
+        """Return the chains that begin at a member with many partitions."""
         holdings: dict[str, list[int]] = defaultdict(list)
         for row in self.pool:
             member = self.of[row.partition]
@@ -255,7 +294,11 @@ class _Seating:
                 yield chain
 
     def _chain(self, source: str, holdings: Mapping[str, Sequence[int]]) -> list[tuple[int, str]] | None:
-        """The shortest way from a full member to one emptier by two: breadth first."""
+        """Return the shortest chain of moves from one member to a member with at least two partitions fewer. Breadth
+        first.
+
+        Each member of the chain gives one partition to the next member.
+        """
         reached: dict[str, list[tuple[int, str]]] = {source: []}
         queue = [source]
         for member in queue:
@@ -272,9 +315,9 @@ class _Seating:
     # loads
 
     def _settled(self) -> bool:
-        """Whether shares are fair, nothing is on its way and every load is known: only then do loads count.
+        """Return whether no partition is moving and all loads are known. Only then are loads balanced.
 
-        What has just moved looks like next to nothing to its new owner, and is no reason to move more.
+        The new owner of a partition measures almost no load at first. This must not cause more moves.
         """
         return all(
             row.owner is not None and row.owner == self.of[number] and row.load is not None
@@ -282,11 +325,12 @@ class _Seating:
         )
 
     def _ease(self) -> None:
-        """One exchange between the most and the least loaded member, if it at least halves what lies between them.
+        """Exchange one partition between the members with the most and the least load, if it at least halves the
+        difference.
 
-        It begins with the least loaded, which asks for a partition. That unbalances the two, so the other one gets the
-        lightest in return: begun by both at once, one half could end before the other begins, and be turned back. Who
-        is at its cap already cannot begin.
+        The member with the least load begins: it asks for a partition. Then it has one more than its share, so the
+        other member asks for its lightest partition in return. Rejected: both ask at the same time. One half of the
+        exchange could end before the other begins, and would then be undone. A member at its cap cannot begin.
         """
         loads = dict.fromkeys(self._members, 0.0)
         holdings: dict[str, list[Row]] = defaultdict(list)
@@ -298,7 +342,7 @@ class _Seating:
         hot = max(loads, key=lambda member: (loads[member], member))
         cold = min(loads, key=lambda member: (loads[member], member))
         between = loads[hot] - loads[cold]
-        fair = self._fill(hot) >= self._fill(cold, 1)  # one more here and one less there is as fair
+        fair = self._fill(hot) >= self._fill(cold, 1)  # both stay fair if one partition moves
         other = None if fair else next((row for row in holdings[cold] if self._rules.suits(row.partition, hot)), None)
         noticeable = between > max(NOTICEABLE, HYSTERESIS * sum(loads.values()) / len(loads))
         if not noticeable or self.room(cold) <= 0 or not (fair or other):
@@ -315,11 +359,12 @@ class _Seating:
 
 
 def _load(row: Row | None, *, unknown: float = 0.0) -> float:
+    """Return the load of a partition, or ``unknown`` if it is not known."""
     if row is None:
         return 0.0
     return unknown if row.load is None else row.load
 
 
 def seats(members: Collection[str]) -> dict[str, Seat]:
-    """Members that are all alike."""
+    """Return members with weight 1 and without caps."""
     return dict.fromkeys(members, Seat())

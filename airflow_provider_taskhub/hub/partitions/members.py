@@ -1,8 +1,9 @@
-"""Who is there: one row of ``{Hub}Members`` per worker, renewed while it lives.
+"""The workers of a hub: one row of ``{Hub}Members`` for each worker, which the worker renews while it lives.
 
-A member is alive while its row's ETag changes, as each reader sees it by its own monotonic clock; no times are
-compared. A worker is listed before it takes its first partition, so that others count it. Long-lived readers use
-:meth:`Members.watch`; a command that wants an answer now uses :meth:`Members.prove`, which reads twice.
+A member is alive while the ETag of its row changes. Each reader measures this by its own monotonic clock; times of two
+machines are not compared. A worker writes its row before it takes its first partition, so that other workers count it.
+A long-lived reader uses :meth:`Members.watch`. A command that needs an answer now uses :meth:`Members.prove`, which
+reads several times.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOpe
 
 T = TypeVar("T")
 _PART = 60_000
-"""Bytes of one Binary column of names; Azure's limit is 64 KiB."""
+"""The most bytes of names in one Binary column. Azure's limit is 64 KiB."""
 _MAX_PARTS = 12
-"""Names of a worker, compressed: 720,000 bytes, within Azure's 1 MiB a row."""
+"""The most columns of names. Together they have 720,000 compressed bytes, within Azure's limit of 1 MiB for a row."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
 FORGET = 2
-"""A row silent for so many of its own take times is removed by whoever watches: a newcomer, who cannot know that it is
-silent, would count it. A worker that was only paused lists itself anew."""
+"""A reader deletes a row that was silent for this many take times of its worker. Otherwise a new worker, which cannot
+know that the row is silent, would count it. A worker that was only paused writes its row again."""
 PATIENCE = 1.5
-"""Renewal intervals of a worker without a renewal, after which it counts as silent."""
+"""A worker counts as silent after this many renewal intervals without a renewal."""
 PROOF = 120.0
-"""Seconds that a proof takes at most: how seldom a worker renews is what it says itself."""
+"""The longest time of a proof, in seconds. A limit is needed because each worker chooses its own renewal interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The members as one watcher sees them.
+    """The members as one reader sees them.
 
-    :param live: those that take part. :param leaving: workers that are stopping: alive, but take nothing any more.
-    :param silent: the rest. :param newcomers: those that this watcher has seen for less than their take time.
-    :param advertised: what those that are not silent say of their partitions.
-    :param paces: seconds between renewals, and of the take time, as each worker listed says them.
+    :param live: the members that take part.
+    :param leaving: full names of workers that are stopping. They are alive, but take no partitions.
+    :param silent: the members that are not alive.
+    :param newcomers: full names of workers that this reader has seen for less than their take time.
+    :param advertised: what each worker that is not silent advertises about its partitions.
+    :param paces: for each worker with a row, the seconds between its renewals and its take time in seconds.
     """
 
     live: tuple[Member, ...] = ()
@@ -58,8 +61,8 @@ class Roster:
 
 
 UNWATCHED = 20.0
-"""Seconds for which a reader sees no watcher before it says that there is none: a triggerer without waits leaves, and
-one comes seconds after a task is deferred."""
+"""A reader must see no watcher for this many seconds before it says that there is none. A triggerer removes its row
+when nothing waits, and a new row comes some seconds after a task is deferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +77,10 @@ class _Listing:
 
 
 class Members:
-    """The members table, as a worker writes it and as anybody reads it.
+    """Write and read the members table.
 
-    :param times: advertised in an announced row, so that readers know when to expect a change.
-    :param clock: of this reader.
+    :param times: written into the row of a worker, so that readers know how often it changes.
+    :param clock: the clock of this reader.
     """
 
     def __init__(
@@ -90,17 +93,18 @@ class Members:
         self._sightings = Sightings()
         self._known: dict[str, float] = {}
         self.watching: tuple[Member, ...] | None = None
-        """Live watchers, as of the last :meth:`watch` or :meth:`prove`. None: not known, before the first, and while
-        :meth:`watch` has seen none for less than :data:`UNWATCHED`. They run nothing, so no other method of this class
-        returns them."""
+        """The live watchers as the last :meth:`watch` or :meth:`prove` found them.
+
+        None: not known, because nothing was read yet, or because :meth:`watch` has seen no watcher for less than
+        :data:`UNWATCHED` seconds. Watchers run no work, so no other method of this class returns them."""
         self._unwatched: float | None = None
 
     # a worker's own row
 
     async def announce(self, member: Member) -> None:
-        """List a worker, or list it anew.
+        """Write the row of a worker.
 
-        :raises ConfigurationError: when its names do not fit into a row even compressed.
+        :raises ConfigurationError: the names of its functions do not fit into a row, even compressed.
         """
         columns: dict[str, Property | None] = {
             "Worker": member.worker,
@@ -109,7 +113,7 @@ class Members:
             "Weight": member.weight,
             "Running": member.running,
             "Leaving": False,
-            "Renewed": self._clock.utc_now(),  # for people; every renewal changes the ETag by changing anything
+            "Renewed": self._clock.utc_now(),  # for people; as it changes with each renewal, the ETag changes too
             "RenewSeconds": self._times.renew.total_seconds(),
             "TakeSeconds": self._times.take.total_seconds(),
             **_names_columns(member),
@@ -117,7 +121,11 @@ class Members:
         await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
 
     async def renew(self, member: Member, *, leaving: bool = False, advertised: Advertisement = NOTHING) -> None:
-        """Show that a worker is alive, and its partitions; a row that somebody removed meanwhile is made again."""
+        """Renew the row of a worker. If the row was deleted, write it again.
+
+        :param leaving: True if the worker is stopping.
+        :param advertised: what the worker advertises about its partitions.
+        """
         columns: dict[str, Property | None] = {
             "Running": member.running,
             "Leaving": leaving,
@@ -134,13 +142,13 @@ class Members:
                 await self.announce(member)
 
     async def withdraw(self, worker: str) -> None:
-        """Remove a worker's row; one that is gone is no error."""
+        """Delete the row of a worker. It is no error if the row does not exist."""
         await self._delete(_key(worker), "*")
 
     # readers
 
     async def watch(self) -> Roster:
-        """The members as this long-lived reader sees them: a row is believed until silent for its own take time."""
+        """Read the members. A member counts as alive until its row was silent for the take time of this member."""
         listings = await self._read()
         now = self._clock.monotonic()
         self._sightings.keep([listing.key for listing in listings])
@@ -168,18 +176,19 @@ class Members:
         )
 
     async def live(self) -> tuple[Member, ...]:
-        """Those of :meth:`watch` that take part."""
+        """Read the members, and return those that take part, as :meth:`watch` finds them."""
         return (await self.watch()).live
 
     async def pace(self) -> Mapping[str, tuple[float, float]]:
-        """Seconds between renewals, and of the take time, of each worker listed."""
+        """Read, for each worker with a row, the seconds between its renewals and its take time in seconds."""
         return _paces(item for item in await self._read() if not _watches(item.member))
 
     async def prove(self) -> tuple[Member, ...]:
-        """All workers, with ``alive`` as proven now: a row must change within :data:`PATIENCE` of its own intervals.
+        """Return all workers. ``alive`` says whether the row of a worker changed within :data:`PATIENCE` of its
+        intervals.
 
-        Polls until every row has changed or had its chance; at most :data:`PROOF` seconds: a row that needs longer than
-        that is not proven dead, and counts as alive.
+        The rows are read until each has changed or has had its time, at most for :data:`PROOF` seconds. A worker whose
+        interval is too long for this limit counts as alive.
         """
         began = self._clock.monotonic()
         first = {item.key: item for item in await self._read()}
@@ -190,7 +199,7 @@ class Members:
             await self._clock.sleep(min(left, max(0.1, wait / 10)))
             latest = {item.key: item for item in await self._read()}
             alive |= {key for key, item in latest.items() if key not in first or item.etag != first[key].etag}
-            alive |= first.keys() - latest.keys()  # withdrawn: nothing left to wait for
+            alive |= first.keys() - latest.keys()  # a deleted row cannot change any more
         alive |= {key for key, item in first.items() if PATIENCE * item.renew > wait}
         self.watching = tuple(item.member for key, item in latest.items() if _watches(item.member) and key in alive)
         workers = {key: item.member for key, item in latest.items() if not _watches(item.member)}
@@ -202,7 +211,9 @@ class Members:
         return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
 
     def _decoded(self, row: Entity) -> _Listing | None:
-        """A worker whose names cannot be read is listed without names: it is alive, and holds partitions."""
+        """Return the member in a row. If its names cannot be read, it is returned without names: it is alive and owns
+        partitions.
+        """
         names: Mapping[str, Any] = {}
         try:
             names = _names(row.properties)
@@ -224,7 +235,7 @@ class Members:
         try:
             await self._store.execute(Transact(table=self._table, rows=(row,)))
         except (NotFound, Conflict):
-            return  # gone already, or alive after all
+            return  # the row was deleted, or its worker has renewed it
 
 
 def _watches(member: Member) -> bool:
@@ -236,12 +247,14 @@ def _paces(listings: Iterable[_Listing]) -> dict[str, tuple[float, float]]:
 
 
 def _key(worker: str) -> str:
-    """A row key for ``name@host/incarnation``; the incarnation alone makes it unique."""
+    """Return the key of a worker's row. The incarnation in the full name makes the key unique."""
     return _UNSAFE.sub("-", worker)[-400:]
 
 
 def _names_columns(member: Member) -> dict[str, Property | None]:
-    """What a worker can do: plain JSON where it fits into one column, else compressed and split."""
+    """Return the columns with the names of a worker's functions: JSON if it fits into one column, else compressed
+    parts.
+    """
     names: dict[str, object] = {
         "apps": dict(member.apps),
         "orchestrators": member.orchestrators,
@@ -263,7 +276,10 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
 
 
 def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
-    """A member from its row; None if the row is not a member's. :param names: its functions, as the row has them."""
+    """Return the member in a row. None: the row names no worker.
+
+    :param names: the names of the worker's functions, decoded.
+    """
     columns = entity.properties
     worker = columns.get("Worker")
     if not isinstance(worker, str):
@@ -301,7 +317,10 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
 
 
 def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """:raises InputError: when it is not the gzip of a JSON object."""
+    """Return the names of a worker's functions, decoded from its columns.
+
+    :raises InputError: the columns do not contain a JSON object, plain or compressed.
+    """
     text = columns.get("Names")
     if not isinstance(text, str):
         parts: list[bytes] = []
@@ -327,11 +346,13 @@ def _number(value: Property | None, default: float) -> float:
 def participants(
     leases: Iterable[Lease], roster: Roster, free: Collection[int], dead: Collection[str]
 ) -> frozenset[str]:
-    """Workers that count for fair shares: those that list themselves, and those that renew a lease without a row.
+    """Return the workers among which partitions are divided: those with a row, and those without one that renew a
+    lease.
 
-    Workers that leave, that are proven dead, or whose leases have all fallen silent do not count.
+    Workers that leave, that are proven dead, or whose leases are all silent do not count.
 
-    :param free: partitions that may be taken.
+    :param free: numbers of the partitions that may be taken.
+    :param dead: full names of workers that are proven dead.
     """
     owners = {lease.owner for lease in leases if lease.owner and lease.partition not in free}
     gone = {lease.owner for lease in leases if lease.owner and lease.partition in free} - owners

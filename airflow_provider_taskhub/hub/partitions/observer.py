@@ -1,8 +1,8 @@
-"""Whether those who own partitions serve them, as far as one reader's looks prove it: for people and monitors.
+"""Find out whether the owners of partitions are alive, for people and monitors.
 
-A lease row that names an owner says nothing of its life, and times of two machines are never compared: an owner lives
-when its renewals are seen to go on, so every answer rests on at least two looks. Reads only; no worker decides by
-this, and nobody takes a partition for it.
+A lease with an owner does not prove that this owner is alive, and times of two machines are never compared. An owner is
+alive if its renewals go on, so each answer needs at least two reads. The observer only reads. No worker decides
+anything by its answers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watched:
-    """A lease over this reader's looks, in seconds of its monotonic clock.
+    """What a reader knows about a lease. All times are in seconds of the reader's monotonic clock.
 
-    :param since: when an answer first showed its last sign of life. :param before: when the last look began that did
-        not show it yet; None: there was none. :param last: when the last look at it began.
+    :param lease: the lease as last read.
+    :param since: when an answer first showed the newest sign of life.
+    :param before: when the last read began that did not show this sign yet. None: there was no such read.
+    :param last: when the last read began.
     """
 
     lease: Lease
@@ -40,9 +42,10 @@ class _Watched:
 
 
 class LeaseObserver:
-    """A hub's leases as one reader sees them. Remembers what it saw; belongs to one event loop.
+    """The leases of a hub as one reader sees them. It remembers earlier reads. It belongs to one event loop.
 
-    :param times: of leases whose owner does not list its own: workers of .NET, and those that were forgotten.
+    :param info: how the hub is made.
+    :param times: lease times for owners whose own times are not known: .NET workers, and workers without a row.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class LeaseObserver:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.partitions = info.partitions
-        """That the hub should have."""
+        """How many partitions the hub has."""
         self._leases = leases_of(store, names, info)
         self._costly = info.lease_store == BLOB
         self._names = names
@@ -69,21 +72,22 @@ class LeaseObserver:
         self.controls: tuple[Control, ...] = ()
         """The orders in force, as last read."""
         self._one = asyncio.Lock()
-        """One look at a time: of two under way the older reading may come last, and what the other had read already
-        would count as a new sign of life. A count of renewals tells them apart, but rows of .NET have none."""
+        """Allows one read at a time. Of two parallel reads the older answer may come last, and a change that the newer
+        answer had shown already would then count as a new sign of life. The number of renewals prevents this, but rows
+        of .NET have none."""
 
     @property
     def leases(self) -> dict[int, Lease]:
-        """By partition, as last read."""
+        """The leases by partition number, as last read."""
         return {number: watched.lease for number, watched in self._watched.items()}
 
     @property
     def paces(self) -> Mapping[str, tuple[float, float]]:
-        """Seconds between renewals, and of the take time, of each worker listed, as last read."""
+        """For each worker with a row, the seconds between its renewals and its take time in seconds, as last read."""
         return self._pace
 
     async def refresh(self) -> None:
-        """Read everything once."""
+        """Read all leases, the workers' times and the orders once."""
         async with self._one:
             began = self._clock.monotonic()
             leases = await self._with_orders(self._leases.scan())
@@ -91,7 +95,7 @@ class LeaseObserver:
             self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
 
     async def refresh_one(self, partition: int) -> None:
-        """Read one lease, and what is said of workers and orders: three requests, however many leases there are."""
+        """Read one lease, the workers' times and the orders: three requests, however many leases the hub has."""
         async with self._one:
             began = self._clock.monotonic()
             lease = await self._with_orders(self._leases.read(self._names.control(partition)))
@@ -101,15 +105,19 @@ class LeaseObserver:
                 self._watched[partition] = self._note(lease, began, self._clock.monotonic())
 
     async def _with_orders(self, reading: Awaitable[T]) -> T:
+        """Read the workers' times and the orders, together with a read of leases. Return what the latter returns."""
         found, self._pace, self.controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
         self._offline = orders(self.controls, ()).rules.offline
         return found
 
     async def prove(self, partition: int | None = None) -> None:
-        """Look until it is proven of every owner, or of one partition's, whether it lives.
+        """Read until it is proven for each owner whether it is alive.
 
-        At most :data:`PATIENCE` of its renewal intervals, and :data:`PROOF` seconds: who is unproven then stays so.
-        Some ten looks, so that it ends soon after the last renewal; three at all leases that are blobs, a request each.
+        This takes at most :data:`PATIENCE` renewal intervals of an owner, and at most :data:`PROOF` seconds. An owner
+        that is still unproven then stays so. There are about ten reads, so that this method ends soon after the last
+        renewal. For all leases in blobs there are three, because each read costs a request for each lease.
+
+        :param partition: prove only the owner of this partition. None: all owners.
         """
         end = self._clock.monotonic() + PROOF
         read = self.refresh if partition is None else partial(self.refresh_one, partition)
@@ -121,16 +129,16 @@ class LeaseObserver:
             await read()
 
     def ownership(self, partition: int) -> Ownership:
-        """Who serves a partition, as of the last look."""
+        """Return the owner of a partition and its state, as last read."""
         watched, offline = self._watched.get(partition), partition in self._offline
         if watched is None:
             return Ownership(partition=partition, owner=None, state=OwnerState.MISSING, offline=offline)
         return Ownership(partition=partition, owner=watched.lease.owner, state=self._state(watched), offline=offline)
 
     def longest_patience(self) -> tuple[float, str]:
-        """Seconds after which every owner that lives has renewed, as of the last look, and for whom it takes so long.
+        """Return the seconds after which each live owner has renewed its leases, and the owner that needs the longest.
 
-        Nobody's partitions, offline ones and rows beyond the hub's partitions ask for none.
+        Partitions without an owner, offline ones, and leases beyond the hub's partitions do not count.
         """
         owned = (
             (PATIENCE * self._paces(lease)[0], lease.owner)
@@ -140,6 +148,7 @@ class LeaseObserver:
         return max(owned, default=(0.0, ""))
 
     def _state(self, watched: _Watched) -> OwnerState:
+        """Return the state of a partition's owner, as far as the reads have proven it."""
         lease = watched.lease
         if lease.owner is None:
             if lease.partition in self._offline:
@@ -155,7 +164,10 @@ class LeaseObserver:
         return OwnerState.KICKED if lease.next_owner == NOBODY else OwnerState.LIVE
 
     def _unproven(self, partition: int | None) -> float:
-        """Seconds until it is proven: of whom nothing new is heard, by silence."""
+        """Return the seconds until it is proven that an owner is silent, if no renewal comes before.
+
+        :param partition: only for this partition. None: the longest time of all partitions.
+        """
         return max(
             (
                 watched.since + PATIENCE * self._paces(watched.lease)[0] - watched.last
@@ -168,11 +180,16 @@ class LeaseObserver:
         )
 
     def _paces(self, lease: Lease) -> tuple[float, float]:
-        """Seconds between renewals of its owner, and until others take it."""
+        """Return the seconds between the renewals of a lease's owner, and its take time in seconds."""
         own = self._times.renew.total_seconds(), self._times.take.total_seconds()
         return self._pace.get(lease.owner or "", own)
 
     def _note(self, lease: Lease, began: float, now: float) -> _Watched:
+        """Return what is known about a lease after one more read.
+
+        :param began: when the read began.
+        :param now: when its answer came.
+        """
         watched = self._watched.get(lease.partition)
         if watched is None:
             return _Watched(lease=lease, since=now, before=None, last=began)

@@ -1,7 +1,8 @@
-"""What people may do with partitions: order, move, and find what is wrong. For the CLI, the client and monitors.
+"""What people can do with partitions: give orders, move partitions, and find faults. For the CLI, the client and
+monitors.
 
-Nothing here takes or gives up a lease: it writes controls and marks, and the workers that own the partitions act on
-them within one cycle.
+This module takes and releases no leases. It writes orders into the controls table and requests into leases. The owners
+of the partitions act on them within one scan.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Store
 
 _WRITES = 5
-"""Tries of a mark against renewals by the owner."""
+"""How often a write of a lease is tried while the owner renews the lease at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stale:
-    """A partition that nobody keeps. :param owner: as its row said last. :param deleted: it has no row, or no more."""
+    """A partition whose lease no worker renews.
+
+    :param owner: full name of the worker in the lease. None: there was none.
+    :param deleted: True if the lease does not exist.
+    """
 
     partition: int
     owner: str | None
@@ -39,16 +44,20 @@ class Stale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a check found, and the controls in force, which are no fault but are forgotten easily.
+    """What a check found. The orders in force are listed too: they are no fault, but people forget them.
 
-    :param missing: partitions without a row. :param foreign: rows beyond the hub's partitions.
-    :param unserved, silent, unproven: rows without an owner, with one that does not renew them, and with one that
-        renews too seldom for a check to wait for it; offline ones aside.
-    :param nowhere: partitions that nobody alive may serve.
-    :param times: workers that live, by seconds between their renewals and of their take time.
-    :param live: workers that count. :param floor: how many of them were asked for.
-    :param members: all listed workers; ``alive`` as the check has proven it. :param watching: live members that watch
-        the hub for Airflow; None: not known.
+    :param missing: partitions without a lease.
+    :param foreign: leases with a number beyond the hub's partitions.
+    :param unserved: partitions without an owner. Offline partitions are left out here and in the next two.
+    :param silent: partitions whose owner does not renew the lease.
+    :param unproven: partitions whose owner renews too seldom for the check to wait for it.
+    :param nowhere: partitions that no live worker may serve.
+    :param times: live workers, by the seconds between their renewals and their take time in seconds.
+    :param live: full names of the live workers that may serve partitions.
+    :param floor: how many such workers there should be.
+    :param controls: the orders in force.
+    :param members: all workers with a row. ``alive`` says what the check has proven.
+    :param watching: live members that watch the hub for Airflow. None: not known.
     """
 
     missing: tuple[int, ...]
@@ -66,7 +75,7 @@ class Findings:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line each; none: all is well."""
+        """One line for each fault. Empty: the check found no fault."""
         told = {
             "no lease row: run `taskhub partitions create`": self.missing,
             "there is a lease row, but the hub has no such partition": self.foreign,
@@ -88,10 +97,10 @@ class Findings:
 
 
 class PartitionOperations:
-    """Orders and looks at the partitions of one hub.
+    """Give orders about the partitions of one hub, and read their state.
 
-    :param by: who orders; None: the user of this process.
-    :param times: of leases whose owner does not list its own.
+    :param by: who gives the orders. None: the user of this process.
+    :param times: lease times for owners whose own times are not known.
     """
 
     def __init__(
@@ -111,30 +120,37 @@ class PartitionOperations:
         self._controls = Controls(store, names)
 
     async def complete(self) -> None:
-        """Make again what is missing of a hub that is there: queues, leases, tables."""
+        """Create the queues, leases and tables of an existing hub that are missing."""
         info = await read_hub(self._store, self._names)
         await create_hub(self._store, self._names, info.partitions, clock=self._clock)
 
     # orders
 
     async def controls(self) -> tuple[Control, ...]:
-        """Everything in force, with who and when."""
+        """Return all orders in force, with their author, time and reason."""
         return await self._controls.read()
 
     async def offline(self, partitions: Iterable[int], reason: str = "") -> None:
-        """Nobody serves them until :meth:`online`."""
+        """Order that no worker serves these partitions until :meth:`online`."""
         await self._order(ControlKind.OFFLINE, await self._checked(partitions), (None,), reason)
 
     async def online(self, partitions: Iterable[int]) -> int:
-        """Lift :meth:`offline`. How many were offline."""
+        """Lift :meth:`offline` for these partitions. Return how many of them were offline."""
         return await self._lift(ControlKind.OFFLINE, await self._checked(partitions), (None,))
 
     async def prohibit(self, partitions: Iterable[int], nodes: Sequence[str], reason: str = "") -> None:
-        """These workers never serve these partitions until :meth:`allow`."""
+        """Order that these workers do not serve these partitions until :meth:`allow`.
+
+        :param nodes: names of workers as administrators write them, see ``orders.names``.
+        """
         await self._order(ControlKind.PROHIBIT, await self._checked(partitions), _nodes(nodes), reason)
 
     async def allow(self, partitions: Iterable[int], nodes: Sequence[str] = ()) -> int:
-        """Lift :meth:`prohibit` for these workers, or for all that it names. How many bars were lifted."""
+        """Lift :meth:`prohibit` for these partitions.
+
+        :param nodes: names of workers as they were given to :meth:`prohibit`. Empty: all workers.
+        :returns: how many prohibitions were lifted.
+        """
         numbers = await self._checked(partitions)
         if nodes:
             return await self._lift(ControlKind.PROHIBIT, numbers, _nodes(nodes))
@@ -142,23 +158,30 @@ class PartitionOperations:
         return sum([await self._controls.lift(bar) for bar in bars if bar.partition in numbers])
 
     async def cap(self, value: int | None, *, node: str | None = None, reason: str = "") -> bool:
-        """No worker, or none that ``node`` names, holds more. None: lifted.
+        """Order how many partitions a worker may have at most.
 
-        :returns: whether the cap is, or for None was, in force.
-        :raises InputError: for a cap above the number of partitions, which would cap nothing.
+        :param value: the most partitions. None: lift the order.
+        :param node: the order is for the workers with this name. None: for all workers.
+        :returns: True, or for the value None: whether the order was in force.
+        :raises InputError: the value is larger than the number of partitions, so it would have no effect.
         """
         return await self._limit(ControlKind.CAP, value, node, reason)
 
     async def turn(self, value: int | None, *, reason: str = "") -> bool:
-        """A worker takes or asks for no more in one scan; 0: nothing moves. None: lifted. Returns as :meth:`cap`."""
+        """Order how many partitions a worker may take or ask for in one scan.
+
+        :param value: the most partitions. 0: no partition moves. None: lift the order.
+        :returns: True, or for the value None: whether the order was in force.
+        :raises InputError: the value is larger than the number of partitions.
+        """
         return await self._limit(ControlKind.TURN, value, None, reason)
 
     async def drain_node(self, node: str, reason: str = "") -> None:
-        """Workers that ``node`` names hand everything over, and take nothing until :meth:`undrain_node`."""
+        """Order that the workers with this name hand over all partitions, and take none until :meth:`undrain_node`."""
         await self._order(ControlKind.DRAIN, (None,), _nodes([node]), reason)
 
     async def undrain_node(self, node: str) -> bool:
-        """Lift :meth:`drain_node`. Whether it was in force."""
+        """Lift :meth:`drain_node`. Return whether the order was in force."""
         return bool(await self._lift(ControlKind.DRAIN, (None,), _nodes([node])))
 
     async def _limit(self, kind: ControlKind, value: int | None, node: str | None, reason: str) -> bool:
@@ -187,7 +210,10 @@ class PartitionOperations:
         return Control(kind=kind, partition=partition, node=node, by=self._by, at=self._clock.utc_now(), reason=reason)
 
     async def _checked(self, partitions: Iterable[int]) -> tuple[int, ...]:
-        """:raises PartitionNotFound: before anything is ordered."""
+        """Return the partition numbers without duplicates.
+
+        :raises PartitionNotFound: the hub does not have one of these partitions. No order was written yet.
+        """
         count = (await read_hub(self._store, self._names)).partitions
         numbers = tuple(dict.fromkeys(partitions))
         for number in numbers:
@@ -195,14 +221,15 @@ class PartitionOperations:
                 raise PartitionNotFound(f"hub {self._names.hub!r} has partitions 0 to {count - 1}, not {number}")
         return numbers
 
-    # marks
+    # requests in leases
 
     async def kick(self, partition: int, *, prohibit: Sequence[str] = (), reason: str = "") -> str | None:
-        """Make its owner hand a partition over; then any worker that is allowed may take it, at once.
+        """Make the owner of a partition hand it over. Then any worker that is allowed may take it at once.
 
-        The owner itself too, unless it is in ``prohibit``. The row keeps who kicked, and when.
+        The former owner may take it too, unless it is in ``prohibit``. The lease keeps who kicked the owner, and when.
 
-        :returns: who owned it; None: nobody, and nothing was done.
+        :param prohibit: workers that must not serve the partition any more, see :meth:`prohibit`.
+        :returns: the owner. None: the partition had no owner, and nothing was done.
         """
         await self._checked([partition])
         leases = await self._leases()
@@ -219,21 +246,23 @@ class PartitionOperations:
             return lease.owner
         raise HubError(f"the lease row of partition {partition} kept changing: try again")
 
-    # looks
+    # reads
 
     async def owner(self, partition: int) -> Ownership:
-        """Who serves a partition, and whether it lives: proven by looking for at most 1.5 renewal intervals."""
+        """Return the owner of a partition, and whether it is alive. This takes at most 1.5 renewal intervals."""
         await self._checked([partition])
         observer = await self._observer()
         await observer.prove(partition)
         return observer.ownership(partition)
 
     async def stale(self, seconds: float) -> tuple[Stale, ...]:
-        """Partitions whose rows show no sign of life for ``seconds``, vanish or are missing: by looking twice.
+        """Return the partitions whose leases show no sign of life for ``seconds``, disappear in that time, or are
+        missing.
 
-        What is offline is not meant to live.
+        The leases are read twice. Offline partitions are left out.
 
-        :raises InputError: for what is no time, or is too short to tell: a live owner need not renew within it.
+        :param seconds: time between the two reads.
+        :raises InputError: ``seconds`` is not a time, or is so short that a live owner need not renew within it.
         """
         if not 0 <= seconds < math.inf:
             raise InputError(f"give the seconds between the two reads, not {seconds:g}")
@@ -254,15 +283,17 @@ class PartitionOperations:
             if now is None:
                 found.append(Stale(partition=number, owner=lease.owner if lease else None, deleted=True))
             elif lease is None:
-                continue  # made meanwhile: somebody is at it
+                continue  # the lease was created between the two reads
             elif not newer(now.life, lease.life) and not observer.ownership(number).offline:
                 found.append(Stale(partition=number, owner=now.owner))
         return tuple(found)
 
     async def check(self, *, floor: int = 1) -> Findings:
-        """Everything that a monitor should know. :param floor: live workers that there should be; drained ones are not.
+        """Return everything that a monitor should know.
 
-        Takes some seconds: whether a worker lives, and renews its leases, is proven by its rows changing.
+        This takes some seconds, because a worker or an owner is alive only if its rows change.
+
+        :param floor: how many live workers there should be that may serve partitions. Drained workers do not count.
         """
         observer = await self._observer()
         members = Members(self._store, self._names, clock=self._clock)
@@ -305,7 +336,10 @@ class PartitionOperations:
 
 
 def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
-    """:raises InputError: for a name that no worker can have."""
+    """Return the names of workers.
+
+    :raises InputError: no worker can have such a name.
+    """
     for node in nodes:
         if not node.strip() or node == "@":
             raise InputError("give a worker: name@host, name, @host, or name@host/incarnation")
@@ -315,5 +349,5 @@ def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
 def _user() -> str:
     try:
         return getuser()
-    except (KeyError, OSError):  # a process of a user without a name
+    except (KeyError, OSError):  # the user of this process has no name
         return "somebody"

@@ -1,7 +1,7 @@
-"""What administrators have ordered: rows of ``{Hub}Controls``, read by every worker at each scan.
+"""The orders of administrators: rows of ``{Hub}Controls``, which each worker reads at each scan.
 
-An order is a row of its own, so it survives every renewal, is seen with who gave it and when, and stays in force until
-somebody lifts it. Owns the rows and what they mean; never carries anything out.
+An order has a row of its own. So renewals do not overwrite it, people see who gave it and when, and it stays in force
+until an administrator lifts it. This module reads and writes the rows and says what they mean. It carries nothing out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _KINDS = {kind.value: kind for kind in ControlKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """Controls, worked out for the workers that are there.
+    """What the orders mean for the workers that are there.
 
-    :param caps: by worker. :param drained: workers that may hold nothing.
+    :param rules: the orders about partitions.
+    :param caps: for each worker, the most partitions that it may have.
+    :param drained: full names of workers that may have no partition.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -42,9 +44,12 @@ class Orders:
 
 
 def names(node: str, worker: str) -> bool:
-    """Whether a worker ``name@host/incarnation`` is one of those that an administrator calls ``node``.
+    """Return whether a worker is one of those that an administrator means by ``node``.
 
-    ``name@host/incarnation``, ``name@host``, ``name``, or ``@host`` for all on a host; case does not count.
+    ``node`` is ``name@host/incarnation``, ``name@host``, ``name``, or ``@host`` for all workers of a host. Upper and
+    lower case are the same.
+
+    :param worker: full name of the worker: ``name@host/incarnation``.
     """
     wanted, full = node.casefold(), worker.casefold()
     instance = full.rpartition("/")[0] or full
@@ -53,7 +58,10 @@ def names(node: str, worker: str) -> bool:
 
 
 def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
-    """What the controls mean to these workers. Of several caps for a worker the lowest counts."""
+    """Return what the orders mean for these workers. If a worker has several caps, the lowest one counts.
+
+    :param workers: full names of the workers.
+    """
     offline: set[int] = set()
     barred: dict[int, set[str]] = defaultdict(set)
     caps: dict[str, int] = {}
@@ -73,7 +81,8 @@ def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
             case Control(kind=ControlKind.DRAIN, node=str()):
                 drained.update(meant)
             case _:
-                continue  # of a newer version, or damaged: shown by `check`, never obeyed
+                # an order of a newer version or a damaged one has no effect; `taskhub partitions check` shows it
+                continue
     rules = Rules(
         offline=frozenset(offline),
         barred={partition: frozenset(workers) for partition, workers in barred.items()},
@@ -83,19 +92,19 @@ def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
 
 
 class Controls:
-    """The rows."""
+    """Read and write the rows of orders."""
 
     def __init__(self, store: Store, hub: HubNames) -> None:
         self._store = store
         self._table = hub.controls
 
     async def read(self) -> tuple[Control, ...]:
-        """All controls in force."""
+        """Read all orders in force."""
         mine = Compare("PartitionKey", "eq", _KEY)
         return tuple([_decoded(entity) async for entity in self._store.rows(self._table, mine)])
 
     async def put(self, control: Control) -> None:
-        """Order something; the same order again only changes who gave it and when."""
+        """Write an order. If the same order exists, only its author, time and reason change."""
         columns: dict[str, Property | None] = {
             "Kind": control.kind,
             "Partition": control.partition,
@@ -110,7 +119,7 @@ class Controls:
         await self._store.execute(Transact(table=self._table, rows=(row,)))
 
     async def lift(self, control: Control) -> bool:
-        """Take an order back. Whether it was in force."""
+        """Delete an order. Return whether it was in force."""
         entity = Entity(partition_key=_KEY, row_key=_row_key(control))
         row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag="*")
         try:

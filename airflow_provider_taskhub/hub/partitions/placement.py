@@ -1,11 +1,11 @@
-"""Which worker should serve a partition, by what the partition's instances need.
+"""Which worker should serve a partition, by what the instances of the partition need.
 
-It matters only where the apps of workers differ. The owner of a partition publishes in its member row which
-orchestrators ran there lately, and which ones messages wait for that it does not have. All workers draw the same
-conclusion from it (:func:`unfit`), and one that is fit asks for the partition as it asks for any other. A worker that
-has everything gets the partition and keeps it. Where no worker has everything, workers take turns: each serves the
-partition for at least a dwell time, then it goes to a worker that can run what has waited longest. Pure: no I/O, no
-clock.
+This matters only if workers have different apps. The owner of a partition publishes in its member row which
+orchestrators ran there in the last minute, and which missing orchestrators messages wait for. All workers draw the same
+conclusion from this (:func:`unfit`). A worker that is fit asks for the partition as it asks for any other. A worker
+that has every needed orchestrator gets the partition and keeps it. If no worker has all of them, workers take turns:
+each serves the partition for at least a minimum time. Then the partition goes to a worker that can run what has waited
+longest. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from airflow_provider_taskhub.hub.partitions.capabilities import can_run
 from airflow_provider_taskhub.storage.primitives import Property
 
 RECENT = 60.0
-"""Seconds for which a partition stays with a worker that can run what was needed there."""
+"""Seconds for which a partition counts as needing what it was taken for."""
 LEAST_DWELL = 5.0
-"""Seconds that a partition stays with a worker at least, where no worker has everything."""
+"""The minimum time, in seconds, that a partition stays with a worker if no worker has every needed orchestrator."""
 DWELL_SCANS = 3
-"""The same in scans: a handover takes about as many."""
+"""The same minimum time, in scans: a handover takes about as long. The longer of the two counts."""
 MOST = 50
-"""Needs of one partition that a worker publishes at most."""
+"""The most needs of one partition that a worker publishes."""
 _LONGEST = 30_000
-"""Characters of what a worker publishes; Azure's limit for a column is 32,768."""
+"""The most characters that a worker publishes. Azure's limit for a column is 32,768."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the instances of a partition need, as its owner publishes it.
 
-    :param runs: what ran there lately, or what the owner took the partition for. :param lacks: what messages wait for
-        and the owner does not have; the longest waiting first.
-    :param ripe: the owner has had its turn: the partition may go although it runs something there.
+    :param runs: what ran there lately, and what the owner took the partition for.
+    :param lacks: what messages wait for and the owner does not have. The one that has waited longest is first.
+    :param ripe: True if the owner has served the partition for the minimum time, so that the partition may go although
+        something runs there.
     """
 
     runs: tuple[Need, ...] = ()
@@ -46,9 +47,10 @@ class Wanted:
 
 
 def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
-    """The members that should not serve a partition, because others can run what is needed there.
+    """Return the members that should not serve a partition, because others can run what is needed there.
 
-    :param members: all that could take it. :returns: never all of them.
+    :param members: all members that could take the partition.
+    :returns: the full names, never those of all members.
     """
 
     def having(needs: Iterable[Need]) -> frozenset[str]:
@@ -75,14 +77,21 @@ class Placement:
         self._taken: dict[int, tuple[float, tuple[Need, ...]]] = {}
 
     def ask(self, partition: int, wanted: Wanted | None) -> None:
-        """Remember that this worker asks for a partition. :param wanted: what its owner publishes; None: nothing."""
+        """Remember that this worker asks for a partition.
+
+        :param wanted: what the owner publishes about the partition. None: nothing.
+        """
         if wanted is None:
             self._asked.pop(partition, None)
         else:
             self._asked[partition] = wanted
 
     def take(self, partition: int, now: float) -> None:
-        """Remember that this worker has taken a partition: what was needed there is needed until it has looked."""
+        """Remember that this worker has taken a partition. What the former owner published as needed stays needed for a
+        while.
+
+        :param now: monotonic time.
+        """
         wanted = self._asked.pop(partition, None)
         self._taken[partition] = now, (*wanted.runs, *wanted.lacks) if wanted else ()
 
@@ -94,9 +103,14 @@ class Placement:
         live: Iterable[Member],
         now: float,
     ) -> dict[int, Wanted]:
-        """What to publish about the partitions held: nothing while all apps are the same and every message can run.
+        """Return what to publish about the partitions of this worker. Empty if all apps are the same and no message
+        waits.
 
-        :param live: the other workers, as last seen. :param now: a monotonic second.
+        :param held: numbers of the partitions.
+        :param services: the state of the partitions.
+        :param me: the member row of this worker.
+        :param live: the other workers, as last read.
+        :param now: monotonic time.
         """
         differ = any(_differs(me, other) for other in live)
         said: dict[int, Wanted] = {}
@@ -125,7 +139,7 @@ def _differs(me: Member, other: Member) -> bool:
 
 
 def encode_wanted(said: Mapping[int, Wanted]) -> str:
-    """One text for all partitions, each need written once; "" if there is nothing. What does not fit is left out."""
+    """Return the needs of all partitions as one text, or "" if there is nothing. Needs that do not fit are left out."""
     for with_runs in (True, False):
         needs: dict[Need, int] = {}
         partitions: dict[str, object] = {}
@@ -142,7 +156,7 @@ def encode_wanted(said: Mapping[int, Wanted]) -> str:
 
 
 def decode_wanted(value: Property | None) -> dict[int, Wanted]:
-    """Read the column; empty when it is missing or damaged."""
+    """Read the column. The result is empty if the column is missing or damaged."""
     said: dict[int, Wanted] = {}
     with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         if isinstance(value, str) and value:

@@ -1,7 +1,8 @@
-"""Finding the worker that serves an instance, for whoever must speak to that worker and not to its queue.
+"""Find the worker that serves an instance, for a caller that must speak to the worker directly.
 
-Messages need none of this: an instance's queue never changes. A map of owners is read once and believed until a worker
-answers that it is not the owner; then that one entry is read again. Takes nobody's word for an owner but the lease's.
+Messages do not need this, because the queue of an instance never changes. A map of owners is read once and used until a
+worker answers that it is not the owner. Then the entry of this partition is read again. Only the lease says which
+worker is the owner.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from airflow_provider_taskhub.retries import Retries, retry
 T = TypeVar("T")
 
 _MOVING = Retries(after=(LeaseLost,), first=0.1, longest=2.0)
-"""Looks at an entry of the map that is still wrong, or empty."""
+"""How often an entry of the map is read again if its owner is wrong or missing."""
 
 
 class Routes:
-    """Who serves what, as far as this reader knows. Belongs to one event loop.
+    """The map of owners as one reader knows it. It belongs to one event loop.
 
-    Answers tell live owners from silent ones as far as ``observer`` has proven it: after one reading an owner is
-    unproven.
+    After a single read the observer cannot say whether an owner is alive; its state is then unproven.
 
-    :param observer: of this reader.
+    :param observer: the observer of this reader.
     """
 
     def __init__(self, observer: LeaseObserver, names: HubNames, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -40,19 +40,19 @@ class Routes:
         self._clock = clock
 
     async def map(self) -> Mapping[int, Ownership]:
-        """Who serves every partition; read now."""
+        """Read the owners of all partitions now."""
         await self._observer.refresh()
         return {number: self._observer.ownership(number) for number in range(self._observer.partitions)}
 
     async def owner(self, instance_id: str) -> Ownership:
-        """Who serves an instance, as last read."""
+        """Return the owner of an instance as last read."""
         partition = self._partition(instance_id)
         if partition not in self._observer.leases:
             await self._observer.refresh()
         return self._observer.ownership(partition)
 
     async def refresh(self, instance_id: str) -> Ownership:
-        """As :meth:`owner`, with this one entry read now."""
+        """Read the owner of an instance now."""
         partition = self._partition(instance_id)
         await self._observer.refresh_one(partition)
         return self._observer.ownership(partition)
@@ -63,18 +63,20 @@ class Routes:
     async def call(
         self, instance_id: str, ask: Callable[[str], Awaitable[T]], *, timeout: timedelta = timedelta(minutes=1)
     ) -> T:
-        """What ``ask`` gets from the owner of an instance.
+        """Call ``ask`` with the owner of an instance, and return its result.
 
-        :param ask: given a worker's full name; raises ``LeaseLost`` for the answer "I am not the owner".
-        :param timeout: a handover, and a take-over from who has died, must fit in it.
-        :raises HubError: when no owner was found in that time. What else ``ask`` raises goes through.
+        :param ask: called with the full name of a worker. It must raise ``LeaseLost`` if the worker answers that it is
+            not the owner. Its other errors go to the caller.
+        :param timeout: how long to look for the owner. It must be longer than a handover, and than taking over from a
+            dead worker.
+        :raises HubError: no owner was found in that time.
         """
         owner = (await self.owner(instance_id)).owner
         if owner is not None:
             with suppress(LeaseLost):
                 return await ask(owner)
 
-        async def ask_anew() -> T:  # at once: most likely the partition has moved since the map was read
+        async def ask_anew() -> T:  # first without a pause: most likely the partition has moved since the map was read
             nonlocal owner
             owner = (await self.refresh(instance_id)).owner
             if owner is None:
