@@ -135,7 +135,7 @@ def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules
     return BalancePlan(
         take=tuple(row.partition for row in wanted if row.free),
         ask=tuple(row.partition for row in wanted if not row.free),
-        shed=tuple(row.partition for row in mine if not rules.allow(row.partition, me) or seating.homeless(row)),
+        shed=tuple(row.partition for row in mine if not rules.allow(row.partition, me) or seating.must_give_up(row)),
     )
 
 
@@ -196,18 +196,18 @@ class _Seating:
                 _load(row, unknown=inf),
             ),
         )
-        self._deal(targets, needy)
+        self._assign(targets, needy)
         if any(rules.barred.values()) or any(rules.unfit.values()):
-            self._level()
-        if self._settled():
-            self._ease()
+            self._move_along_chains()
+        if self._nothing_moves():
+            self._exchange_for_load()
 
     def room(self, member: str) -> int:
         """Return how many more partitions a member may have. Negative if it is above its cap."""
         cap = self._members[member].cap
         return len(self._rows) if cap is None else cap - self._counts[member]
 
-    def homeless(self, row: Row) -> bool:
+    def must_give_up(self, row: Row) -> bool:
         """Return whether the owner must give up a partition although no other member has room for it: a cap was
         lowered.
         """
@@ -230,7 +230,7 @@ class _Seating:
             self._counts[member] += 1
         self.of[partition] = member
 
-    def _deal(self, targets: Mapping[str, int], below: Collection[str]) -> None:
+    def _assign(self, targets: Mapping[str, int], below: Collection[str]) -> None:
         """Assign partitions to members below their shares: free ones first, then those of workers that leave, then
         those of members above their shares.
         """
@@ -249,7 +249,7 @@ class _Seating:
                     break
             else:
                 if holder is None or self.room(holder) < 0:
-                    self._move(row.partition, self._anybody(row.partition))
+                    self._move(row.partition, self._emptiest(row.partition))
 
     def _may(self, partition: int, member: str) -> bool:
         """Return whether a member should serve a partition and can take it now.
@@ -259,7 +259,7 @@ class _Seating:
         barred = self._rows[partition].silent and self._members[member].newcomer
         return not barred and self._rules.suits(partition, member)
 
-    def _anybody(self, partition: int) -> str | None:
+    def _emptiest(self, partition: int) -> str | None:
         """Return the member with the fewest partitions that may serve this one and has room. None: there is none."""
         fit = [member for member in self._members if self._may(partition, member) and self.room(member) > 0]
         return min(fit, key=lambda member: (self._fill(member), member), default=None)
@@ -273,7 +273,7 @@ class _Seating:
 
     # orders and unfit members: a partition may have to move by way of a third member
 
-    def _level(self) -> None:
+    def _move_along_chains(self) -> None:
         """Move partitions along chains until no chain makes two members more equal. Then no allowed assignment is
         fairer.
         """
@@ -312,9 +312,9 @@ class _Seating:
                 queue.append(other)
         return None
 
-    # loads
+    # balancing by load
 
-    def _settled(self) -> bool:
+    def _nothing_moves(self) -> bool:
         """Return whether no partition is moving and all loads are known. Only then are loads balanced.
 
         The new owner of a partition measures almost no load at first. This must not cause more moves.
@@ -324,7 +324,7 @@ class _Seating:
             for number, row in self._rows.items()
         )
 
-    def _ease(self) -> None:
+    def _exchange_for_load(self) -> None:
         """Exchange one partition between the members with the most and the least load, if it at least halves the
         difference.
 
@@ -336,7 +336,7 @@ class _Seating:
         holdings: dict[str, list[Row]] = defaultdict(list)
         for row in self.pool:
             member = self.of[row.partition]
-            assert member is not None  # settled
+            assert member is not None  # _nothing_moves() has checked this
             holdings[member].append(row)
             loads[member] += _load(row) / self._members[member].weight
         hot = max(loads, key=lambda member: (loads[member], member))

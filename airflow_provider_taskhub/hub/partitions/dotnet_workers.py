@@ -13,7 +13,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.partitions.lease import Lease
 
 
-def is_theirs(lease: Lease) -> bool:
+def owned_by_dotnet(lease: Lease) -> bool:
     """Return whether a lease has an owner that is a .NET worker, alive or dead."""
     return lease.owner is not None and lease.renewals is None
 
@@ -24,7 +24,7 @@ def served_by_taskhub(leases: Iterable[Lease], members: Collection[object]) -> b
     :param members: the workers that have a member row. .NET workers have none.
     """
     owned = [lease for lease in leases if lease.owner is not None]
-    return not any(map(is_theirs, owned)) and (bool(owned) or bool(members))
+    return not any(map(owned_by_dotnet, owned)) and (bool(owned) or bool(members))
 
 
 class DotnetWorkers:
@@ -33,7 +33,7 @@ class DotnetWorkers:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str | None, Timestamp | None]] = {}
 
-    def look(self, leases: Iterable[Lease]) -> str | None:
+    def find_renewal(self, leases: Iterable[Lease]) -> str | None:
         """Return a .NET worker that has renewed a lease since the last call. None: there is none.
 
         The renewal time is compared and not the ETag, because a worker that asks a dead owner for its partition changes
@@ -41,7 +41,7 @@ class DotnetWorkers:
         """
         found = None
         for lease in leases:
-            if not is_theirs(lease):
+            if not owned_by_dotnet(lease):
                 self._seen.pop(lease.queue, None)
                 continue
             sign = lease.owner, lease.last_renewal

@@ -161,7 +161,7 @@ class HeldPartitions:
         self.changed.set()
         return tenure
 
-    # --- ages -----------------------------------------------------------------------------------------------------
+    # --- the age of leases -----------------------------------------------------------------------------------------------------
 
     def expire(self) -> float:
         """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
@@ -247,7 +247,7 @@ class HeldPartitions:
         self._pause = min(2 * self._pause, _LONGEST * self._stuck) if again else self._stuck
         self._paused_until = now + self._pause
 
-    # --- what others have done to a row -----------------------------------------------------------------------------
+    # --- changes of a lease by other workers -----------------------------------------------------------------------------
 
     async def _reread(self, held: HeldPartition) -> None:
         """Read a lease that was changed: another worker asks for the partition or has taken it, or an answer was lost.
@@ -341,7 +341,7 @@ class HeldPartitions:
         async with held.lock:
             await self._leases.write(held.tenure.lease.given_up(reason))
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end of a tenure ----------------------------------------------------------------------------------------------------
 
     def lose(self, held: HeldPartition, reason: str) -> None:
         """End a tenure and tell the host, once. May be called from any thread."""

@@ -25,7 +25,7 @@ EPOCH = "TaskHubEpoch"
 """A column that only TaskHub has. A .NET worker that replaces the row removes it. Then only a number for display is
 lost."""
 RENEWALS = "TaskHubRenewals"
-"""A column that counts the writes of the owner. It tells renewals from the requests of other workers, which prove
+"""A column that counts the writes of the owner. It distinguishes renewals from the requests of other workers, which prove
 nothing about the owner."""
 LOAD = "TaskHubLoad"
 POLLED = "TaskHubPolled"
@@ -107,7 +107,7 @@ class Lease:
             return self.etag, 0
         return f"{self.owner or ''}/{self.epoch}", self.renewals
 
-    # what its actors write
+    # what owners, other workers and administrators write
 
     def claimed(self, me: str, now: Timestamp, take: timedelta) -> Lease:
         """Return the lease as ``me`` writes it to take the partition.
@@ -296,7 +296,7 @@ class Sightings:
             del self._seen[key]
 
 
-def standing(
+def balance_row(
     lease: Lease,
     *,
     me: str,

@@ -84,7 +84,7 @@ def decode_signs(value: Property | None) -> dict[int, Sign]:
     return signs
 
 
-PUNCTUAL = 0.4
+MAX_LATENESS = 0.4
 """If an advertisement is this many seconds late, the leases of its worker are read.
 
 A worker may die after it has sent a renewal and before it has advertised it. Then the lease is newer than the
@@ -154,7 +154,7 @@ class LeaseMap:
     def _by_sign(self, known: Lease, owner: Advertisement, now: float) -> Lease | None:
         """Return a lease, updated by its owner's advertisement. None: the lease must be read."""
         sign = owner.signs.get(known.partition)
-        if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -PUNCTUAL:
+        if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -MAX_LATENESS:
             return None
         updated = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
         return updated if self._sightings.note(updated.queue, updated.life, now) < self._patience else None

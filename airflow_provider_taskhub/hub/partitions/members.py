@@ -31,7 +31,7 @@ _PART = 60_000
 _MAX_PARTS = 12
 """The most columns of names. Together they have 720,000 compressed bytes, within Azure's limit of 1 MiB for a row."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
-FORGET = 2
+DELETE_AFTER = 2
 """A reader deletes a row that was silent for this many take times of its worker. Otherwise a new worker, which cannot
 know that the row is silent, would count it. A worker that was only paused writes its row again."""
 PATIENCE = 1.5
@@ -99,7 +99,7 @@ class Members:
         :data:`UNWATCHED` seconds. Watchers run no work, so no other method of this class returns them."""
         self._unwatched: float | None = None
 
-    # a worker's own row
+    # methods by which a worker writes its own row
 
     async def announce(self, member: Member) -> None:
         """Write the row of a worker.
@@ -145,7 +145,7 @@ class Members:
         """Delete the row of a worker. It is no error if the row does not exist."""
         await self._delete(_key(worker), "*")
 
-    # readers
+    # methods for readers of the table
 
     async def watch(self) -> Roster:
         """Read the members. A member counts as alive until its row was silent for the take time of this member."""
@@ -154,7 +154,7 @@ class Members:
         self._sightings.keep([listing.key for listing in listings])
         silence = {item.key: self._sightings.note(item.key, (item.etag, 0), now) for item in listings}
         for item in listings:
-            if silence[item.key] > FORGET * item.take:
+            if silence[item.key] > DELETE_AFTER * item.take:
                 await self._delete(item.key, item.etag)
         self._known = {item.key: self._known.get(item.key, now) for item in listings}
         watching = [item.member for item in listings if _watches(item.member) and silence[item.key] < item.take]
@@ -205,7 +205,7 @@ class Members:
         workers = {key: item.member for key, item in latest.items() if not _watches(item.member)}
         return tuple(replace(member, alive=key in alive) for key, member in workers.items())
 
-    # rows
+    # reading and writing rows of the table
 
     async def _read(self) -> list[_Listing]:
         return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]

@@ -124,7 +124,7 @@ class PartitionOperations:
         info = await read_hub(self._store, self._names)
         await create_hub(self._store, self._names, info.partitions, clock=self._clock)
 
-    # orders
+    # orders of administrators
 
     async def controls(self) -> tuple[Control, ...]:
         """Return all orders in force, with their author, time and reason."""
@@ -246,7 +246,7 @@ class PartitionOperations:
             return lease.owner
         raise HubError(f"the lease row of partition {partition} kept changing: try again")
 
-    # reads
+    # reading the state of partitions
 
     async def owner(self, partition: int) -> Ownership:
         """Return the owner of a partition, and whether it is alive. This takes at most 1.5 renewal intervals."""

@@ -1,9 +1,9 @@
 """The loops by which a worker owns partitions: start, renew, scan, watch the age of leases, and stop.
 
 :class:`PartitionOwner` runs on the event loop of its caller, which may be that of a simulation.
-    ``owner_thread.OwnerThread`` runs it on a thread of its own. ``held_partitions`` renews and hands over what the
-    worker owns, and ``scan`` reads the leases and takes partitions. This module decides when they do it. No error of
-    the store ends a loop.
+``owner_thread.OwnerThread`` runs it on a thread of its own. ``held_partitions`` renews and hands over what the worker
+owns, and ``scan`` reads the leases and takes partitions. This module decides when they do it. No error of the store
+ends a loop.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class PartitionOwner:
         assert self._scanner is not None
         return self._scanner
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Prepare to take partitions: check the hub, take the app lease, and write this worker's member row.
@@ -235,12 +235,12 @@ class PartitionOwner:
 
     async def _leave(self) -> None:
         """Drain and release all partitions, so that other workers take them at their next scan."""
-        await self._quietly(self._members.renew(self._member, leaving=True))
+        await self._best_effort(self._members.renew(self._member, leaving=True))
         drains = self._holds.shed_all("the worker stops", self._stop_limit)
         if drains:
             await asyncio.wait(drains)
-        await self._quietly(self._release_app())
-        await self._quietly(self._members.withdraw(self._me))
+        await self._best_effort(self._release_app())
+        await self._best_effort(self._members.withdraw(self._me))
 
     async def _release_app(self) -> None:
         """Release the app lease if no other worker of the app is live: all workers of an app hold it together."""
@@ -248,7 +248,7 @@ class PartitionOwner:
         if all(member.worker == self._me for member in roster.live):
             await self._app.release()
 
-    async def _quietly(self, call: Awaitable[None]) -> None:
+    async def _best_effort(self, call: Awaitable[None]) -> None:
         """Make a storage call of a stop. Ignore its failure: other workers then only wait longer."""
         with suppress(StorageError, TimeoutError):
             async with asyncio.timeout(max(1.0, self._deadline)):
@@ -274,7 +274,7 @@ class PartitionOwner:
     async def _attempt(self, event: str, call: Callable[[], Awaitable[None]]) -> bool:
         return await attempt(event, call, self._deadline, self._outages)
 
-    # --- renewals: at their own pace --------------------------------------------------------------------------------
+    # --- renewals: each with its own interval --------------------------------------------------------------------------------
 
     async def _renewing(self) -> None:
         retry = min(self._renew_every, self._deadline / 2)

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.supervision import Supervisor
 
 log = structlog.get_logger("taskhub.partitions")
 
-_COURTESY = 15.0
+_STOP_RESERVE = 15.0
 """Seconds that a stop may take for its last storage calls, in addition to its timeout."""
 
 
@@ -127,18 +127,18 @@ class OwnerThread:
                 self._loop.call_soon_threadsafe(self._owner.hurry)
 
     async def stop(self, timeout: timedelta) -> None:
-        """Hand over all partitions within ``timeout`` plus :data:`_COURTESY`. Return then, even if the thread still
+        """Hand over all partitions within ``timeout`` plus :data:`_STOP_RESERVE`. Return then, even if the thread still
         runs.
         """
         if self._owner is None or self._loop is None or self._ended.done():
             return
         with suppress(RuntimeError, TimeoutError):  # a closed loop has nothing to stop
             stopped = asyncio.run_coroutine_threadsafe(self._owner.stop(timeout), self._loop)
-            async with asyncio.timeout(timeout.total_seconds() + _COURTESY):
+            async with asyncio.timeout(timeout.total_seconds() + _STOP_RESERVE):
                 await asyncio.wrap_future(stopped)
                 await asyncio.wrap_future(self._ended)
         if not self._ended.done():
-            log.error("partitions_not_stopped", seconds=timeout.total_seconds() + _COURTESY)
+            log.error("partitions_not_stopped", seconds=timeout.total_seconds() + _STOP_RESERVE)
 
     def _work(self) -> None:
         try:

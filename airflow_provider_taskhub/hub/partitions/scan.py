@@ -20,12 +20,12 @@ from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, Storag
 from airflow_provider_taskhub.hub.model import Member
 from airflow_provider_taskhub.hub.partitions.balance import BalancePlan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.differences import Differences
-from airflow_provider_taskhub.hub.partitions.dotnet_workers import DotnetWorkers, is_theirs
+from airflow_provider_taskhub.hub.partitions.dotnet_workers import DotnetWorkers, owned_by_dotnet
 from airflow_provider_taskhub.hub.partitions.held_partitions import HeldPartitions
 from airflow_provider_taskhub.hub.partitions.hosting import ScanningWorker
-from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, standing
+from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, balance_row
 from airflow_provider_taskhub.hub.partitions.lease_stores import Leases
-from airflow_provider_taskhub.hub.partitions.liveness import PUNCTUAL, LeaseMap
+from airflow_provider_taskhub.hub.partitions.liveness import MAX_LATENESS, LeaseMap
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster, participants
 from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.orders import Controls, Orders, orders
@@ -112,7 +112,7 @@ class Scanner:
         self._sightings = Sightings()
         self._dotnet_workers = DotnetWorkers()
         # if scans are rarer than renewals, a member row read by a scan is too old to prove anything
-        self._patience = times.renew.total_seconds() + PUNCTUAL if times.scan <= times.renew else 0.0
+        self._patience = times.renew.total_seconds() + MAX_LATENESS if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
         self._due = float("inf")
         self._waiting_since: float | None = None
@@ -158,13 +158,13 @@ class Scanner:
         ):
             owners = {lease.owner for lease in advertised if lease.owner} - {self._me}
             # the next scan comes a little after the expected time, so that it does not come too early
-            late = [roster.advertised[owner].due + PUNCTUAL for owner in owners]
+            late = [roster.advertised[owner].due + MAX_LATENESS for owner in owners]
             # an old advertisement that arrived late is no sign of life either
             late += [self._patience - seen.silence[lease.partition] for lease in advertised if lease.owner in owners]
             self._due = min([self._due, *(left + 0.1 for left in late)])
             return  # nothing has changed and the plan is empty, so no lease needs to be read
         leases = [lease for lease in await self._leases.scan() if lease.partition < self._partitions]
-        if (dotnet_owner := self._dotnet_workers.look(leases)) is not None:
+        if (dotnet_owner := self._dotnet_workers.find_renewal(leases)) is not None:
             raise HubError(
                 f"the hub is served by {dotnet_owner!r}, which renews partitions as DurableTask for .NET does: "
                 "the workers of a hub are all TaskHub's or all .NET. Stop the .NET app and start this worker again, or "
@@ -234,7 +234,7 @@ class Scanner:
             successors[_name(self._me)] = self._me
         shared = {_host(worker) for worker in self._workers(seen.roster)} == {_host(self._me)}
         rows = [
-            standing(
+            balance_row(
                 lease,
                 me=self._me,
                 held=lease.partition in self._holding,
@@ -332,7 +332,7 @@ class Scanner:
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
         # a .NET owner is not asked: a dead owner does not answer, and beside a live owner this worker does not start
-        asks = [self._ask(by_number[number]) for number in decided.ask if not is_theirs(by_number[number])]
+        asks = [self._ask(by_number[number]) for number in decided.ask if not owned_by_dotnet(by_number[number])]
         await self._write([*claims, *asks])
         if decided.ask:
             # the member row is written at once, so that the owners see the request at their next scan

@@ -91,7 +91,7 @@ class LeaseTenure:
         if first:
             self._on_drained()
 
-    # for the owner
+    # methods for the loops that own partitions
 
     def renewed(self, lease: Lease, sent: float) -> None:
         """Note that the store confirmed a renewal. A tenure that has ended stays ended.

@@ -10,7 +10,7 @@ from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 LOAD_SPAN = 60.0
 """Seconds over which the load of a partition is smoothed."""
-LONGEST_BREATHER = 0.25
+LONGEST_BATCHING_DELAY = 0.25
 """The longest pause, in seconds, that a reader makes to receive more messages together."""
 FIRST_POLL = 0.05
 """Seconds between the first empty receive and the next receive."""
@@ -38,7 +38,7 @@ def batching_delay(took: float) -> float:
 
     :param took: seconds that this receive took.
     """
-    return min(LONGEST_BREATHER, 2 * took)
+    return min(LONGEST_BATCHING_DELAY, 2 * took)
 
 
 @dataclass(slots=True)

@@ -261,7 +261,7 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
         with suppress(Conflict, NotFound):
             marked.append((other, await _mark(store, names, other)))
     for one, etag in sorted(marked, key=lambda pair: pair[0].inserted):
-        text, payload = await _afresh(store, names, one)
+        text, payload = await _as_new(store, names, one)
         steps = (
             Step(name="payloads", operations=() if payload is None else (payload,)),
             Step(name="again", operations=(PutMessage(queue=one.queue, text=text),)),
@@ -312,7 +312,7 @@ def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") ->
     return Step(name="row", operations=(gone,)), Step(name="body", operations=blobs)
 
 
-async def _afresh(store: Store, names: HubNames, item: Quarantined) -> tuple[str, PutBlob | None]:
+async def _as_new(store: Store, names: HubNames, item: Quarantined) -> tuple[str, PutBlob | None]:
     """Return the text with which a message is put back, and the blob that must be written first.
 
     The counts are reset. The new message gets the same id each time it is put back, so that a copy is recognised. A

@@ -35,11 +35,11 @@ from airflow_provider_taskhub.telemetry import Outage
 
 log = structlog.get_logger(__name__)
 
-TURN = 0.5
+STARVED_AFTER = 0.5
 """Seconds without a receive, for want of room in the buffer, after which a queue counts as starved."""
 _RECEIVES = Retries(after=(StorageError,), first=1.0, factor=1.0)
 """The reader pauses after an error of the store: 1 s, or as long as the store asks for."""
-AGAIN = timedelta(seconds=1)
+RETRY_DELAY = timedelta(seconds=1)
 """Delay before a message is delivered again if it could not be processed or could not be put into quarantine."""
 CONTROL_EVENTS = frozenset(HAPPENINGS)
 """Types of the events that a control queue carries: events for orchestrations."""
@@ -132,11 +132,11 @@ class Reader:
         self._count = quarantined
         self._renewer = VisibilityRenewer(store, clock, visibility)
         self._backoff = PollingBackoff(ceiling=max_polling.total_seconds())
-        self._draw = random.Random()  # jitter, not secrets
+        self._draw = random.Random()  # only for jitter, so the numbers may be predictable
         self._space = asyncio.Event()
         self._woken = False
-        self._nap: asyncio.Timeout | None = None
-        self._breath: asyncio.Timeout | None = None
+        self._wait_timeout: asyncio.Timeout | None = None
+        self._pause_timeout: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
         """Monotonic time at which the last answered receive was sent. Before the first receive: when the reader was
@@ -158,7 +158,7 @@ class Reader:
         queue is starved the worker must not do so. Otherwise its own new messages would always take the free room, and
         the messages in the queue would never be read.
         """
-        waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= TURN
+        waits = self._waiting is not None and self._clock.monotonic() - self._waiting >= STARVED_AFTER
         return waits and self._room() <= 0
 
     def adopt(self, held: Delivery) -> None:
@@ -200,8 +200,8 @@ class Reader:
         The reader goes on renewing the messages that it holds.
         """
         self.stopping = True
-        if self._breath is not None:
-            self._breath.reschedule(asyncio.get_running_loop().time())
+        if self._pause_timeout is not None:
+            self._pause_timeout.reschedule(asyncio.get_running_loop().time())
         self.wake()
         await self._stopped.wait()
 
@@ -235,7 +235,7 @@ class Reader:
         if await self._quarantine(item, held.deletion()):
             self.release([held])
         else:
-            await self.give_back([held], delay=AGAIN)
+            await self.give_back([held], delay=RETRY_DELAY)
 
     async def run(self) -> None:
         """Poll the queue until :attr:`stopping` is set. Renew the held messages until the task is cancelled.
@@ -291,23 +291,23 @@ class Reader:
             self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent
-        if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * TURN):
+        if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * STARVED_AFTER):
             self._waiting = None
         if not messages:
             await self._wait()
             return
         took = self._clock.monotonic() - sent
         if any(_WRAPPED in message.text for message in messages):  # blobs are read in parallel
-            outcomes = await asyncio.gather(*(self._taken(message, sent) for message in messages))
+            outcomes = await asyncio.gather(*(self._take_safely(message, sent) for message in messages))
         else:  # without blobs, a task for each message would cost as much as decoding it
-            outcomes = [await self._taken(message, sent) for message in messages]
+            outcomes = [await self._take_safely(message, sent) for message in messages]
         if any(outcome is None or self._runs(outcome) for outcome in outcomes):
             self._backoff.received()
         else:
             self._backoff.shift()
         for outcome in outcomes:
             if outcome is not None:
-                await self._hand_on(outcome)
+                await self._deliver_safely(outcome)
         if len(messages) < asked:  # the queue had no more messages
             await self._pause(batching_delay(took))
             await self._wait()
@@ -317,13 +317,13 @@ class Reader:
         if seconds <= 0 or self.stopping:
             return
         try:
-            async with asyncio.timeout(None) as self._breath:
+            async with asyncio.timeout(None) as self._pause_timeout:
                 await self._clock.sleep(seconds)
         except TimeoutError:
             if not self.stopping:
                 raise
         finally:
-            self._breath = None
+            self._pause_timeout = None
 
     async def _wait(self) -> None:
         """Wait until the back-off is over, the store announces a new message, or :meth:`wake` is called."""
@@ -331,7 +331,7 @@ class Reader:
         if self._woken:
             return
         try:
-            async with asyncio.timeout(None) as self._nap:
+            async with asyncio.timeout(None) as self._wait_timeout:
                 self.signalled = await self._store.arrival([self.queue], self._backoff.next(self._draw))
                 if self.signalled:
                     self._backoff.received()
@@ -339,18 +339,18 @@ class Reader:
             if not self._woken:
                 raise
         finally:
-            self._nap = None
+            self._wait_timeout = None
 
     def _wake(self) -> None:
         """End the running :meth:`_wait`. If none is running, the next one ends at once.
 
         Rejected: a second task that waits for an event. It needs six more turns of the event loop for each message.
         """
-        if not self._woken and self._nap is not None:
-            self._nap.reschedule(asyncio.get_running_loop().time())
+        if not self._woken and self._wait_timeout is not None:
+            self._wait_timeout.reschedule(asyncio.get_running_loop().time())
         self._woken = True
 
-    async def _taken(self, message: Message, sent: float) -> Delivery | None:
+    async def _take_safely(self, message: Message, sent: float) -> Delivery | None:
         """Call :meth:`_take`, and catch its errors, so that one bad message does not stop the other messages.
 
         The bad message is received again later, and goes to quarantine after too many deliveries.
@@ -365,13 +365,13 @@ class Reader:
                 await self._quarantine(item, deletion)
             return None
 
-    async def _hand_on(self, held: Delivery) -> None:
+    async def _deliver_safely(self, held: Delivery) -> None:
         """Deliver a message. If that fails, make the message receivable again."""
         try:
             self._deliver(held)
         except Exception:  # an error with one message must not stop the reader
             log.exception("message_defect", queue=self.queue, message_id=held.message_id)
-            await self.give_back([held], delay=AGAIN, failed=True)
+            await self.give_back([held], delay=RETRY_DELAY, failed=True)
 
     async def _take(self, message: Message, sent: float) -> Delivery | None:
         """Decode a received message and renew it from now on. None: there is nothing new to deliver."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.hub.partitions.balance import NO_RULES, BalancePlan, Row, Rules, Seat, plan, seats, shares
-from airflow_provider_taskhub.hub.partitions.lease import Lease, standing
+from airflow_provider_taskhub.hub.partitions.lease import Lease, balance_row
 
 Owners = list[str | None]
 Loads = Mapping[int, float]
@@ -208,7 +208,7 @@ def test_a_rolling_restart_moves_only_what_the_restarted_worker_had(
         for member in names(hosts):
             proven = member == restarted or data.draw(st.booleans())  # it runs on the same machine
             rows = [
-                standing(
+                balance_row(
                     Lease(queue=f"h-control-{partition:02}", owner=f"old {owner}" if owner == restarted else owner),
                     me=member,
                     held=owner == member != restarted,

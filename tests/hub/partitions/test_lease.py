@@ -20,9 +20,9 @@ from airflow_provider_taskhub.hub.partitions.lease import (
     RENEWALS,
     Lease,
     Sightings,
+    balance_row,
     decode_lease,
     encode_lease,
-    standing,
 )
 from airflow_provider_taskhub.storage.primitives import Blob, Entity, Int64, Property
 from airflow_provider_taskhub.virtual_time import START
@@ -215,7 +215,7 @@ def test_silence_is_counted_from_the_first_sight_of_an_etag() -> None:
 def seen(
     lease: Lease, *, me: str = "me", held: bool = False, unchanged: float = 0.0, dead: tuple[str, ...] = ()
 ) -> Row:
-    return standing(lease, me=me, held=held, unchanged=unchanged, take=30.0, patience=25.0, dead=dead)
+    return balance_row(lease, me=me, held=held, unchanged=unchanged, take=30.0, patience=25.0, dead=dead)
 
 
 @pytest.mark.rows("T26", "T27", "T28", "E18", "E23", "E24", "E59")

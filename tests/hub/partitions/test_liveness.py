@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskhub.hub.partitions.lease import NOBODY, Lease, Sightings
 from airflow_provider_taskhub.hub.partitions.liveness import (
-    PUNCTUAL,
+    MAX_LATENESS,
     Advertisement,
     LeaseMap,
     Sign,
@@ -26,7 +26,7 @@ LEASES = tuple(
 SERVING = {
     "me": Advertisement(),
     "a": Advertisement(signs={1: Sign(2, 11, 2.5)}, due=5.0),
-    "b": Advertisement(signs={2: Sign(3, 12)}, due=-PUNCTUAL + 0.1),
+    "b": Advertisement(signs={2: Sign(3, 12)}, due=-MAX_LATENESS + 0.1),
 }
 
 
@@ -108,7 +108,7 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         pytest.param(put("advertised", SERVING | {"a": Advertisement()}), id="its owner does not name it"),
         pytest.param(put("advertised", SERVING | {"c": Advertisement(moving=True)}), id="somebody hands over or waits"),
         pytest.param(
-            put("advertised", SERVING | {"a": said(Sign(2, 11), due=-PUNCTUAL)}), id="its owner's word is late"
+            put("advertised", SERVING | {"a": said(Sign(2, 11), due=-MAX_LATENESS)}), id="its owner's word is late"
         ),
         pytest.param(put("advertised", SERVING | {"a": said(Sign(2, 10))}), id="no new sign for too long"),
         pytest.param(put("advertised", SERVING | {"a": said(Sign(2, 9))}), id="an old sign only"),

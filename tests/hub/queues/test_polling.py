@@ -15,7 +15,12 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import EventRaised, OrchestrationInstance
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.model import HubNames, Member, WorkerIdentity
-from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL, LONGEST_BREATHER, PollingBackoff, batching_delay
+from airflow_provider_taskhub.hub.queues.pacing import (
+    FIRST_POLL,
+    LONGEST_BATCHING_DELAY,
+    PollingBackoff,
+    batching_delay,
+)
 from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, Reader
 from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.primitives import Message, PutMessage
@@ -328,7 +333,7 @@ def test_a_quick_store_is_asked_for_each_message_and_a_slow_one_for_many_at_once
 
 
 def test_a_stop_does_not_wait_for_a_breather() -> None:
-    assert [batching_delay(took) for took in (0.0, 0.01, 10.0)] == [0.0, 0.02, LONGEST_BREATHER]
+    assert [batching_delay(took) for took in (0.0, 0.01, 10.0)] == [0.0, 0.02, LONGEST_BATCHING_DELAY]
 
     async def scenario() -> float:
         clock = VirtualClock()
