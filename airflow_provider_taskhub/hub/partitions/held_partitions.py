@@ -161,7 +161,7 @@ class HeldPartitions:
         self.changed.set()
         return tenure
 
-    # --- the age of leases -----------------------------------------------------------------------------------------------------
+    # --- the age of leases -------------------------------------------------------------------------------------------
 
     def expire(self) -> float:
         """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
@@ -177,7 +177,7 @@ class HeldPartitions:
                 soonest = min(soonest, left)
         return max(0.01, soonest)
 
-    # --- renewals: in parallel, under a deadline --------------------------------------------------------------------
+    # --- renewals: in parallel, under a deadline ---------------------------------------------------------------------
 
     def attempts(self, services: Mapping[int, Service]) -> list[Coroutine[Any, Any, bool]]:
         """Return one attempt to renew for each partition. A partition whose renewal fails is kept until the give-up
@@ -247,7 +247,7 @@ class HeldPartitions:
         self._pause = min(2 * self._pause, _LONGEST * self._stuck) if again else self._stuck
         self._paused_until = now + self._pause
 
-    # --- changes of a lease by other workers -----------------------------------------------------------------------------
+    # --- changes of a lease by other workers -------------------------------------------------------------------------
 
     async def _reread(self, held: HeldPartition) -> None:
         """Read a lease that was changed: another worker asks for the partition or has taken it, or an answer was lost.
@@ -288,7 +288,7 @@ class HeldPartitions:
         elif lease.next_owner not in (None, self._me):
             self._begin_drain(held, f"handed over to {lease.next_owner}", DRAIN)
 
-    # --- handover ---------------------------------------------------------------------------------------------------
+    # --- handover ----------------------------------------------------------------------------------------------------
 
     def shed(self, partition: int, reason: str) -> None:
         """Drain a partition and release it, so that another worker can take it."""
@@ -341,7 +341,7 @@ class HeldPartitions:
         async with held.lock:
             await self._leases.write(held.tenure.lease.given_up(reason))
 
-    # --- the end of a tenure ----------------------------------------------------------------------------------------------------
+    # --- the end of a tenure -----------------------------------------------------------------------------------------
 
     def lose(self, held: HeldPartition, reason: str) -> None:
         """End a tenure and tell the host, once. May be called from any thread."""

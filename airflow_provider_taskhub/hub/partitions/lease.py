@@ -25,8 +25,8 @@ EPOCH = "TaskHubEpoch"
 """A column that only TaskHub has. A .NET worker that replaces the row removes it. Then only a number for display is
 lost."""
 RENEWALS = "TaskHubRenewals"
-"""A column that counts the writes of the owner. It distinguishes renewals from the requests of other workers, which prove
-nothing about the owner."""
+"""A column that counts the writes of the owner. The requests of other workers do not change it, because
+they prove nothing about the owner."""
 LOAD = "TaskHubLoad"
 POLLED = "TaskHubPolled"
 PREVIOUS = "TaskHubPrevious"

@@ -142,7 +142,7 @@ class PartitionOwner:
         assert self._scanner is not None
         return self._scanner
 
-    # --- start and stop -----------------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Prepare to take partitions: check the hub, take the app lease, and write this worker's member row.
@@ -259,7 +259,7 @@ class PartitionOwner:
         if self._holding is not None:
             self._holding.shed_all("another app holds the hub")
 
-    # --- the watchdog, the app lease ------------------------------------------------------------------------------
+    # --- the watchdog, the app lease ---------------------------------------------------------------------------------
 
     async def _watching(self) -> None:
         while True:
@@ -274,7 +274,7 @@ class PartitionOwner:
     async def _attempt(self, event: str, call: Callable[[], Awaitable[None]]) -> bool:
         return await attempt(event, call, self._deadline, self._outages)
 
-    # --- renewals: each with its own interval --------------------------------------------------------------------------------
+    # --- renewals: each with its own interval ------------------------------------------------------------------------
 
     async def _renewing(self) -> None:
         retry = min(self._renew_every, self._deadline / 2)
@@ -318,7 +318,7 @@ class PartitionOwner:
         except Exception:
             log.exception("member_unknown")
 
-    # --- scans ------------------------------------------------------------------------------------------------------
+    # --- scans -------------------------------------------------------------------------------------------------------
 
     async def _scanning(self) -> None:
         while not self._stopping.is_set():
