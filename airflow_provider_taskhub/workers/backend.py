@@ -1,7 +1,8 @@
-"""The backend of a worker: readers for the partitions it serves, sessions, the two dispatchers, and their lifetimes.
+"""The backend of a worker: the queue readers of its partitions, its sessions, its two dispatchers, and their lifetimes.
 
-It knows neither threads nor processes: leases come in as :class:`TenureListener` calls on this loop, and a
-:class:`Runner` runs user activities. So the simulation and ``testing.run`` run the same code as a worker process.
+The backend uses neither threads nor processes. News about leases arrives as calls of :class:`TenureListener` methods on
+its event loop, and a :class:`Runner` runs the activities. So the simulation and ``testing.run`` use the same code as a
+worker process.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from airflow_provider_taskhub.workers.peers import Peers
 log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 6
-"""How often idle sessions are looked for within one idle timeout."""
+"""Number of searches for idle sessions within one idle timeout."""
 SETTLING = 256
-"""Activities that have ended while their responses are still being written, at most."""
+"""Most activities that have ended and whose responses are still being written."""
 POLLS_MISSED = 3
-"""A partition counts as stuck after so many of the longest polling intervals without a poll."""
+"""A partition counts as stuck if its queue was not polled for this many times the longest polling interval."""
 STOP_PATIENCE = 60.0
-"""Seconds that a stopping worker waits until its messages are back in their queues."""
+"""Longest time that a stopping worker waits until its messages are given back to their queues, in seconds."""
 PARTITION_DRAIN = 60.0
-"""Seconds that the handover of a partition waits for the episodes that run."""
+"""Longest time that the handover of a partition waits for running episodes, in seconds."""
 
 
 def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
@@ -53,7 +54,7 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
 
 
 class Backend:
-    """Everything that a worker does on its event loop. It is a :class:`TenureListener`."""
+    """Does all work of a worker on its event loop. It implements :class:`TenureListener`."""
 
     def __init__(
         self,
@@ -67,15 +68,20 @@ class Backend:
         roles: Sequence[str] = (ORCHESTRATOR, ACTIVITY),
         closes: Callable[[str, Callable[[], None]], None] = _close_at_once,
     ) -> None:
-        """
-        :param peers: the hub's other workers.
-        :param closes: closes an orchestrator that is evicted (runs its ``finally`` blocks), given the instance id.
+        """Create the backend; :meth:`start` begins the work.
+
+        :param runner: runs the user's activity functions.
+        :param me: the identity of this worker.
+        :param peers: the other workers of the hub.
+        :param roles: whether this worker runs orchestrations, activities, or both.
+        :param closes: closes an orchestrator that is removed from memory, so that its ``finally`` blocks run. It gets
+            the instance id and the function that closes the orchestrator.
         """
         times = settings.lease_times
         self.hub, self.roles = hub, tuple(roles)
         self._settings, self._peers, self._closes = settings, peers, closes
         self.quarantined = 0
-        """Messages that this worker has brought into quarantine since its start."""
+        """Number of messages that this worker has moved to quarantine since its start."""
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.work_items = self._work_items(registry.activities)
@@ -140,7 +146,10 @@ class Backend:
         return WorkItems(reader, slots)
 
     def services(self) -> Mapping[int, Service]:
-        """Load and progress of each partition that this worker serves. Any thread may call it, one at a time."""
+        """Return the load and progress of each partition that this worker serves.
+
+        Any thread may call this method, but only one thread at a time.
+        """
         now = self.hub.clock.monotonic()
         return {reader.tenure.partition: self._service(reader, now) for reader in self.queues}
 
@@ -151,7 +160,7 @@ class Backend:
     # lifetimes
 
     def start(self) -> None:
-        """Start to work on the running event loop."""
+        """Start all loops of the worker on the running event loop."""
         if self._settings.session_idle > timedelta(0):
             self.supervisor.keep("sessions", self._evict)
         self.supervisor.keep("absences", self.absences.run)
@@ -165,9 +174,9 @@ class Backend:
             self.supervisor.keep(self.work_items.reader.queue, self.work_items.reader.run)
 
     async def drain(self, timeout: float) -> None:
-        """Take no new activities, give back those that have not begun, and let the running ones end.
+        """Stop taking activities, give back those that have not begun, and wait for the running ones.
 
-        :param timeout: seconds after which running activities are cancelled and given back.
+        :param timeout: the seconds after which running activities are cancelled and given back.
         """
         self.draining = True
         if ACTIVITY in self.roles:
@@ -177,14 +186,15 @@ class Backend:
             await self.activities.drain(timeout)
 
     async def stop(self) -> None:
-        """End every loop, after the partitions were given up."""
+        """End all loops. Call it after the partitions were given up."""
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)
 
-    # partitions (TenureListener, on this loop)
+    # partitions (the methods of TenureListener, called on this event loop)
 
     def taken(self, tenure: Tenure) -> None:
+        """Start to read the queue of a partition that this worker has taken."""
         if ORCHESTRATOR not in self.roles:
             return
         reader = ControlReader(
@@ -205,6 +215,7 @@ class Backend:
         self.supervisor.keep(tenure.queue, reader.run)
 
     def asked(self, tenure: Tenure) -> None:
+        """Start to hand a partition over, because another worker has asked for it."""
         reader = self.queues.get(tenure.queue)
         if reader is None:
             tenure.drained()
@@ -213,6 +224,7 @@ class Backend:
         self.supervisor.spawn(self._hand_over(reader), name=f"drain {tenure.queue}")
 
     def lost(self, tenure: Tenure, reason: str) -> None:
+        """Forget a partition whose lease this worker has lost, and give its messages back."""
         reader = self.queues.get(tenure.queue)
         if reader is None or reader.tenure is not tenure:
             return
@@ -221,11 +233,11 @@ class Backend:
         reader.stopping = True
         left = self.sessions.close(reader)
         self.supervisor.end(tenure.queue)
-        # safe without the lease: receipts decide
+        # safe without the lease: a message is given back with its pop receipt, which another owner has not
         self.supervisor.spawn(reader.give_back(left, begun=False), name=f"give back {tenure.queue}")
 
     async def _hand_over(self, reader: ControlReader) -> None:
-        """Finish the running episodes, make all other messages visible at once, then release the lease."""
+        """Hand a partition over: make its waiting messages visible, finish its episodes, then let go of the lease."""
         try:
             await reader.stop()
             left = self.sessions.close(reader)
@@ -236,7 +248,7 @@ class Backend:
             except TimeoutError:
                 log.warning("drain_timeout", partition=reader.tenure.partition)
             await reader.give_back(reader.held())
-        finally:  # even after an error, other workers must get the partition
+        finally:  # other workers must get the partition even after an error
             if self.queues.remove(reader):
                 self.demand.end(reader.tenure.partition)
                 self.supervisor.end(reader.queue)
@@ -245,13 +257,13 @@ class Backend:
     # messages
 
     def _close_evicted(self, live: LoadedInstance) -> None:
-        """Only its history is kept, or nothing."""
+        """Close the orchestrator of an instance of which only the history stays in memory, or nothing."""
         if (close := live.execution.rest()) is not None:
             self._closes(live.execution.instance.instance_id, close)
 
     def _deliver(self, reader: ControlReader, held: Delivery) -> None:
         self.sessions.deliver(reader, held)
-        # a count of 0: claimed by our own put, never received
+        # a dequeue count of 0 means that this worker claimed the message with its own put and did not poll for it
         if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.signalled):
             self.queues.poll_soon()
 

@@ -1,7 +1,8 @@
-"""The dispatch loop: fetch an item, process it, repeat. Orchestrations and activities are two processors of it.
+"""The dispatch loop: fetch an item, process it, repeat. There are two processors: for orchestrations and for
+activities.
 
-The loop limits how many items run at once, and drains. A processor settles its own items (complete or abandon). An
-error that it raises is a defect: the loop logs it with the item, and goes on.
+The loop limits how many items are processed at once, and can be drained. A processor itself completes or gives back its
+items. An exception from a processor is a defect: the loop logs the exception with the item, and goes on.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ Item = TypeVar("Item")
 
 
 class Processor(Protocol[Item]):
-    """One kind of work."""
+    """Fetches and processes items of one kind."""
 
     async def next(self) -> Item:
         """Wait for the next item."""
 
     async def process(self, item: Item) -> None:
-        """Process an item and settle it."""
+        """Process an item, and complete it or give it back."""
 
 
 class Dispatcher:
-    """Runs a processor's items, at most ``limit`` at once."""
+    """Processes the items of a processor concurrently.
+
+    :param name: the name of the dispatcher, for the log.
+    :param limit: the most items that are processed at once.
+    """
 
     def __init__(self, name: str, processor: Processor[Item], limit: int) -> None:
         self.name = name
@@ -47,7 +52,7 @@ class Dispatcher:
         return self._limit - len(self._running)
 
     async def run(self) -> None:
-        """Dispatch until cancelled. Items that run then go on (see :meth:`drain`)."""
+        """Fetch and process items until cancelled. Items that are being processed then go on (see :meth:`drain`)."""
         while True:
             while self.free <= 0:
                 self._room.clear()
@@ -63,16 +68,17 @@ class Dispatcher:
 
     async def _one(self, item: object) -> None:
         try:
-            await self._processor.process(item)  # type: ignore[arg-type]  # what next() gave
+            await self._processor.process(item)  # type: ignore[arg-type]  # the item comes from next()
         except asyncio.CancelledError:
             raise
         except Exception:
             log.exception("dispatch_defect", dispatcher=self.name, item=str(item)[:200])
 
     async def drain(self, timeout: float) -> bool:
-        """Wait for the running items, then cancel the rest.
+        """Wait for the items that are being processed, then cancel the rest.
 
-        :param timeout: seconds. :returns: whether all ended by themselves.
+        :param timeout: the seconds to wait before the rest is cancelled.
+        :returns: True if all items ended without being cancelled.
         """
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)

@@ -1,4 +1,7 @@
-"""``--health-port``: /live, /ready and /metrics of a worker, for probes and Prometheus. Reads only, loopback or pod."""
+"""The HTTP port of ``--health-port``: serves /live, /ready and /metrics of a worker, for probes and Prometheus.
+
+The port only reads and changes nothing. By default it listens on loopback; in a pod it can listen on the pod's address.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,20 @@ from airflow_provider_taskhub.workers.waiting_metrics import WaitingFigures
 log = structlog.get_logger(__name__)
 
 REQUEST_LIMIT = 5.0
-"""Seconds for one request, and bytes of its head."""
+"""Longest time for one request, in seconds."""
 HEAD_BYTES = 8192
+"""Largest head of a request, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What the probes see.
+    """The health of a worker, as probes and Prometheus see it.
 
-    :param pool: of the executors; None: this worker runs no activities. :param started: monotonic second.
-    :param waiting: counts the hub's waiting instances; None: they are not counted.
+    :param backend: the backend of the worker.
+    :param owner: the thread that owns the partitions.
+    :param started: the monotonic second when the worker started.
+    :param pool: the pool of executors; None if this worker runs no activities.
+    :param waiting: counts the waiting instances of the hub; None if they are not counted.
     """
 
     backend: Backend
@@ -47,11 +54,11 @@ class Health:
         return tuple(supervisor for supervisor in found if supervisor is not None)
 
     def failing(self) -> tuple[str, ...]:
-        """Loops of the worker that fail again and again."""
+        """Return the names of the background loops that fail repeatedly."""
         return tuple(name for supervisor in self._supervisors for name in supervisor.failing)
 
     def unready(self) -> str:
-        """Why the worker takes no work; "" when it does."""
+        """Return the reason why the worker takes no work; "" if it takes work."""
         if failing := self.failing():
             return _failing(failing)
         if self.backend.draining:
@@ -60,7 +67,7 @@ class Health:
         return f"the store refuses this worker or does not answer: {masked(outage)}" if outage else ""
 
     def metrics(self) -> Iterator[Metric]:
-        """Figures of this worker, for Prometheus."""
+        """Return the metrics of this worker for Prometheus."""
         backend, metrics, tenures = self.backend, self.owner.metrics, self.owner.tenures
         age = max((tenure.age for tenure in tenures), default=0.0)
         yield GaugeMetricFamily("taskhub_partitions_owned", "Partitions that this worker serves.", len(tenures))
@@ -104,7 +111,10 @@ class Health:
         return found
 
     def _requests(self) -> Metric:
-        """Requests for leases grow with time, the others with the work."""
+        """Return the number of storage requests: for work, and for leases.
+
+        They are counted apart, because requests for leases grow with time and the others grow with the work.
+        """
         found = CounterMetricFamily(
             "taskhub_storage_requests_total",
             "Storage requests by kind: for work, and for leases.",
@@ -117,13 +127,13 @@ class Health:
 
 
 def _failing(loops: Iterable[str]) -> str:
-    return f"loops that fail again and again: {', '.join(loops)}"
+    return f"background loops that fail repeatedly: {', '.join(loops)}"
 
 
 def _leases(metrics: LeaseMetrics) -> Iterator[Metric]:
     takes = CounterMetricFamily(
         "taskhub_partitions_taken_total",
-        "Partitions that this worker has taken, by what had become of them before.",
+        "Partitions that this worker has taken, by what had happened to their former owner.",
         labels=("change",),
     )
     for change, count in sorted(metrics.takes.items()):
@@ -155,7 +165,10 @@ def _leases(metrics: LeaseMetrics) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class _Collected:
-    """What ``generate_latest`` takes: the families of one answer instead of a registry that lives on."""
+    """The metrics of one answer, in the form that ``generate_latest`` takes.
+
+    A registry of ``prometheus_client`` was rejected: the metrics are read anew for each request.
+    """
 
     families: Sequence[Metric]
 
@@ -164,13 +177,18 @@ class _Collected:
 
 
 LOOPBACK = ("127.0.0.1", "::1")
+"""The loopback addresses of IPv4 and IPv6."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HealthPort:
-    """The port, listening. Until ``health`` is there, the worker starts: it lives, and it is not ready.
+    """The open health port.
 
-    :param host: "" for loopback.
+    :param port: the number of the port.
+    :param host: the address that the port listens on; "" stands for loopback.
+    :param servers: the listening servers, one for each address.
+    :param health: the health of the worker; None while the worker starts. Then /live answers 200 and /ready answers
+        503.
     """
 
     port: int
@@ -179,21 +197,22 @@ class HealthPort:
     health: Health | None = None
 
     def serve(self, health: Health) -> None:
-        """Tell from now on what the probes see."""
+        """Answer requests with the health of the worker, which has started."""
         self.health = health
         log.info("health_port", port=self.port, host=self.host or "localhost")
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Close the port."""
         for server in self.servers:
             server.close()
 
 
 async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort:
-    """Listen until the stack unwinds.
+    """Open the health port. It listens until ``stack`` is closed.
 
-    :param host: the address to listen on; "" for loopback: metrics of a worker are nobody else's business by default.
-    :raises ConfigurationError: when the port cannot be bound.
+    :param port: the number of the port; 0 lets the system choose.
+    :param host: the address to listen on. "" stands for loopback, so that other machines cannot read the metrics.
+    :raises ConfigurationError: if the port cannot be opened.
     """
     opened = HealthPort(port=port, host=host, servers=[])
 
@@ -210,7 +229,7 @@ async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort
                 )
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # a probe that hangs or breaks off
+            pass  # the probe has sent no whole request in time, or has closed the connection
         finally:
             writer.close()
 
@@ -225,7 +244,7 @@ async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort
     opened.servers.append(await stack.enter_async_context(server))
     opened.port = server.sockets[0].getsockname()[1]
     if not host:
-        try:  # the same number: port 0 would give each address its own
+        try:  # use the chosen number: with port 0 each address would get another number
             second = await asyncio.start_server(answer, host=LOOPBACK[1], port=opened.port, limit=HEAD_BYTES)
             opened.servers.append(await stack.enter_async_context(second))
         except OSError as error:
@@ -234,11 +253,13 @@ async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort
 
 
 async def respond(health: Health | None, request_line: str) -> tuple[str, str]:
-    """Status and body for the first line of a request.
+    """Return the HTTP status and the body for a request.
 
-    :param health: None: the worker is starting.
+    ``/metrics?waiting=no`` omits the counts of waiting instances, because counting takes about ten requests to the
+    store.
 
-    ``/metrics?waiting=no`` leaves out what instances wait for: that is read from the store, some ten requests.
+    :param health: the health of the worker; None while the worker starts.
+    :param request_line: the first line of the request.
     """
     parts = request_line.split(" ")
     if len(parts) != 3 or parts[0] not in ("GET", "HEAD"):

@@ -1,7 +1,7 @@
-"""A worker process: one backend, its partitions' thread, its executors, and the way in and out of them.
+"""A worker process: starts and stops the backend, the thread that owns the partitions, and the executors.
 
-One exit stack holds the lifetimes, so that stopping is starting in reverse. A stop has two phases: drain, then cancel
-after a limit. All work is in :class:`Backend`.
+One exit stack holds all lifetimes, so that the parts stop in the reverse order of their start. A stop has two phases:
+drain, then cancel after a limit. :class:`Backend` does the work itself.
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ log = structlog.get_logger(__name__)
 class Options:
     """How a worker is started.
 
-    :param apps: ``module:attribute`` each. :param name: for people; never needs to be unique.
-    :param health_port: serves /live, /ready and /metrics; None: nothing.
-    :param health_host: the address that it listens on; "": loopback, IPv4 and IPv6. :param warm: start Spark at once.
-    :param strict: refuse to start beside live workers whose apps differ.
+    :param apps: the apps of the worker, each as ``module:attribute``.
+    :param name: the name of the worker, for people; it need not be unique. "" stands for the host name.
+    :param roles: whether the worker runs orchestrations, activities, or both.
+    :param health_port: the port that serves /live, /ready and /metrics; None opens no port.
+    :param health_host: the address that the health port listens on; "" stands for loopback, IPv4 and IPv6.
+    :param warm: True starts Spark together with the worker, and not with the first Spark activity.
+    :param strict: True refuses to start while live workers of the hub have other apps.
     """
 
     apps: tuple[str, ...]
@@ -65,7 +68,10 @@ class Options:
 
 
 class LeaseEventBridge:
-    """Carries lease events from the owner's thread to the backend's loop (a :class:`TenureListener`)."""
+    """Passes lease events from the thread that owns the partitions to the event loop of the backend.
+
+    It implements :class:`TenureListener`: each call becomes the same call of the backend on the event loop.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
         self._loop, self._backend = loop, backend
@@ -87,9 +93,9 @@ class LeaseEventBridge:
 
 
 class Host:
-    """A worker, from start to stop.
+    """A worker process, from its start to its stop.
 
-    :raises ConfigurationError: from :meth:`run`, for an app that does not load, a hub that is missing or another's …
+    :meth:`run` raises ``ConfigurationError`` if the worker cannot start, for example because an app does not load.
     """
 
     def __init__(self, settings: Settings, options: Options) -> None:
@@ -98,13 +104,14 @@ class Host:
         self._failure: str | None = None
 
     def stop(self) -> None:
-        """Drain and end; from a signal handler of the loop."""
+        """Make :meth:`run` drain the worker and return. A signal handler of the event loop may call it."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until :meth:`stop`.
+        """Run the worker until :meth:`stop` is called.
 
-        :raises WorkerFailed: when the worker cannot go on; it has been stopped in order.
+        :raises ConfigurationError: if the worker cannot start.
+        :raises WorkerFailed: if the worker cannot go on. All its parts have been stopped.
         """
         apps = [load_app(name) for name in self._options.apps]
         registry = Registry.of(apps)
@@ -117,7 +124,7 @@ class Host:
 
     async def _start(self, stack: AsyncExitStack, registry: Registry, apps: Sequence[App]) -> None:
         settings, options = self._settings, self._options
-        # before anything is taken: a port that cannot be opened ends a worker that has done nothing yet
+        # first of all: if the port cannot be opened, the worker must end before it has taken any work
         port = None if options.health_port is None else await listen(stack, options.health_port, options.health_host)
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
@@ -163,7 +170,7 @@ class Host:
         self._watch(stack, owner)
         if port is not None:
             port.serve(self._health(backend, owner, pool))
-            stack.callback(port.close)  # it tells nothing of a worker that stops
+            stack.callback(port.close)  # a stopping worker answers no probes
         log.info(
             "worker_ready",
             worker=str(me),
@@ -182,7 +189,7 @@ class Host:
         return Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
 
     def _member(self, worker: str, registry: Registry, apps: Sequence[App]) -> Member:
-        """What other workers and people see of this worker in the hub."""
+        """Return the member row of this worker, which other workers and people read."""
         roles = self._options.roles
         return Member(
             worker=worker,
@@ -196,14 +203,17 @@ class Host:
         )
 
     async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:
-        """:raises ConfigurationError: when the apps of a live worker differ from this worker's."""
+        """Check that the live workers of the hub have the same apps as this worker.
+
+        :raises ConfigurationError: if the apps of a live worker differ.
+        """
         dead = incarnation.predecessors()
         others = [other for other in await members.prove() if other.worker not in dead]
         if (text := refusal(member, others)) is not None:
             raise ConfigurationError(text)
 
     async def _start_pool(self, stack: AsyncExitStack, hub: Hub, incarnation: Incarnation) -> ExecutorPool:
-        """The pool of executors; a worker without the role of activities does not start it."""
+        """Return the pool of executors. It is started only if this worker runs activities."""
         settings, options = self._settings, self._options
 
         async def append(name: str, data: bytes) -> None:
@@ -248,7 +258,10 @@ class Host:
         )
 
     def _watch(self, stack: AsyncExitStack, owner: OwnerThread) -> None:
-        """A partitions thread that ends by itself ends the worker: it could never serve again."""
+        """Stop the worker if the thread that owns the partitions ends by itself.
+
+        Without this thread the worker could never serve a partition again.
+        """
         supervisor = Supervisor()
 
         async def watch() -> None:

@@ -1,9 +1,9 @@
-"""The proof that a worker is dead: a lock on a local file that every incarnation holds for life.
+"""Lock files: each incarnation of a worker keeps a local file locked for its whole life, which can prove its death.
 
-The lock belongs to the open file, not to the process: executors inherit it, so it is free only when the worker and all
-of its executors have ended. A worker that can lock the file of another incarnation knows that nothing of it runs any
-more, and may take over its partitions and activities at once. Nothing else proves a death: neither a process id, nor a
-time, nor a copy of the file.
+The lock belongs to the open file and not to the process. Executors inherit the open file, so the lock is free only when
+the worker and all its executors have ended. If another worker can lock the file, the incarnation is proven dead, and
+the other worker may take over its partitions and activities at once. Nothing else proves a death: neither a process id,
+nor a time, nor a copy of the file.
 """
 
 from __future__ import annotations
@@ -30,15 +30,21 @@ from airflow_provider_taskhub.settings import home as default_home
 log = structlog.get_logger("taskhub.failover")
 
 LIVE, DEAD = ".lock", ".dead"
+"""Endings of file names: of an incarnation that is not proven dead, and of one that is."""
 KEEP = timedelta(hours=1)
-"""How long the file of a dead worker stays, so that other workers of this machine can read it."""
+"""The time for which the file of a dead worker is kept, so that other workers on this machine can read it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """The content of a lock file. :param itself: it is the file that was locked, and not a copy of it."""
+    """The content of a lock file.
+
+    :param identity: the incarnation that wrote the file.
+    :param boot: identifies the boot of the machine on which the incarnation ran.
+    :param itself: True if this is the locked file; False if it is a copy.
+    """
 
     identity: WorkerIdentity
     boot: str
@@ -46,9 +52,13 @@ class _Note:
 
 
 class Incarnation:
-    """This process as a worker: an identity that no other process ever has, and the lock that says it lives.
+    """The identity of this worker process, and its lock file. :meth:`claim` creates it.
 
-    Made by :meth:`claim`. :ivar identity: ``name@host/incarnation``. :ivar lock_fd: inheritable; pass it to executors.
+    No other process ever has the same identity.
+
+    :param trusted: True if locks work in the folder of the lock file, so that a free lock proves a death.
+    :ivar identity: the full name of the worker, ``name@host/incarnation``.
+    :ivar lock_fd: the file descriptor of the locked file. Executors must inherit it.
     """
 
     def __init__(self, identity: WorkerIdentity, path: Path, lock_fd: int, *, trusted: bool) -> None:
@@ -60,10 +70,11 @@ class Incarnation:
 
     @classmethod
     def claim(cls, name: str = "", home: Path | None = None) -> Incarnation:
-        """Become a new incarnation of the worker ``name``; the host's name if empty.
+        """Create a new incarnation of a worker, and lock its file.
 
-        :param home: directory for local state; default ``$TASKHUB_HOME``.
-        :raises ConfigurationError: for a name that keys and lists cannot show, or a directory that cannot be used.
+        :param name: the name of the worker; "" stands for the host name.
+        :param home: the directory for local state; the default is ``$TASKHUB_HOME``.
+        :raises ConfigurationError: if the name has forbidden characters, or the directory cannot be used.
         """
         host = socket.gethostname()
         name = name or re.sub(r"[^A-Za-z0-9._-]", "-", host)[:63].lstrip("._-") or "worker"
@@ -91,9 +102,10 @@ class Incarnation:
         return cls(identity, path, descriptor, trusted=trusted)
 
     def predecessors(self) -> tuple[str, ...]:
-        """Full names of the incarnations on this machine that are proven dead. Cheap enough for ten calls a second.
+        """Return the full names of the incarnations on this machine that are proven dead.
 
-        It also removes files of workers that have been dead for long. Any thread may call it.
+        It also removes the files of workers that have been dead for long. It is cheap enough for ten calls a second.
+        Any thread may call it.
         """
         if not self._trusted:
             return ()
@@ -103,17 +115,17 @@ class Incarnation:
             names = sorted(os.listdir(self._path.parent))
         for name in names:
             path = self._path.parent / name
-            with suppress(OSError):  # another worker has renamed or removed it meanwhile: go on with the rest
+            with suppress(OSError):  # another worker has renamed or removed the file: go on with the others
                 if path != self._path and (worker := self._worker_of(path)):
                     dead.append(worker)
         return tuple(dead)
 
     def _worker_of(self, path: Path) -> str:
-        """Full name of the dead incarnation that a file belongs to; empty: the file does not prove a death.
+        """Return the full name of the dead incarnation of a file; "" if the file does not prove a death.
 
         A file that has proved a death once is not read again.
         """
-        if path.suffix == DEAD and path.name in self._proven and not _is_forgotten(path):
+        if path.suffix == DEAD and path.name in self._proven and not _removed_if_old(path):
             return self._proven[path.name]
         identity = _dead(path)
         if identity is None:
@@ -121,7 +133,10 @@ class Incarnation:
         return self._proven.setdefault(path.with_suffix(DEAD).name, str(identity))
 
     def release(self) -> None:
-        """Remove the lock file after a graceful stop: nothing is left to take over. Executors must have ended."""
+        """Remove the lock file after a graceful stop, because nothing is left to take over.
+
+        Call it after all executors have ended.
+        """
         with suppress(OSError):
             self._path.unlink()
         with suppress(OSError):
@@ -129,7 +144,10 @@ class Incarnation:
 
 
 def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
-    """Make a lock file. It gets its final name, under which others see it, only after it is locked and written."""
+    """Create, lock and write a lock file, and return its path and file descriptor.
+
+    The file gets its final name last. Under its first name other workers ignore it.
+    """
     hidden = folder / f".{identity.incarnation}.new"
     path = folder / f"{identity.incarnation}{LIVE}"
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -155,28 +173,28 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
 
 
 def _dead(path: Path) -> WorkerIdentity | None:
-    """The incarnation that a file belongs to, if that is proven dead."""
+    """Return the incarnation of a file if the incarnation is proven dead; None otherwise."""
     if path.suffix == DEAD:
-        note = None if _is_forgotten(path) else _read(path)
+        note = None if _removed_if_old(path) else _read(path)
         return note.identity if note else None
     if path.suffix != LIVE or not _lockable(path):
         return None
     note = _read(path)
-    if note is None or not note.itself:  # nobody locks a copy, even while its worker lives
-        _is_forgotten(path)
+    if note is None or not note.itself:  # no process locks a copy, even while its worker lives
+        _removed_if_old(path)
         return None
-    # a folder shared with another machine may not share its locks: only what ran on this one is judged
+    # a folder that is shared with another machine may not share locks: judge only incarnations of this machine
     if note.boot != _boot() and note.identity.host != socket.gethostname():
         return None
-    with suppress(OSError):  # another worker has renamed it at the same moment, with the same proof
+    with suppress(OSError):  # another worker has proved the same death and renamed the file first
         os.utime(path)
         path.rename(path.with_suffix(DEAD))
     log.info("worker_dead", worker=str(note.identity))
     return note.identity
 
 
-def _is_forgotten(path: Path) -> bool:
-    """Whether a file was kept for long enough; then it is removed."""
+def _removed_if_old(path: Path) -> bool:
+    """Return True if a file is older than :data:`KEEP`, and remove the file then."""
     if time.time() - path.stat().st_mtime <= KEEP.total_seconds():
         return False
     with suppress(OSError):
@@ -185,9 +203,9 @@ def _is_forgotten(path: Path) -> bool:
 
 
 def _lockable(path: Path) -> bool:
-    """Whether nobody holds the lock.
+    """Return True if no process holds the lock of a file.
 
-    The file is opened again for that, since two open files of one process exclude each other too.
+    The file is opened anew for the test, because two open files of one process exclude each other too.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -203,18 +221,23 @@ def _lockable(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Note | None:
-    """The content of a lock file; None for a damaged file, which proves nothing."""
+    """Return the content of a lock file; None if the file is damaged, because a damaged file proves nothing."""
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
-        itself = note.get("inode") == path.stat().st_ino  # not the device: its number may change with each mount
+        itself = (
+            note.get("inode") == path.stat().st_ino
+        )  # the device is not compared: its number may change with each mount
         return _Note(identity=identity, boot=str(note.get("boot", "")), itself=itself)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _boot() -> str:
-    """This boot of this machine; the same in all of its containers. Empty where the system does not say."""
+    """Return the identifier of the machine's current boot; "" if the system has none.
+
+    All containers of the machine have the same identifier.
+    """
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The hub's other workers, as far as this worker cares: who lives, who is proven dead, who has released a partition."""
+"""The other workers of the hub: which of them live, which are proven dead, and which have released a partition."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from airflow_provider_taskhub.supervision import Supervisor
 log = structlog.get_logger(__name__)
 
 RELEASE_CHECK = 3600.0
-"""Seconds between two scans for free partitions beside the regular scans, while no release is announced."""
+"""Seconds between two extra scans for free partitions while the store announces no release of a partition."""
 DEATH_CHECK = 0.1
-"""Seconds between two looks at the lock files of this machine's other workers; a look asks the store nothing."""
+"""Seconds between two checks of the lock files of other workers on this machine. A check needs no storage request."""
 
 
 def _nobody() -> Collection[str]:
@@ -27,12 +27,12 @@ def _nobody() -> Collection[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Where a worker learns about the hub's other workers, and whom it tells.
+    """Watches the other workers of the hub, and reports partitions that may be free.
 
     :param live: reads the live members of the hub.
-    :param dead: full names of the workers that are proven dead; None: this worker proves no deaths.
-    :param partitions_free: called when partitions may be free: another worker is proven dead, and its messages can be
-        received again, or a worker has released a partition.
+    :param dead: returns the full names of the workers that are proven dead; None if this worker proves no deaths.
+    :param partitions_free: called when partitions may be free: after another worker was proven dead and its messages
+        were made visible, or after a worker has released a partition.
     """
 
     live: Callable[[], Coroutine[Any, Any, Sequence[Member]]]
@@ -40,25 +40,31 @@ class Peers:
     partitions_free: Callable[[], None] = lambda: None
 
     def is_dead(self, worker: str) -> bool:
-        """Whether a worker is proven dead (its incarnation's lock could be taken)."""
+        """Return True if a worker is proven dead, because the lock file of its incarnation could be locked.
+
+        :param worker: the full name of the worker.
+        """
         return worker in (self.dead or _nobody)()
 
     def watch(self, hub: Hub, supervisor: Supervisor) -> None:
-        """React to deaths and releases from now on; does nothing for a worker that proves no deaths."""
+        """Start the loops that react to dead workers and to released partitions.
+
+        It does nothing if this worker proves no deaths.
+        """
         if self.dead is None:
             return
         supervisor.keep("deaths", lambda: self._watch_deaths(hub))
         supervisor.keep("releases", lambda: self._watch_releases(hub))
 
     async def _watch_releases(self, hub: Hub) -> None:
-        """On one machine the store announces a release."""
+        """Report free partitions when the store announces that a worker on this machine has released a partition."""
         async with hub.store.subscribe(hub.names.partitions) as released:
             while True:
                 await released(RELEASE_CHECK)
                 self.partitions_free()
 
     async def _watch_deaths(self, hub: Hub) -> None:
-        """Release the messages of dead workers at once; otherwise they stay invisible until their time is over."""
+        """Make the messages of dead workers visible at once. Otherwise they stay hidden until their visibility ends."""
         known: frozenset[str] = frozenset()
         while True:
             dead, pause = frozenset((self.dead or _nobody)()), DEATH_CHECK

@@ -1,7 +1,7 @@
-"""``taskhub_instances_waiting`` of /metrics: how many instances of the hub wait, by reason.
+"""The metric ``taskhub_instances_waiting``: how many instances of the hub wait, by reason.
 
-Counted on request, and kept for a while: without requests it costs nothing. Every worker counts the whole hub: take the
-maximum over workers, not the sum.
+The instances are counted on request, and the counts are reused for some time, so a worker without requests counts
+nothing. Every worker counts the whole hub: to combine workers, take the maximum and not the sum.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 log = structlog.get_logger(__name__)
 
 DEADLINE = 3.0
-"""Seconds that counting may take: the scraper waits for it."""
+"""Longest time that counting may take, in seconds, because Prometheus waits for the answer."""
 
 
 class WaitingFigures:
-    """Counts as last read.
+    """Counts the waiting instances of the hub, and keeps the counts for some time.
 
-    :param read: counts the instances. :param believed: seconds until they are counted again.
+    :param read: reads the counts from the store.
+    :param believed: the seconds for which the counts are reused.
     """
 
     def __init__(self, read: Callable[[], Awaitable[WaitingInstances]], *, believed: float, clock: Clock) -> None:
@@ -37,7 +38,10 @@ class WaitingFigures:
         self._one = asyncio.Lock()
 
     async def metrics(self) -> list[Metric]:
-        """Figures for Prometheus. If the store does not answer in time, the old counts stay; their age is a metric."""
+        """Return the metrics for Prometheus.
+
+        If the store does not answer in time, the old counts are returned. Their age is a metric too.
+        """
         async with self._one:
             if self._clock.monotonic() - self._at >= self._believed:
                 try:
