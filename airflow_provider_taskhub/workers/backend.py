@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 IDLE_CHECKS = 6
 """Number of searches for idle sessions within one idle timeout."""
 SETTLING = 256
-"""Most activities that have ended and whose responses are still being written."""
+"""The largest number of activities that have ended and whose responses are still being written."""
 POLLS_MISSED = 3
 """A partition counts as stuck if its queue was not polled for this many times the longest polling interval."""
 STOP_PATIENCE = 60.0
@@ -157,7 +157,7 @@ class Backend:
         ran, lacks = self.demand.of(reader.tenure.partition)
         return Service(load=reader.load(now), unpolled=now - reader.progressed, runs=ran, lacks=lacks)
 
-    # lifetimes
+    # start and stop
 
     def start(self) -> None:
         """Start all loops of the worker on the running event loop."""
@@ -233,7 +233,7 @@ class Backend:
         reader.stopping = True
         left = self.sessions.close(reader)
         self.supervisor.end(tenure.queue)
-        # safe without the lease: a message is given back with its pop receipt, which another owner has not
+        # safe without the lease: the pop receipt of a message is invalid once another worker has received the message
         self.supervisor.spawn(reader.give_back(left, begun=False), name=f"give back {tenure.queue}")
 
     async def _hand_over(self, reader: ControlReader) -> None:

@@ -14,7 +14,7 @@ RECENT = 60.0
 """Seconds after which the use or lack of a function no longer counts. A message that waits for a function is delivered
 again sooner, and so renews the lack."""
 MOST = 200
-"""Most functions that are remembered for one partition."""
+"""The largest number of functions that are remembered for one partition."""
 
 
 class Demand:
@@ -48,7 +48,7 @@ class Demand:
         now = self._clock.monotonic()
         found = self._lacks.setdefault(partition, {})
         oldest, seen = found.get(need, (since, float("-inf")))
-        if now - seen >= RECENT:  # the messages that waited earlier have been processed or deleted
+        if now - seen >= RECENT:  # no message has lacked the function for RECENT seconds: the wait begins anew
             oldest = since
         if need in found or len(found) < MOST:
             found[need] = min(oldest, since, key=lambda time: time.ticks), now

@@ -197,7 +197,7 @@ class HealthPort:
     health: Health | None = None
 
     def serve(self, health: Health) -> None:
-        """Answer requests with the health of the worker, which has started."""
+        """From now on, answer requests with the health of the worker. Call it when the worker has started."""
         self.health = health
         log.info("health_port", port=self.port, host=self.host or "localhost")
 

@@ -267,9 +267,9 @@ class Host:
         async def watch() -> None:
             try:
                 await owner.wait()
-                reason = "the thread that holds its partitions ended"
+                reason = "the thread that owns the partitions of this worker ended"
             except Exception as error:
-                reason = f"the thread that holds its partitions ended: {type(error).__name__}: {error}"
+                reason = f"the thread that owns the partitions of this worker ended: {type(error).__name__}: {error}"
             if not self._stopping.is_set():
                 self._failure = reason
                 log.error("worker_failed", reason=reason)

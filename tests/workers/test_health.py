@@ -81,7 +81,7 @@ def test_a_worker_whose_partitions_thread_ends_by_itself_ends_with_status_1(
         run(Host(Settings(), Options(apps=())).run())
     assert ended.value.exit_code == Exit.FAILED == 1
     said = capsys.readouterr()
-    assert "the thread that holds its partitions ended" in said.err
+    assert "the thread that owns the partitions of this worker ended" in said.err
     assert (str(error) in said.err) == (error is not None)
 
 

@@ -74,7 +74,9 @@ class ActivityCancellation:
                 return
             except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
                 found = await records.newest(hub.store, hub.names, record)
-        raise Conflict("the record of an attempt that is to be cancelled keeps changing")
+        raise Conflict(
+            f"the activity record was changed by others in each of {CANCEL_TRIES} tries to cancel the attempt"
+        )
 
 
 class Fate(StrEnum):

@@ -62,7 +62,7 @@ class RecordedAttempt:
                 if running.done():
                     return running.result()
                 beating.result()
-                raise AssertionError("a heartbeat ends by raising while its attempt runs")
+                raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
                 running.cancel()
                 self._ended = True  # a running heartbeat finishes: cancelling its write would leave an old ETag
@@ -113,7 +113,9 @@ class RecordedAttempt:
                 await asyncio.wait_for(self._changed.wait(), every)
                 self._changed.clear()
                 if not self._ended:
-                    await hub.clock.sleep(min(0.2, every))  # several changes, one write
+                    await hub.clock.sleep(
+                        min(0.2, every)
+                    )  # a pause, so that several changes of the progress need one write
             except TimeoutError:
                 pass
             if self._ended:
@@ -126,14 +128,14 @@ class RecordedAttempt:
                 if not fate_checked and await fate_of(hub, self._held) is Fate.ENDED:
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
-                    raise Superseded("its instance has ended")
+                    raise Superseded("the instance of the activity has ended")
                 fate_checked = True
             except (Conflict, NotFound) as error:
-                raise Superseded("cancelled or taken over") from error
+                raise Superseded("the attempt was cancelled, or another worker has taken it over") from error
             except StorageError as error:
                 outage.failed(error)
                 if hub.clock.monotonic() - renewed > give_up:
-                    raise Superseded("no heartbeat could be written") from error
+                    raise Superseded("the activity record could not be renewed for the give-up time") from error
                 await hub.clock.sleep(min(1.0, every / 4))
 
     async def _write(self) -> None:

@@ -139,8 +139,8 @@ class Activities:
     def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
         """Return a failure if an activity waited for a slot longer than its ``queue_timeout``; None otherwise.
 
-        The times of insertion and of receipt are the storage service's own, so no clocks are compared. Only the first
-        delivery is checked, because a later delivery may follow an attempt that was lost.
+        The times of insertion and of receipt are the storage service's own, so no clocks of two machines are compared.
+        Only the first delivery is checked, because a later delivery may follow an attempt that was lost.
         """
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:

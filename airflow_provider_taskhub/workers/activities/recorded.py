@@ -147,7 +147,7 @@ class Recorded:
                     await self._responses.drop(held, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    with suppress(Conflict):  # the worker of the record is alive after all: read the record again
+                    with suppress(Conflict):  # on a conflict its worker is alive after all: read the record again
                         await self._close(held, *last)
                         return None
                     continue
@@ -166,7 +166,7 @@ class Recorded:
             claim = self._new_record(held, event, last[0].attempt + 1 if last else 1)
             etag = await self._write_claim(claim, silent)
             if etag is None:
-                continue  # another worker has claimed the attempt: read the record of that worker
+                continue  # another worker has claimed this attempt first: read its record
             if silent is not None:
                 log.warning(
                     "activity_taken_over",
@@ -279,13 +279,20 @@ class Recorded:
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
-                await self._again(held, event, *found)  # an earlier try has written it, but its answer was lost
+                await self._again(
+                    held, event, *found
+                )  # an earlier try has written the outcome, but its answer was lost
                 return
             try:
                 await attempt.reclaim()
                 await self._settle(held, event, attempt, ended, outcome, large)
             except Conflict:
-                log.info("activity_superseded", activity=event.name, attempt=ended.attempt, reason="at its end")
+                log.info(
+                    "activity_superseded",
+                    activity=event.name,
+                    attempt=ended.attempt,
+                    reason="the record was changed by another worker or client before the outcome was written",
+                )
                 await self._cancelled(held, attempt)
 
     async def _settle(

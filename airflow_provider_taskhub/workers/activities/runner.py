@@ -75,7 +75,7 @@ async def traced(
     if event.parent_trace_context is None:
         return await run(request)
     span = tracing.ActivitySpan(event, request.instance)
-    failure: FailureDetails | str | None = "it was cut off"
+    failure: FailureDetails | str | None = "the attempt was cancelled"
     try:
         outcome = await run(replace(request, trace=span.context))
         failure = outcome.failure

@@ -18,11 +18,11 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 MOMENT = 0.25
-"""Seconds. The worker takes as many extra work items as activities have ended within this time."""
+"""Seconds. The number of extra work items is the number of activities that have ended within this time."""
 MAX_AHEAD = 256
-"""Most extra work items."""
+"""The largest number of extra work items that the worker takes."""
 PATIENCE = 1.0
-"""Seconds after which a work item that waits for a slot is given back to the other workers."""
+"""Seconds after which a work item that waits for a slot is given back, so that another worker can take it."""
 
 
 class Slots:

@@ -39,9 +39,9 @@ from airflow_provider_taskhub.storage.primitives import Results, Step, Unit
 log = structlog.get_logger(__name__)
 
 TRIES = 5
-"""Most tries of one commit."""
+"""The largest number of tries of one commit."""
 COMMITS = Retries(after=(Throttled, Unavailable), first=0.1)
-"""The pauses between two tries of a commit after the store was throttled or unavailable."""
+"""The pauses between two tries of a commit after the store has throttled a try or did not answer."""
 
 
 class Aborted(StorageError):
@@ -196,7 +196,7 @@ class Committer:
             await self._hub.store.commit(Unit(steps=(step,)))
         except (
             StorageError
-        ) as error:  # the messages become visible later, and admission discards them by their identities
+        ) as error:  # the messages become visible later; receivers know repetitions by their identities
             log.info("claimed_puts_left", messages=len(put), error=str(error))
 
     def _done(
@@ -252,7 +252,8 @@ class Committer:
         hub, instance_id = self._hub, episode.current.instance_id
         for _ in range(TRIES):
             row = await hub.instance(instance_id)
-            again = await self._sentinel(instance_id)  # read after the row: a later commit changes the ETag of the row
+            # the sentinel is read after the row: if another worker commits after this read, our write of the row fails
+            again = await self._sentinel(instance_id)
             if again is None or again.etag != sentinel.etag:
                 raise Aborted("another episode was committed after this one")
             row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)

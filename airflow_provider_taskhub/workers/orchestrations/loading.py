@@ -228,7 +228,7 @@ class Loader:
         inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
         status = row.custom_status if row is not None and inherits else None
         if identity.generation_of(sentinel.execution_id) and (row is None or row.execution_id != sentinel.execution_id):
-            # the row is older than the generation switch, which may have set the custom status
+            # the row is older than the generation switch, and the switch may have changed the custom status
             status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = LoadedInstance(execution, stored, sentinel.execution_id, past=loaded.past)

@@ -28,7 +28,8 @@ from airflow_provider_taskhub.workers.orchestrations.triage import Triage
 log = structlog.get_logger(__name__)
 
 BEHIND_TERMINATE = timedelta(seconds=1)
-"""Pause after which the messages that came together with a terminate are delivered again."""
+"""The pause after which messages that were received together with a terminate are delivered again. By then the
+terminate has been processed."""
 
 
 class MissingCode:

@@ -49,7 +49,8 @@ class Session(Generic[State]):
 PASSED_OVER = 3
 """Number of turns of sessions with a loaded instance after which a session without a loaded instance gets a turn."""
 MAX_BATCH = 400
-"""Most messages of one episode. A sentinel can remember twice as many consumed messages across a generation switch."""
+"""The largest number of messages of one episode. A sentinel can remember twice as many consumed messages across a
+generation switch."""
 
 
 def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:

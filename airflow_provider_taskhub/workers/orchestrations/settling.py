@@ -71,7 +71,7 @@ class Settler:
             if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
                 await self._show_in_row(
                     session, held
-                )  # the worker that recorded it may have died before it wrote the row
+                )  # the worker that recorded the message may have died before it wrote the row
         await self.delete(session, [*discarded, *(held for held, _ in found.record)])
         for held, judged in found.discard:
             if judged.forgotten and held.envelope.blob_name:
@@ -107,7 +107,7 @@ class Settler:
         """Write into the instance row that the history cannot be read, so that clients see why the instance waits."""
         try:
             await mark_unreadable(self._hub.store, self._hub.names, instance_id, str(error))
-        except StorageError as failed:  # the next delivery of the messages writes it
+        except StorageError as failed:  # at the next delivery of the messages a worker tries again
             log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
     async def repair(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:

@@ -30,7 +30,7 @@ from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstan
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 
 ROW_READS = 10
-"""How often the instance row of a start is read if it is missing."""
+"""The largest number of reads of a missing instance row of a start."""
 ROW_PAUSE = 0.1
 """Seconds between two of these reads."""
 DUPLICATE = Judged(verdict=Verdict.DISCARD, reason="the same message is in the batch twice")

@@ -36,7 +36,7 @@ TICK = 0.25
 SLOW = 1.0
 """Seconds after which a running episode is logged as slow."""
 STUCK = 10.0
-"""Seconds after which the watchdog ends the process."""
+"""Seconds after which the watchdog ends a process whose episode still runs."""
 QUARANTINE_PATIENCE = 15.0
 """Longest time for putting the messages into quarantine, in seconds."""
 STATUS = os.EX_SOFTWARE
