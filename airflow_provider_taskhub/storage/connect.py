@@ -1,4 +1,4 @@
-"""From settings to a store. The only place that knows that there are two."""
+"""Open the store that the settings name. Only this module chooses between SQLite and Azure Storage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _EXAMPLE = "sqlite:///absolute/path/hub.db"
 
 
 def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> Store:
-    """The store of the settings' connection, not opened yet: use it in ``async with``.
+    """Return the store that the settings' connection names. The caller opens the store with ``async with``.
 
-    :param create: make the file of an embedded hub if it is missing; else that is an error.
-    :param holder: full name of the worker that claims messages through it (:meth:`Store.release_claims`).
-    :raises HubError: there is no such file and none is to be made.
-    :raises ConfigurationError: for a connection that cannot work, or a missing package, naming the pip extra; never
-        with a part of a secret.
+    :param create: True: create the SQLite file of an embedded hub if the file does not exist. False: raise HubError.
+    :param holder: full name of the worker that receives messages through this store (:meth:`Store.release_claims`).
+    :raises HubError: if the file does not exist and ``create`` is False.
+    :raises ConfigurationError: if the connection cannot work, or if a package is missing. The text names the pip extra
+        of the package, and never contains a part of a secret.
     """
     connection = settings.connection.get_secret_value().strip() if settings.connection else ""
     if not connection or connection.lower().startswith("sqlite:"):
@@ -40,12 +40,12 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
 
 
 def _path(connection: str) -> Path:
-    """The file of ``sqlite:///absolute/path``.
+    """Return the file path in a connection ``sqlite:///absolute/path``.
 
-    :raises ConfigurationError: for a relative path, a host, or none at all.
+    :raises ConfigurationError: if the connection has a relative path, a host, or no path.
     """
     url = urlsplit(connection)
-    path = Path("/" + unquote(url.path).lstrip("/"))  # of //x the first slash would have a meaning of its own
+    path = Path("/" + unquote(url.path).lstrip("/"))  # POSIX allows //x to mean another file than /x
     if url.netloc or url.query or url.fragment or not url.path.startswith("/") or path.name == "":
         raise ConfigurationError(f"connection {connection!r}: give the absolute path of the file, like {_EXAMPLE}")
     return path

@@ -1,4 +1,4 @@
-"""Packages of the ``azure`` extra, and the error for one that is missing: one text, wherever it is noticed."""
+"""The error for a missing package of the ``azure`` extra. All modules raise the same error text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from airflow_provider_taskhub.errors import ConfigurationError
 
 
 def missing(package: str | None, *, purpose: str = "a hub on Azure Storage") -> ConfigurationError:
-    """The error for a package that is not installed.
+    """Return the error for a package that is not installed.
 
-    :param package: as the import system names it.
-    :param purpose: what needs it, for people.
+    :param package: import name of the package.
+    :param purpose: feature that needs the package; the error text begins with this.
     """
     return ConfigurationError(f"{purpose} needs the package {package!r}: pip install 'airflow-provider-taskhub[azure]'")
 
 
 def check_installed(packages: Sequence[str]) -> None:
-    """Whether packages could be imported, without importing them: Microsoft's take most of a second.
+    """Check that packages are installed, without importing them.
 
-    :raises ConfigurationError: for the first that is missing, naming the extra that brings it.
+    The check must be fast, and importing Microsoft's packages takes most of a second.
+
+    :param packages: import names of the packages.
+    :raises ConfigurationError: for the first missing package. The text names the pip extra that installs the package.
     """
     for package in packages:
         try:
             found = importlib.util.find_spec(package) is not None
-        except ModuleNotFoundError:  # not even the namespace that it is in
+        except ModuleNotFoundError:  # the parent package, such as `azure`, is missing too
             found = False
         if not found:
             raise missing(package)

@@ -1,11 +1,12 @@
-"""Wake-ups between processes of one machine: one Unix datagram socket for each store that waits.
+"""Wake-ups between the processes of one machine, over one Unix datagram socket for each store that waits.
 
-A store that has put a message sends the queue's name to the sockets of the other stores. A wake-up is a hint: a lost
-one costs a wait until the next poll, a false one costs a look. Nothing here is durable, and nobody waits for it.
+A store that has put a message sends the queue's name to the sockets of the other stores. A wake-up is a hint. If a
+wake-up is lost, the receiver finds the message at its next poll. If a wake-up is wrong, the receiver polls once for
+nothing. Wake-ups are not durable, and a sender never waits for a receiver.
 
-Each kind of store keeps its own list of addresses, because no list fits both. The embedded store lists them in its
-file, so that containers which share only its folder find each other (``sqlite/process_wakeups``). Azure Storage has no
-such file: its stores list them in a folder among the temporary ones (``azure/process_wakeups``).
+Each kind of store keeps its own list of socket addresses. The embedded store keeps the list in the SQLite file, so that
+containers which share only the folder of the file find each other (``sqlite/process_wakeups``). Azure Storage has no
+such file, so its stores find the sockets in a temporary folder (``azure/process_wakeups``).
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 MAX_BYTES = 4096
-"""Of one wake-up. What has more names wakes everybody."""
-EVERYBODY = b"*"
+"""Largest wake-up, in bytes. A wake-up with more names of queues is sent as :data:`WAKE_ALL`."""
+WAKE_ALL = b"*"
+"""Content of a wake-up that wakes all waiters of the receiving store."""
 AT_ONCE = 64
-"""Wake-ups read in one turn of the event loop, so that a flood of them does not hold it."""
+"""Most wake-ups that a store reads in one turn of the event loop. More would delay other tasks of the loop."""
 
 
-class Ear:
-    """The socket on which one store hears of the others. It belongs to the running event loop.
+class WakeupReceiver:
+    """The socket on which one store receives wake-ups. Only the event loop that created the socket uses it.
 
-    :param addresses: the first of them is taken on which the machine allows a socket.
-    :param hear: called with the names of queues; with None for a wake-up that is meant for everybody.
-    :raises OSError: when there is no place for a socket.
+    :param addresses: paths to try. The socket uses the first path at which the machine can create a socket.
+    :param on_wakeup: function that is called with the queues in a wake-up, or with None to wake all waiters.
+    :raises OSError: if no path works.
     """
 
-    def __init__(self, addresses: Iterable[str], hear: Callable[[Sequence[str] | None], None]) -> None:
-        self._hear = hear
+    def __init__(self, addresses: Iterable[str], on_wakeup: Callable[[Sequence[str] | None], None]) -> None:
+        self._on_wakeup = on_wakeup
         self._loop = asyncio.get_running_loop()
         self._socket = _new_socket()
         try:
@@ -43,7 +45,7 @@ class Ear:
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Close the socket and remove its file."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         with contextlib.suppress(OSError):
@@ -52,54 +54,57 @@ class Ear:
     def _read(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                news = self._socket.recv(MAX_BYTES)
-            except OSError:  # nothing more to read
+                content = self._socket.recv(MAX_BYTES)
+            except OSError:  # the socket has no more wake-ups
                 return
-            self._hear(None if news == EVERYBODY else news.decode("ascii", "replace").split("\n"))
+            self._on_wakeup(None if content == WAKE_ALL else content.decode("ascii", "replace").split("\n"))
 
 
-def _bind(ear: socket.socket, addresses: Iterable[str]) -> str:
+def _bind(receiver: socket.socket, addresses: Iterable[str]) -> str:
     refusal: OSError | None = None
     for address in addresses:
         try:
-            ear.bind(address)
-        except OSError as error:  # a file system without sockets, or a folder that is not there
+            receiver.bind(address)
+        except OSError as error:  # the file system has no sockets, or the folder does not exist
             refusal = error
             continue
         os.chmod(address, 0o600)
         return address
-    raise refusal or OSError("no folder has room for a socket's address")
+    raise refusal or OSError("no folder has a path that is short enough for a socket")
 
 
-class Voice:
-    """The socket from which a store, or its writer thread, wakes the others. Opened at its first use."""
+class WakeupSender:
+    """The socket from which a store, or its writer thread, sends wake-ups. The first wake-up opens the socket."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def tell(self, queues: Iterable[str], addresses: Iterable[str]) -> list[str]:
-        """Something can be received from these queues now.
+    def send(self, queues: Iterable[str], addresses: Iterable[str]) -> list[str]:
+        """Send a wake-up: one of these queues may have a visible message now.
 
-        :returns: addresses of processes that were killed; their sockets are removed here, forget them.
+        :param queues: names of queues or topics.
+        :param addresses: paths of the sockets of the other stores.
+        :returns: addresses whose processes are dead. Their socket files are removed; the caller must remove them from
+            its list.
         """
         if self._socket is None:
             self._socket = _new_socket()
-        news = "\n".join(queues).encode("ascii", "replace")
-        news = news if len(news) <= MAX_BYTES else EVERYBODY
+        content = "\n".join(queues).encode("ascii", "replace")
+        content = content if len(content) <= MAX_BYTES else WAKE_ALL
         dead: list[str] = []
         for address in addresses:
             try:
-                self._socket.sendto(news, address)
+                self._socket.sendto(content, address)
             except (ConnectionRefusedError, FileNotFoundError):
                 dead.append(address)
                 with contextlib.suppress(OSError):
                     os.unlink(address)
-            except OSError:  # its buffer is full: it has enough to read
+            except OSError:  # the receiver's buffer is full, so the receiver wakes up anyway
                 continue
         return dead
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.storage import wakeups
-from airflow_provider_taskhub.storage.wakeups import Ear, Voice
+from airflow_provider_taskhub.storage.wakeups import WakeupReceiver, WakeupSender
 
 
 class Heard:
@@ -32,52 +32,56 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-async def ear(tmp_path: Path, heard: Heard) -> AsyncIterator[Ear]:
-    opened = Ear([str(tmp_path / "ear")], heard.news.append)
+async def ear(tmp_path: Path, heard: Heard) -> AsyncIterator[WakeupReceiver]:
+    opened = WakeupReceiver([str(tmp_path / "ear")], heard.news.append)
     yield opened
     opened.close()
 
 
-async def test_all_names_of_a_wake_up_arrive_together(ear: Ear, heard: Heard) -> None:
-    voice = Voice()
-    assert voice.tell(("one", "two"), (ear.address,)) == []
+async def test_all_names_of_a_wake_up_arrive_together(ear: WakeupReceiver, heard: Heard) -> None:
+    voice = WakeupSender()
+    assert voice.send(("one", "two"), (ear.address,)) == []
     await heard.until(1)
     assert heard.news == [["one", "two"]]
     voice.close()
 
 
-async def test_more_names_than_a_wake_up_holds_wake_everybody(ear: Ear, heard: Heard) -> None:
-    voice = Voice()
-    assert voice.tell([f"queue-{number}" for number in range(1_000)], (ear.address,)) == []
+async def test_more_names_than_a_wake_up_holds_wake_everybody(ear: WakeupReceiver, heard: Heard) -> None:
+    voice = WakeupSender()
+    assert voice.send([f"queue-{number}" for number in range(1_000)], (ear.address,)) == []
     await heard.until(1)
     assert heard.news == [None]
     voice.close()
 
 
-async def test_the_socket_of_a_killed_process_is_removed_and_named(ear: Ear, heard: Heard, tmp_path: Path) -> None:
+async def test_the_socket_of_a_killed_process_is_removed_and_named(
+    ear: WakeupReceiver, heard: Heard, tmp_path: Path
+) -> None:
     killed, gone = str(tmp_path / "killed"), str(tmp_path / "gone")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(killed)
-    voice = Voice()
-    assert voice.tell(("one",), (killed, gone, ear.address)) == [killed, gone]
+    voice = WakeupSender()
+    assert voice.send(("one",), (killed, gone, ear.address)) == [killed, gone]
     assert os.listdir(tmp_path) == ["ear"]
     await heard.until(1)
     voice.close()
 
 
-async def test_who_reads_nothing_holds_nobody_up(ear: Ear, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_reads_nothing_holds_nobody_up(
+    ear: WakeupReceiver, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This loop does not read meanwhile: the buffer of its socket fills up."""
     monkeypatch.setattr(wakeups, "AT_ONCE", 3)
-    voice = Voice()
+    voice = WakeupSender()
     for _ in range(5_000):
-        assert voice.tell(("one",), (ear.address,)) == []
+        assert voice.send(("one",), (ear.address,)) == []
     await heard.until(1)
     assert len(heard.news) == 3, "other tasks have their turn before the next ones are read"
     voice.close()
 
 
 async def test_the_first_address_with_a_place_for_a_socket_is_taken(tmp_path: Path, heard: Heard) -> None:
-    opened = Ear([str(tmp_path / "absent" / "ear"), str(tmp_path / "second")], heard.news.append)
+    opened = WakeupReceiver([str(tmp_path / "absent" / "ear"), str(tmp_path / "second")], heard.news.append)
     assert opened.address == str(tmp_path / "second")
     assert os.stat(opened.address).st_mode & 0o777 == 0o600
     opened.close()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from airflow_provider_taskhub.storage.azure.local_wakeups import LocalWakeups
-from airflow_provider_taskhub.storage.wakeups import Ear, Voice
+from airflow_provider_taskhub.storage.wakeups import WakeupReceiver, WakeupSender
 
 LOOK_EVERY = 1.0
 """Seconds for which a list of the neighbours is good."""
@@ -35,25 +35,25 @@ class ProcessWakeups:
         own = folder or Path(tempfile.gettempdir()) / f"taskhub-{os.getuid()}"
         self._folder = own / hashlib.sha256(account.encode()).hexdigest()[:16]
         self._bell = bell
-        self._ear: Ear | None = None
-        self._voice = Voice()
+        self._receiver: WakeupReceiver | None = None
+        self._sender = WakeupSender()
         self._others: tuple[str, ...] = ()
         self._looked = float("-inf")
         self._queues: set[str] = set()
-        self._deaf = False
+        self._has_no_socket = False
 
     def listen(self, queues: Iterable[str]) -> None:
         """Hear of these queues from now on, if the machine has a place for a socket that only this user can reach."""
         self._queues.update(queues)
-        if self._ear is not None or self._deaf:
+        if self._receiver is not None or self._has_no_socket:
             return
         try:
             for folder in (self._folder.parent, self._folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
                 _check_private(folder)
-            self._ear = Ear([str(self._folder / f"{os.getpid():x}-{os.urandom(4).hex()}")], self._hear)
+            self._receiver = WakeupReceiver([str(self._folder / f"{os.getpid():x}-{os.urandom(4).hex()}")], self._hear)
         except OSError:
-            self._deaf = True
+            self._has_no_socket = True
 
     def tell(self, queue: str) -> None:
         """Something can be received from the queue now."""
@@ -61,15 +61,15 @@ class ProcessWakeups:
         if now - self._looked >= LOOK_EVERY:
             self._looked, self._others = now, self._look()
         if self._others:
-            dead = self._voice.tell((queue,), self._others)
+            dead = self._sender.send((queue,), self._others)
             self._others = tuple(other for other in self._others if other not in dead)
 
     def close(self) -> None:
         """Hear and say nothing any more."""
-        if self._ear is not None:
-            self._ear.close()
-            self._ear = None
-        self._voice.close()
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        self._sender.close()
 
     def _look(self) -> tuple[str, ...]:
         try:
@@ -78,7 +78,7 @@ class ProcessWakeups:
             names = sorted(os.listdir(self._folder))[:MAX_NEIGHBOURS]
         except OSError:
             return ()
-        own = self._ear.address if self._ear is not None else ""
+        own = self._receiver.address if self._receiver is not None else ""
         addresses = (str(self._folder / name) for name in names)
         return tuple(address for address in addresses if address != own)
 

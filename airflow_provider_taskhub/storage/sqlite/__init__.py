@@ -1,6 +1,7 @@
-"""The embedded store's inside: one SQLite file, or a private database in memory.
+"""The embedded store: one SQLite file, or a private database in memory.
 
-``file`` opens and refuses files, ``moments`` owns the store's time, ``journal`` runs works in transactions, ``shared``
-and ``inline`` say who runs them (the process's writer thread, or the caller), ``wake`` tells other processes.
-``queues``, ``rows``, ``filters``, ``columns``, ``blobs`` and ``leases`` are Azure's semantics over SQL.
+``store`` is the public class. ``file`` opens and checks the file, and ``store_clock`` has the store's time.
+``transactions`` runs functions on the database, called works. ``shared_file`` and ``writer_thread`` do this for a file,
+``in_memory`` for a private database. ``process_wakeups`` wakes other processes. ``queues``, ``rows``, ``filters``,
+``columns``, ``blobs`` and ``leases`` implement Azure's semantics with SQL.
 """

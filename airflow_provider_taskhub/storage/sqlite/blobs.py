@@ -1,4 +1,4 @@
-"""Containers and blobs over SQL. An append is one more chunk, so a growing log is never rewritten."""
+"""Containers and blobs in SQLite. Each append adds a row to the table ``chunks``, so no append rewrites a blob."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Found:
     number: int
     etag: int
     appends: int | None
-    """None: a block blob."""
+    """Number of appends to an append blob; None for a block blob."""
     lease: str | None
     until: int
 
@@ -34,7 +34,7 @@ def put(change: Change, operation: PutBlob) -> str:
     found = _find(change, container, operation.name)
     what, etag = f"blob {operation.name!r}", change.next()
     if operation.etag is not None and (found is None or operation.etag != _etag(found.etag)):
-        raise Conflict(f"{what} was changed by another, or is gone")
+        raise Conflict(f"{what} was changed or deleted: its ETag is not {operation.etag}")
     if found is None:
         check_write(change, what, None, 0, operation.lease_id)
         number = _insert(change, container, operation.name, etag, operation.content_type, appends=None)
@@ -56,11 +56,11 @@ def append(change: Change, container: str, name: str, data: bytes) -> None:
         number, appends = _insert(change, owner, name, etag, "text/plain", appends=0), 0
     else:
         if found.appends is None:
-            raise Conflict(f"blob {name!r} is no append blob")
+            raise Conflict(f"blob {name!r} is a block blob; only an append blob takes appends")
         check_write(change, f"blob {name!r}", found.lease, found.until, None)
         number, appends = found.number, found.appends
     if appends >= MAX_APPENDS:
-        raise Conflict(f"blob {name!r} has {MAX_APPENDS} appends, the most that Azure takes; begin another one")
+        raise Conflict(f"blob {name!r} has {MAX_APPENDS} appends, the most that Azure accepts; begin another blob")
     change.connection.execute("INSERT INTO chunks VALUES (?, ?, ?)", (number, appends, data))
     change.connection.execute(
         "UPDATE blobs SET etag = ?, appends = ?, size = size + ?, lease = NULL WHERE id = ?",
@@ -78,7 +78,7 @@ def _insert(change: Change, container: int, name: str, etag: int, kind: str, *, 
 
 
 def _written(change: Change, number: int, etag: int, kind: str, size: int) -> None:
-    """A write ends an expired lease for good: its holder cannot renew it any more."""
+    """Update a blob's row after a write. Remove an expired lease, so that its holder cannot renew the lease."""
     change.connection.execute(
         "UPDATE blobs SET etag = ?, type = ?, size = ?, appends = NULL, "
         "lease = CASE WHEN until > ? THEN lease END WHERE id = ?",
@@ -97,7 +97,10 @@ def delete(change: Change, operation: DeleteBlob) -> None:
 
 
 def get(connection: sqlite3.Connection, container: str, name: str) -> Blob | None:
-    """One statement, so that the data and the ETag are of one moment."""
+    """Return a blob with its content; None if the blob does not exist.
+
+    One SQL statement reads both, so that the content and the ETag belong together.
+    """
     rows = connection.execute(
         "SELECT blobs.etag, blobs.type, chunks.data FROM containers "
         "JOIN blobs ON blobs.container = containers.id LEFT JOIN chunks ON chunks.blob = blobs.id "
@@ -119,9 +122,9 @@ def listing(connection: sqlite3.Connection, container: str, prefix: str) -> list
 
 
 def drop(change: Change, container: str) -> None:
-    """Remove a container and its blobs; none is no error.
+    """Delete a container and its blobs. It is no error if the container does not exist.
 
-    :raises LeaseLost: while it is leased.
+    :raises LeaseLost: if the container has an active lease.
     """
     try:
         number = identifier(change.connection, "containers", container)

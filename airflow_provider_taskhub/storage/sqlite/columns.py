@@ -1,8 +1,8 @@
-"""A row's properties as one JSON text, Edm types kept.
+"""Store the properties of a table row as one JSON text that keeps their Edm types.
 
-String, Boolean and Int32 are JSON's own; the others are an object with one member that names the type: ``l`` Int64,
-``d`` Double, ``t`` DateTime (ticks), ``g`` Guid, ``b`` Binary. Guid and Binary are hexadecimal, so that packed values
-of one type sort as the values themselves do.
+String, Boolean and Int32 become JSON strings, booleans and numbers. A value of another type becomes an object with one
+member, whose name is the type: ``l`` Int64, ``d`` Double, ``t`` DateTime (ticks), ``g`` Guid, ``b`` Binary. Guid and
+Binary are hexadecimal texts, because these sort in the same order as the values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.storage.primitives import Int64, Property
 
 Packed: TypeAlias = str | bool | int | dict[str, Any]
+"""A property as a JSON value."""
 
 _RESTORE: Mapping[str, Callable[[Any], Property]] = {
     "l": Int64,
@@ -28,7 +29,7 @@ _RESTORE: Mapping[str, Callable[[Any], Property]] = {
 
 
 def pack(value: Property) -> Packed:
-    """One property as plain JSON."""
+    """Return a property as a JSON value."""
     if isinstance(value, str | bool):
         return value
     if isinstance(value, Int64):
@@ -45,7 +46,7 @@ def pack(value: Property) -> Packed:
 
 
 def unpack(packed: Packed) -> Property:
-    """The property again."""
+    """Return the property that :func:`pack` has made a JSON value from."""
     if isinstance(packed, dict):
         ((kind, value),) = packed.items()
         return _RESTORE[kind](value)
@@ -53,7 +54,7 @@ def unpack(packed: Packed) -> Property:
 
 
 def kind_and_value(packed: Packed) -> tuple[str, Any]:
-    """What a comparison compares: values of one type only."""
+    """Return the type and the value of a packed property. A filter compares only values of the same type."""
     if isinstance(packed, dict):
         ((kind, value),) = packed.items()
         return kind, value
@@ -61,7 +62,7 @@ def kind_and_value(packed: Packed) -> tuple[str, Any]:
 
 
 def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
-    """All properties that are not None."""
+    """Return all properties that are not None, as JSON values."""
     packed: dict[str, Packed] = {}
     for name, value in properties.items():
         if type(value) is str:  # the most frequent first
@@ -74,7 +75,7 @@ def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
 
 
 def characters(packed: Mapping[str, Packed]) -> int:
-    """Of all texts, and of Binary in hexadecimal."""
+    """Return the total number of characters of a row's texts and of its Binary values in hexadecimal."""
     texts = [value.get("b", "") if isinstance(value, dict) else value for value in packed.values()]
     return sum([len(text) for text in texts if isinstance(text, str)])
 

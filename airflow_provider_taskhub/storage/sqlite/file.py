@@ -1,7 +1,7 @@
-"""Opening the hub's file: made if absent, refused if it is not ours to write.
+"""Open the SQLite file of a hub: create the file if it does not exist, and refuse a file of another program.
 
-Every refusal is a ``ConfigurationError`` that names the file and the way out. A file of another program is looked at
-without SQLite first, so that nothing of it (journals, WAL) is touched.
+Each refusal is a ``ConfigurationError`` that names the file and a way out. The header of the file is read without
+SQLite first, because SQLite could change the journal or the WAL of another program.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from airflow_provider_taskhub.storage.sqlite.transactions import is_busy
 
 T = TypeVar("T")
 
-APPLICATION = 0x54736B48  # "TskH"
+APPLICATION = 0x54736B48  # "TskH", stored in the file's header as SQLite's application id
 FORMAT = 2
-"""Of the tables below. A newer package opens an older file by migrating it; an older package refuses a newer file."""
+"""Version of the tables below. A newer package migrates an older file. An older package refuses a newer file."""
 MAGIC = b"SQLite format 3\0"
 RETRY = (0.0003, 0.0015)
-"""Seconds between two tries for a lock, drawn at random: SQLite's own busy handler backs off ever longer and starves
-one process behind another for seconds."""
+"""Shortest and longest time between two tries to get the file's lock, in seconds; each time is random. SQLite's busy
+handler was rejected: it waits longer after each try, so one process could wait for seconds while another one writes."""
 WAY_OUT = "choose another file (TASKHUB_HOME, or sqlite:///path as the connection)"
 
 _NETWORK = frozenset({
@@ -68,16 +68,19 @@ CREATE TABLE chunks (blob INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT
 CREATE UNIQUE INDEX chunks_part ON chunks (blob, part);
 """
 MIGRATIONS = {1: "ALTER TABLE messages ADD COLUMN holder TEXT"}
-"""What makes a file of a format one of the next format."""
+"""For each older format the SQL statement that migrates a file to the next format."""
 
 
 # --- connections --------------------------------------------------------------------------------------------------
 
 
 def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
-    """A connection in autocommit mode, usable by one thread at a time. No busy handler: see :data:`RETRY`.
+    """Open a connection in autocommit mode. Only one thread at a time may use the connection.
 
-    :param timeout: seconds that another process's lock (it makes the file, or recovers it) may hold this up.
+    The connection has no busy handler (:data:`RETRY` says why): the caller must retry if the file is locked.
+
+    :param path: path of the SQLite file; None: a private database in memory.
+    :param timeout: longest wait in seconds while another process locks the file to create or recover it.
     """
     connection = sqlite3.connect(
         ":memory:" if path is None else path,
@@ -96,7 +99,10 @@ def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
 
 
 def memory(ticks: int) -> sqlite3.Connection:
-    """A private database; its time begins at ``ticks``."""
+    """Return a private database in memory.
+
+    :param ticks: time at which the time of the store begins.
+    """
     connection = connect(None, 0.0)
     connection.executescript(SCHEMA)
     connection.execute("INSERT INTO anchor VALUES (0, 0, ?, 0, '')", (ticks,))
@@ -104,11 +110,14 @@ def memory(ticks: int) -> sqlite3.Connection:
 
 
 def retried(attempt: Callable[[], T], timeout: float) -> T:
-    """The result of a call that other processes' locks may refuse for a while. Blocks the calling thread.
+    """Call a function again and again while another process's lock refuses the call. Block the calling thread.
 
-    Not ``retries.retry``, which needs an event loop: this runs in the store's own threads.
+    ``retries.retry`` cannot be used here: it needs an event loop, and this function runs in threads of the store.
 
-    :raises Unavailable: when it was refused for ``timeout`` seconds.
+    :param attempt: function to call.
+    :param timeout: longest time for all calls together, in seconds.
+    :returns: the function's result.
+    :raises Unavailable: if the file is still locked after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -126,10 +135,12 @@ def retried(attempt: Callable[[], T], timeout: float) -> T:
 
 
 def prepare(path: Path, clock: Clock, timeout: float) -> None:
-    """Make sure that the file is there, ours, of this format, in WAL mode, and anchored to this boot.
+    """Create the file if it does not exist, check and migrate it, set WAL mode, and set the shift of the store's time.
 
-    :param clock: its wall clock is read when the file is new or the machine was restarted.
-    :raises ConfigurationError: naming the file and the way out. :raises Unavailable: when others keep it locked.
+    :param clock: clock whose wall time sets the shift if the file is new or the machine was restarted.
+    :param timeout: longest wait for another process's lock, in seconds.
+    :raises ConfigurationError: if the file cannot be used. The text names the file and a way out.
+    :raises Unavailable: if other processes keep the file locked.
     """
     _make(path)
     check_local(path)
@@ -146,21 +157,24 @@ def prepare(path: Path, clock: Clock, timeout: float) -> None:
 
 
 def _make(path: Path) -> None:
-    """The directory, and an empty file that only this user can read."""
+    """Create the directory and an empty file that only this user can read, if they do not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}; {WAY_OUT}") from error
-    if not os.access(path.parent, os.W_OK):  # SQLite makes its WAL beside the file
+    if not os.access(path.parent, os.W_OK):  # SQLite creates the WAL in the same directory
         raise ConfigurationError(f"cannot write to the directory of {path}; {WAY_OUT}")
 
 
 def check_local(path: Path) -> None:
-    """:raises ConfigurationError: when the file lies on a network file system, where SQLite's WAL loses data."""
+    """Check that the file is on a local disk.
+
+    :raises ConfigurationError: if the file is on a network file system. SQLite's WAL loses data there.
+    """
     found = path.resolve()
     above = [mount for mount in psutil.disk_partitions(all=True) if found.is_relative_to(mount.mountpoint)]
-    above.reverse()  # of several mounts at one place the last one is seen
+    above.reverse()  # if several file systems have one mount point, the last mount is the visible one
     kind = max(above, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype if above else ""
     base, _, fuse = kind.partition(".")
     if base in _NETWORK or fuse in _NETWORK_FUSE:
@@ -171,7 +185,10 @@ def check_local(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Look at the first 100 bytes: application id at 68 (SQLite's file format)."""
+    """Check the first 100 bytes of the file. In SQLite's file format the application id begins at byte 68.
+
+    :raises ConfigurationError: if the file is not an SQLite file, or belongs to another program.
+    """
     with path.open("rb") as file:
         header = file.read(100)
     if not header:
@@ -188,9 +205,10 @@ def _foreign(path: Path, application: int) -> ConfigurationError:
 
 
 def _adopt(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
-    """Make the tables in an empty file; check the format of another one; anchor the time of both.
+    """Create the tables in an empty file, or check and migrate an existing file. Set the shift of the store's time.
 
-    The tables are made before the file goes into WAL mode, so that its header says whose it is from the first commit.
+    The tables are created before WAL mode is set. So the first commit writes the application id into the file's header,
+    where :func:`_check_header` of another process finds the id.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -224,7 +242,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring an older file to this format. Processes of an older version that have it open go on as they were."""
+    """Migrate an older file to this format. Processes of an older version that have the file open can go on."""
     for older in range(version, FORMAT):
         connection.execute(MIGRATIONS[older])
     if version != FORMAT:

@@ -1,7 +1,8 @@
-"""Filters of a query, twice: the part about keys as SQL over the index, all of it as a function over a loaded row.
+"""Filters of a query, as SQL and as a Python function.
 
-The SQL admits every row that the filter admits and never scans outside the keys' range; what it admits too much, the
-function removes. So the semantics stand in one place, in Python, and a query by partition stays a range of the index.
+The SQL finds the rows by their keys in the index. It returns all rows that match the filter, and perhaps some rows that
+do not match. The Python function then tests each returned row by the whole filter. So only the Python function has the
+exact semantics, and a query of one partition key reads only one range of the index.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from airflow_provider_taskhub.storage.sqlite.columns import Packed, kind_and_val
 
 Columns: TypeAlias = Mapping[str, Packed]
 Test: TypeAlias = Callable[[Columns], bool]
-"""Whether a row is admitted: its packed properties, with PartitionKey, RowKey and Timestamp among them."""
+"""Function that says whether a row matches a filter. The function gets the row's packed properties together with its
+PartitionKey, RowKey and Timestamp."""
 
 _FUNCTIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
@@ -32,7 +34,7 @@ _STORED = {"PartitionKey": "pk", "RowKey": "rk", "Timestamp": "ts"}
 
 
 def test_of(filter: Filter) -> Test:
-    """The filter as a function. A row without the column, or with another type in it, matches nothing."""
+    """Return the filter as a function. A comparison never matches if the column is missing or has another type."""
     if isinstance(filter, Compare):
         return _test_compare(filter)
     parts = [test_of(part) for part in filter.parts]
@@ -58,18 +60,22 @@ def _test_compare(compare: Compare) -> Test:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Inclusive bounds of a key; None: open."""
+    """Smallest and largest value of a key; both values belong to the range. None: no bound."""
 
     low: str | None = None
     high: str | None = None
 
     @property
     def single(self) -> bool:
+        """True if the range has exactly one value."""
         return self.low is not None and self.low == self.high
 
 
 def range_of(filter: Filter | None, column: str) -> Range:
-    """The smallest range of a key outside which the filter admits nothing."""
+    """Return a range of a key that contains the keys of all rows that match the filter.
+
+    :param column: ``PartitionKey`` or ``RowKey``.
+    """
     if filter is None:
         return Range()
     if isinstance(filter, Compare):
@@ -97,17 +103,18 @@ def _range_compare(compare: Compare) -> Range:
     return Range()
 
 
-def sifts(filter: Filter) -> bool:
-    """Whether :func:`sql_of` looks into the rows themselves."""
+def searches_data(filter: Filter) -> bool:
+    """Return True if the SQL of :func:`sql_of` searches a text in the stored properties, not only in the index."""
     if isinstance(filter, Compare):
         return _text_of(filter) is not None
-    return any(sifts(part) for part in filter.parts)
+    return any(searches_data(part) for part in filter.parts)
 
 
 def _text_of(compare: Compare) -> str | None:
-    """What stands in the stored text of every row that a comparison admits; None: nothing that is sure to be there.
+    """Return a text that the stored JSON of each matching row contains; None if there is no such text.
 
-    A row that is not wanted is then passed over by SQLite, without the GIL, instead of being taken apart in Python.
+    With this text SQLite itself skips most rows that do not match. That is faster than parsing each row in Python, and
+    SQLite does not hold the GIL meanwhile.
     """
     value = compare.value
     if compare.operator != "eq" or not isinstance(value, str) or compare.column in _STORED:
@@ -117,9 +124,10 @@ def _text_of(compare: Compare) -> str | None:
 
 
 def sql_of(filter: Filter) -> tuple[str, list[str | int]]:
-    """A condition over pk, rk and ts that admits at least what the filter admits, and its parameters.
+    """Return an SQL condition that all rows which match the filter fulfil, and the condition's parameters.
 
-    The unary plus keeps SQLite from answering an OR by several index searches and a sort: the range is chosen by us.
+    The unary plus before a column forbids SQLite to use an index for this column. Otherwise SQLite might answer an OR
+    by several index searches and a sort. :func:`range_of` gives the range of the index instead.
     """
     if isinstance(filter, Compare):
         stored = _STORED.get(filter.column)

@@ -1,6 +1,7 @@
-"""A private database in memory, used by its caller's thread: tests, the simulation, ``testing.run``.
+"""A private database in memory, for tests, the simulation and ``testing.run``. The caller's thread runs all calls.
 
-No thread, no lock, no other clock than the given one, so it works under an event loop whose time jumps.
+The database uses no other thread, no lock, and only the clock that it gets. So it works under an event loop with
+virtual time.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ T = TypeVar("T")
 
 
 class InMemory:
-    """Runs works and reads at once. What it holds lives as long as it does, through any number of open and close."""
+    """Access to a private database in memory. The content survives :meth:`close` until the next :meth:`open`."""
 
     fallback: float | None = None
-    """Nobody else can write: no look without news."""
+    """Seconds after which a waiting store reads the database without a wake-up. None: never, because no other process
+    can write."""
     identity = 0
 
     def __init__(self, clock: Clock) -> None:
@@ -42,13 +44,13 @@ class InMemory:
             self.journal = Transactions(self._connection, self._source)
 
     async def close(self) -> None:
-        """Nothing to release: the content stays for who opens it again."""
+        """Do nothing: the content stays for the next :meth:`open`."""
 
     def now(self) -> int:
         return self._source()
 
     async def write(self, work: Work) -> Any:
-        """Run a work in a transaction of its own. Other tasks get a turn before it, as with every real store."""
+        """Run a work in its own transaction. Other tasks of the event loop run first, as in a store that does I/O."""
         await asyncio.sleep(0)
         if self.journal is None:
             raise Unavailable("the store is not open", maybe_done=False)
@@ -63,7 +65,7 @@ class InMemory:
         return outcome.result()
 
     async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
-        del reader  # nothing waits for anything here
+        del reader  # all reads run on the event loop
         await asyncio.sleep(0)
         return self.glance(reading)
 
@@ -76,4 +78,4 @@ class InMemory:
             raise translated(error) from error
 
     async def listen(self, queues: Sequence[str]) -> None:
-        """Every put is heard already."""
+        """Do nothing: only this process can write, and :meth:`write` wakes the waiters."""

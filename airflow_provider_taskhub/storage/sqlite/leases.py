@@ -1,7 +1,8 @@
-"""Leases of containers and blobs, by Azure's rules, in the store's own time.
+"""Leases of containers and blobs in SQLite, with Azure's rules.
 
-A lease is three columns of its row: ``lease`` (its id), ``seconds``, ``until`` (ticks). An expired lease can be renewed
-by its holder until somebody else takes it or the blob is written.
+A lease is stored in three columns of the row of its blob or container: ``lease`` (the lease's id), ``seconds`` (the
+lease's duration) and ``until`` (the end of the lease, in ticks of the store's time). As in Azure, the holder can renew
+an expired lease until another worker acquires a lease or a write changes the blob.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from airflow_provider_taskhub.storage.sqlite.transactions import Change, identif
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The row that carries the lease."""
+    """The blob or container that is leased, as stored.
+
+    :param kind: SQL table of the row: ``blobs`` or ``containers``.
+    :param number: id of the row.
+    :param what: name of the blob or container in errors.
+    """
 
     kind: str
     number: int
@@ -28,7 +34,7 @@ class _Target:
 def acquire(change: Change, container: str, name: str | None, lease_id: str, seconds: int) -> None:
     target = _target(change, container, name)
     if target.lease != lease_id and target.lease is not None and target.until > change.now():
-        raise LeaseLost(f"{target.what} is leased by another")
+        raise LeaseLost(f"{target.what} has an active lease with another id")
     _hold(change, target, lease_id, seconds)
 
 
@@ -39,7 +45,7 @@ def renew(change: Change, container: str, name: str | None, lease_id: str) -> No
 
 
 def change_id(change: Change, container: str, name: str | None, lease_id: str, new_lease_id: str) -> None:
-    """A repeated change, whose first answer was lost, is no error."""
+    """Replace a lease's id. It is no error if the id was replaced already: the first answer may have been lost."""
     target = _target(change, container, name)
     _check_held(target, new_lease_id if target.lease == new_lease_id else lease_id)
     if target.until <= change.now():
@@ -54,13 +60,17 @@ def release(change: Change, container: str, name: str | None, lease_id: str) -> 
 
 
 def check_write(change: Change, what: str, lease: str | None, until: int, given: str | None) -> None:
-    """Whether a blob with this lease may be written under ``given``.
+    """Check that a write may change a blob.
 
-    :raises LeaseLost: when it is leased and the id is missing or another one, or not leased and an id is given.
+    :param what: name of the blob in errors.
+    :param lease: id of the blob's stored lease; None: no lease.
+    :param until: end of that lease, in ticks.
+    :param given: lease id that the write carries; None: no id.
+    :raises LeaseLost: if a lease with another id is active, or if an id is given and no lease is active.
     """
     active = lease is not None and until > change.now()
     if active and lease != given:
-        raise LeaseLost(f"{what} is leased{' by another' if given else '; the write carries no lease id'}")
+        raise LeaseLost(f"{what} is leased{' under another lease id' if given else '; the write carries no lease id'}")
     if given is not None and not active:
         raise LeaseLost(f"{what} is not leased, or the lease has expired")
 
@@ -80,7 +90,7 @@ def _target(change: Change, container: str, name: str | None) -> _Target:
 
 def _check_held(target: _Target, lease_id: str) -> None:
     if target.lease != lease_id:
-        raise LeaseLost(f"{target.what} is {'leased by another' if target.lease else 'not leased'}")
+        raise LeaseLost(f"{target.what} is {'leased under another lease id' if target.lease else 'not leased'}")
 
 
 def _hold(change: Change, target: _Target, lease_id: str, seconds: int) -> None:

@@ -1,7 +1,7 @@
-"""Wake-ups between the processes that share a file: their sockets (``wakeups``) are listed in the file itself.
+"""Wake-ups between the processes that share an SQLite file. The file lists the addresses of their sockets.
 
-A message that becomes receivable is announced after its commit by its queue's name. A store that is woken looks into
-the file. It looks once a second anyway, so a lost wake-up costs at most a second.
+After a commit the writer sends the names of the queues that have new visible messages. A store that receives a wake-up
+reads the file. A waiting store also reads the file once a second, so a lost wake-up costs at most one second.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS, boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
-from airflow_provider_taskhub.storage.wakeups import Voice
+from airflow_provider_taskhub.storage.wakeups import WakeupSender
 
 FALLBACK = 1.0
-"""Seconds between two looks into the file without news."""
+"""Seconds after which a waiting store reads the file, even without a wake-up."""
 MAX_ADDRESS = 100
-"""Bytes of a socket's path: the kernel takes 108 on Linux, 104 on macOS."""
+"""Longest path of a socket, in bytes. The kernel allows 108 bytes on Linux and 104 on macOS."""
 
 
 class Waiters:
-    """Who waits for which queues, on one event loop."""
+    """The tasks of one event loop that wait for wake-ups, by the queue or topic that they wait for."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
 
     @contextlib.contextmanager
     def listening(self, queues: Sequence[str]) -> Iterator[asyncio.Future[None]]:
-        """A future that the first news of one of the queues settles."""
+        """Return a context manager with a future. The first wake-up for one of the queues completes the future."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for name in queues:
             self._waiting.setdefault(name, set()).add(future)
@@ -46,30 +46,39 @@ class Waiters:
                     self._waiting.pop(name, None)
 
     def signal(self, queues: Iterable[str] | None) -> None:
-        """Tell who waits for these queues; None: for any."""
+        """Wake the tasks that wait for these queues or topics.
+
+        :param queues: names of queues or topics; None: wake all tasks.
+        """
         for name in list(self._waiting) if queues is None else queues:
             for future in self._waiting.get(name, ()):
                 _settle(future)
 
 
-async def heard(news: asyncio.Future[None], seconds: float) -> None:
-    """Wait for news, at most so long. A millisecond at least: a virtual clock that fires a hair early must move on."""
-    alarm = asyncio.get_running_loop().call_later(max(seconds, 0.001), _settle, news)
+async def wait_for_wakeup(woken: asyncio.Future[None], seconds: float) -> None:
+    """Wait for a wake-up.
+
+    :param woken: future of :meth:`Waiters.listening`.
+    :param seconds: longest time to wait. The wait takes at least a millisecond: a virtual clock may fire a timer
+        slightly early, and a wait of zero seconds would then repeat without end.
+    """
+    alarm = asyncio.get_running_loop().call_later(max(seconds, 0.001), _settle, woken)
     try:
-        await news
+        await woken
     finally:
         alarm.cancel()
 
 
-def _settle(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)
+def _settle(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def addresses_of(path: Path) -> list[str]:
-    """Addresses for a new socket, in the order to try: beside the file, then in folders for temporary files.
+    """Return paths for a new socket, in the order in which to try them: first in the folder of the SQLite file, then in
+    folders for temporary files.
 
-    Beside the file comes first, because containers that share a hub share this folder and no other.
+    The folder of the file comes first, because containers that share a hub share no other folder.
     """
     name = f".{path.name[:16]}-{os.getpid():x}-{os.urandom(4).hex()}"
     folders = [path.parent, Path(tempfile.gettempdir()), Path("/tmp")]
@@ -84,18 +93,22 @@ def unregister(change: Change, address: str) -> None:
     change.connection.execute("DELETE FROM peers WHERE address = ?", (address,))
 
 
-class Caller:
-    """Announces commits to the listeners of the file. Belongs to the writer thread."""
+class Announcer:
+    """Sends the wake-ups of each commit to the other stores of the file. Only the writer thread uses this object."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._voice = Voice()
+        self._sender = WakeupSender()
         self._dead: list[str] = []
 
     def prepare(self, touched: Iterable[Mapping[str, int]]) -> tuple[list[str], list[str]] | None:
-        """Inside the transaction: what to announce to whom after its commit; listeners found dead are removed.
+        """Return the wake-ups to send after the commit. Call this inside the transaction.
 
-        Messages that stay invisible for longer than :data:`FALLBACK` are no news: who waits looks again before then.
+        This method also removes the sockets of dead processes from the file. It leaves out messages that stay invisible
+        for longer than :data:`FALLBACK`: each waiting store reads the file before they become visible.
+
+        :param touched: for each work of the transaction its :attr:`Change.touched`.
+        :returns: names of queues and topics, and addresses of sockets; None: no wake-up is needed.
         """
         soon = self._soon(touched)
         if not soon:
@@ -117,10 +130,13 @@ class Caller:
         limit = boot_ticks() + shift + int(FALLBACK * TICKS)
         return [name for name, visible in merged.items() if visible <= limit]
 
-    def call(self, calls: tuple[list[str], list[str]] | None) -> None:
-        """After the commit."""
-        if calls is not None:
-            self._dead += self._voice.tell(*calls)
+    def announce(self, wakeups: tuple[list[str], list[str]] | None) -> None:
+        """Send the wake-ups. Call this after the commit.
+
+        :param wakeups: result of :meth:`prepare`.
+        """
+        if wakeups is not None:
+            self._dead += self._sender.send(*wakeups)
 
     def close(self) -> None:
-        self._voice.close()
+        self._sender.close()

@@ -1,11 +1,12 @@
-"""Queues over SQL: visibility, pop receipts, dequeue counts.
+"""Queues in SQLite: visibility, pop receipts, dequeue counts.
 
-A message's id is the file's identity and its number; its pop receipt is the number of the last change. A message made
-visible again at once gets its old place back (``visible`` is then its insertion time), so what a draining worker gives
-back is received in the order in which it was put.
+A message's id is the file's random identity followed by the message's number. Its pop receipt is the number of the last
+change of the message. An update with visibility 0 sets the column ``visible`` to the message's insertion time. So the
+message gets its old place in the queue, and messages that a worker gives back keep their order.
 
-``holder`` has the receipt of a claim and who made it. An older version of this package does not know the column and
-changes only the receipt; the entry then does not count.
+The column ``holder`` contains the pop receipt of the claim and the name of the worker that made the claim. An older
+version of this package does not know the column and changes only the receipt. The receipts then differ, and the column
+is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _LOW = (1 << 64) - 1
 
 
 def put(change: Change, operation: PutMessage, holder: str = "") -> Receipt:
-    """:param holder: who claims the message, if the operation claims it."""
+    """Put a message into a queue.
+
+    :param holder: full name of the worker that claims the message, if ``operation.claimed`` is set.
+    """
     now, number = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
     put = change.connection.execute(
@@ -45,7 +49,10 @@ def put(change: Change, operation: PutMessage, holder: str = "") -> Receipt:
 
 
 def update(change: Change, operation: UpdateMessage, holder: str = "") -> Receipt:
-    """:param holder: who goes on holding the message, if the operation says so."""
+    """Change a message's visibility and text.
+
+    :param holder: full name of the worker that keeps the message, if ``operation.claimed`` is set.
+    """
     number, inserted = _claimed(change, operation.queue, operation.message)
     now, receipt = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
@@ -69,14 +76,18 @@ def delete(change: Change, operation: DeleteMessage) -> str | None:
     try:
         _claimed(change, operation.queue, operation.message)
     except (Conflict, NotFound):
-        identifier(change.connection, "queues", operation.queue)  # an absent queue is an error in any case
+        identifier(change.connection, "queues", operation.queue)  # raises NotFound if the queue does not exist
         if not operation.quiet:
             raise
     return None
 
 
 def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:
-    """Number and insertion time of a message whose receipt is still good."""
+    """Return the number and the insertion time of a message.
+
+    :raises NotFound: if the queue does not have the message.
+    :raises Conflict: if the receipt is stale.
+    """
     held = message if isinstance(message, Receipt) else message.receipt
     number = _number(change.identity, held.message_id)
     row = change.connection.execute(
@@ -114,9 +125,13 @@ def receive(change: Change, queue: str, limit: int, visibility: timedelta, holde
 
 
 def release(change: Change, holders: Collection[str]) -> int:
-    """Make visible what these holders have claimed; how many messages that were.
+    """Make all messages visible that these holders have claimed.
 
-    The search needs no index of its own: invisible messages are few, or they are timers, which have no holder.
+    The search has no index. Only invisible messages with a holder are read, and these are few: the many messages of
+    timers are invisible too, but have no holder.
+
+    :param holders: full names of worker incarnations.
+    :returns: number of messages that became visible.
     """
     found = change.connection.execute(
         "SELECT m.number, m.inserted, m.receipt, m.holder, q.name FROM messages m JOIN queues q ON m.queue = q.id "
@@ -158,9 +173,9 @@ def count(connection: sqlite3.Connection, queue: str) -> int:
 
 
 def earliest(connection: sqlite3.Connection, queue: str) -> int | None:
-    """When the next message of the queue is or was visible, in ticks; None for an empty queue.
+    """Return when the next message of a queue becomes or became visible, in ticks; None if the queue is empty.
 
-    :raises NotFound: when the queue does not exist.
+    :raises NotFound: if the queue does not exist.
     """
     owner = identifier(connection, "queues", queue)
     found = connection.execute("SELECT min(visible) FROM messages WHERE queue = ?", (owner,)).fetchone()[0]
@@ -168,7 +183,7 @@ def earliest(connection: sqlite3.Connection, queue: str) -> int | None:
 
 
 def drop(change: Change, queue: str) -> None:
-    """Remove a queue and its messages; none is no error."""
+    """Delete a queue and its messages. It is no error if the queue does not exist."""
     row = change.connection.execute("DELETE FROM queues WHERE name = ? RETURNING id", (queue,)).fetchone()
     if row is not None:
         change.connection.execute("DELETE FROM messages WHERE queue = ?", row)
@@ -192,7 +207,7 @@ def _message_id(identity: int, number: int) -> str:
 
 
 def _number(identity: int, message_id: str) -> int:
-    """The number in an id that this file gave out; 0, which no message has, for any other text."""
+    """Return the message number in a message id of this file. For any other text return 0, which no message has."""
     try:
         number = int(message_id[-17:].replace("-", ""), 16)
     except ValueError:

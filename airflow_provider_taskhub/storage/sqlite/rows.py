@@ -1,4 +1,4 @@
-"""Tables over SQL: ETags, merges, entity-group transactions, pages of a query."""
+"""Tables in SQLite: ETags, merges, entity-group transactions, pages of a query."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
 )
 from airflow_provider_taskhub.storage.sqlite import columns
-from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, sifts, sql_of, test_of
+from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, searches_data, sql_of, test_of
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, identifier
 
 MAX_SCANNED = 5_000
-"""Rows looked at for one page; then the page ends early and goes on, so that no read holds a thread for long."""
-MAX_SIFTED = 25_000
-"""Rows that SQLite itself looks through for one page, for a text that the filter asks for; the same bound for it."""
+"""Most rows that Python tests for one page. The page then ends early, so that no read blocks its thread for long."""
+MAX_SEARCHED = 25_000
+"""Most rows in which SQLite searches a text for one page. The page then ends early, for the same reason."""
 MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
+"""Characters of stored rows after which a page ends."""
 
 Position: TypeAlias = tuple[str, str]
-"""Partition key and row key."""
+"""Partition key and row key of a row, at which a page ends."""
 
 _MUST_EXIST = frozenset({RowVerb.REPLACE, RowVerb.MERGE, RowVerb.DELETE})
 _MERGES = frozenset({RowVerb.MERGE, RowVerb.UPSERT_MERGE})
 
 
 def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], str]) -> tuple[str, ...]:
-    """All rows or, by the error that it raises, none.
+    """Write the rows of an operation. If a row raises an error, the caller undoes all rows.
 
-    :param resolve: the ETag that an earlier operation of the unit gave a row.
+    :param resolve: function that returns the ETag that an :class:`EtagOf` refers to.
+    :returns: the ETag of each row, "" for a deleted row.
     """
     table = change.identifier("tables", operation.table)
     etags: list[str] = []
@@ -55,7 +57,10 @@ def transact(change: Change, operation: Transact, resolve: Callable[[EtagOf], st
 
 
 def _replace(change: Change, table: int, rows: Sequence[RowOperation]) -> list[str]:
-    """Rows whose former state does not matter, in one statement: SQLite gives the GIL away in each."""
+    """Insert or replace rows in one SQL statement.
+
+    One statement for each row would be slower: Python releases and takes the GIL again for each statement.
+    """
     now, etags, values = change.now(), [], []
     for row in rows:
         etags.append(change.next())
@@ -196,7 +201,7 @@ def query(
     limit: int,
     continuation: str | None,
 ) -> Page:
-    """One page. It ends after ``limit`` rows, or where it has looked at enough of them."""
+    """Read one page of rows. The page ends after ``limit`` rows, or earlier at a limit of this module."""
     number = identifier(connection, "tables", table)
     after = None if continuation is None else _position(continuation)
     end = _end(connection, number, filter, after)
@@ -219,7 +224,7 @@ def query(
 
 
 def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> Generator[_Row, None, None]:
-    """Rows one by one; closing the generator ends the read, so that it holds no snapshot of the file."""
+    """Iterate over the rows of an SQL query. The caller closes the generator to end SQLite's read transaction."""
     cursor = connection.execute(sql, values)
     try:
         for found in cursor:
@@ -231,7 +236,11 @@ def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> 
 def _select(
     table: int, filter: Filter | None, after: Position | None, end: Position | None
 ) -> tuple[str, list[str | int]]:
-    """The rows that a filter may admit, behind a position and up to another, in order, by one range of the index."""
+    """Return SQL and its parameters for the rows that may match a filter, in the order of their keys.
+
+    :param after: position before the first row; None: begin with the first row of the table.
+    :param end: position of the last row; None: no bound.
+    """
     where, values = _range(table, filter, after, end)
     if filter is not None:
         clause, bound = sql_of(filter)
@@ -241,12 +250,15 @@ def _select(
 
 
 def _end(connection: sqlite3.Connection, table: int, filter: Filter | None, after: Position | None) -> Position | None:
-    """Where a page ends at the latest: SQLite would else look for a text as far as the table goes. None: nowhere."""
-    if filter is None or not sifts(filter):
+    """Return where a page must end, so that SQLite searches at most :data:`MAX_SEARCHED` rows for a text.
+
+    :returns: None if no such bound is needed.
+    """
+    if filter is None or not searches_data(filter):
         return None
     where, values = _range(table, filter, after, None)
     sql = f"SELECT pk, rk FROM rows WHERE {where} ORDER BY pk, rk LIMIT 1 OFFSET ?"
-    found: Position | None = connection.execute(sql, (*values, MAX_SIFTED - 1)).fetchone()
+    found: Position | None = connection.execute(sql, (*values, MAX_SEARCHED - 1)).fetchone()
     return found
 
 
@@ -264,10 +276,13 @@ def _range(
 def _bounds(
     partitions: Range, keys: Range, after: Position | None, end: Position | None
 ) -> Iterator[tuple[str, Sequence[str | int]]]:
-    """Conditions that SQLite answers by the index (tbl, pk, rk).
+    """Iterate over SQL conditions for the index (tbl, pk, rk), with their parameters.
 
-    Only one lower and one upper bound may stand there: with two of them SQLite takes either, and would walk from the
-    beginning of the partition to the position at every page. ``end`` lies within the range, so it is the upper one.
+    There may be only one lower and one upper bound. With two lower bounds SQLite might use the wrong one, and each page
+    would then read the partition from its beginning. ``end`` is inside the ranges, so it replaces their upper bound.
+
+    :param partitions: range of the partition key.
+    :param keys: range of the row key.
     """
     if partitions.single:
         yield "pk = ?", (str(partitions.low),)
@@ -293,7 +308,9 @@ def _position(continuation: str) -> Position:
     try:
         partition_key, row_key = json.loads(continuation)
     except ValueError:
-        raise InputError(f"continuation {continuation!r} is none that this store gave") from None
+        raise InputError(
+            f"continuation {continuation!r} does not come from this store; pass Page.continuation"
+        ) from None
     return str(partition_key), str(row_key)
 
 

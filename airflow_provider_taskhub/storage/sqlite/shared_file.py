@@ -1,4 +1,7 @@
-"""A file that many processes share: writes by the process's writer thread, reads on connections of the store's own."""
+"""Access of one store to an SQLite file that many processes share.
+
+One writer thread carries out all writes of the process. Each store has its own connections for reads.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,29 @@ from airflow_provider_taskhub.storage.sqlite.process_wakeups import (
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import Transactions, Work, is_busy, translated
 from airflow_provider_taskhub.storage.sqlite.writer_thread import Job, Writer
-from airflow_provider_taskhub.storage.wakeups import Ear
+from airflow_provider_taskhub.storage.wakeups import WakeupReceiver
 
 T = TypeVar("T")
 
 
 class Reader(enum.Enum):
-    """A thread for reads that may take long, with a connection of its own.
+    """Which thread carries out a read that may take long. Each thread has its own connection.
 
-    One thread for both would let a listing of many instances delay the workers, which wait for histories.
+    A single thread was rejected: a listing of many instances would delay the workers, which read histories.
     """
 
     PARTITION = "partition"
-    """Rows of one partition key, such as a history; one blob."""
+    """The thread that reads rows of one partition key, such as a history, and single blobs."""
     LISTING = "listing"
-    """Rows of many partition keys; names of blobs."""
+    """The thread that reads rows of many partition keys, and names of blobs."""
 
 
 class SharedFile:
-    """One store's access to a file. Short reads run on the event loop, long ones in a thread of their kind.
+    """Access of one store to an SQLite file. Short reads run on the event loop, long ones in threads (:class:`Reader`).
 
-    :param timeout: deadline of every write and read, in seconds.
+    :param path: path of the file.
+    :param clock: clock of the caller, for retries and for :func:`prepare`.
+    :param timeout: deadline of each write and read, in seconds.
     """
 
     fallback: float | None = FALLBACK
@@ -58,8 +63,8 @@ class SharedFile:
         self._locked = Retries(after=(_Busy,), within=timeout, first=sum(RETRY) / 2, factor=1.0, jitter=0.6)
         self._opened: _Opened | None = None
         self._listening = asyncio.Lock()
-        self._ear: Ear | None = None
-        self._deaf = False
+        self._receiver: WakeupReceiver | None = None
+        self._has_no_socket = False
         self._unanswered: dict[asyncio.Future[Any], float] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self.waiters = Waiters()
@@ -75,10 +80,10 @@ class SharedFile:
         if opened is None:
             return
         try:
-            if self._ear is not None:
-                ear, self._ear = self._ear, None
-                ear.close()
-                await self._submit(opened, lambda change: unregister(change, ear.address))
+            if self._receiver is not None:
+                receiver, self._receiver = self._receiver, None
+                receiver.close()
+                await self._submit(opened, lambda change: unregister(change, receiver.address))
         finally:
             await asyncio.to_thread(opened.close)
 
@@ -100,14 +105,15 @@ class SharedFile:
         return boot_ticks() + self._current().shift
 
     async def write(self, work: Work) -> Any:
-        """Run a work in the next group."""
+        """Give a work to the writer thread, which runs the work in its next transaction. Return the work's result."""
         return await self._submit(self._current(), work)
 
     async def _submit(self, opened: _Opened, work: Work) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         opened.writer.submit(Job(work, loop, future, time.monotonic() + self._timeout))
-        self._unanswered[future] = loop.time() + self._timeout * 1.1  # the writer refuses first what it has not begun
+        # A little later than the job's deadline: the writer itself fails the jobs that it has not begun.
+        self._unanswered[future] = loop.time() + self._timeout * 1.1
         if self._alarm is None:
             self._alarm = loop.call_at(self._unanswered[future], self._expire)
         try:
@@ -116,26 +122,30 @@ class SharedFile:
             del self._unanswered[future]
 
     def _expire(self) -> None:
-        """Answer what has waited for too long. One alarm for all writes: each of its own costs more than most works."""
+        """Fail each write whose deadline is over.
+
+        All writes share one timer, because a timer for each write would cost more time than most works take.
+        """
         loop, self._alarm = asyncio.get_running_loop(), None
-        for future, deadline in self._unanswered.items():  # the oldest first
-            if deadline > loop.time():
+        for future, deadline in self._unanswered.items():  # in the order of their deadlines
+            if deadline > loop.time():  # all later writes have later deadlines
                 self._alarm = loop.call_at(deadline, self._expire)
                 return
             if not future.done():
                 future.set_exception(Unavailable(f"no answer from {self._path} within {self._timeout:g} s"))
 
     async def read(self, reading: Callable[[sqlite3.Connection], T], *, reader: Reader | None = None) -> T:
-        """The result of a reading.
+        """Call a function that reads the database, and return its result.
 
-        :param reader: the thread that reads; None: the event loop, for what takes well under a millisecond.
+        :param reading: function that gets a connection.
+        :param reader: thread that calls the function; None: the event loop, for reads of well under a millisecond.
         """
         if reader is not None:
             return await self._current().readers[reader].read(reading)
         try:
             return self.glance(reading)
-        except _Busy:  # rarely: every read of this store comes here, so the loop below is only made if it is needed
-            pass
+        except _Busy:
+            pass  # This is rare. A first try without the retry loop below keeps all other reads fast.
 
         async def again() -> T:
             return self.glance(reading)
@@ -143,41 +153,44 @@ class SharedFile:
         try:
             return await retry(again, self._locked, self._clock)
         except _Busy:
-            raise Unavailable(f"{self._path} stays locked", maybe_done=False) from None
+            raise Unavailable(f"another process keeps {self._path} locked", maybe_done=False) from None
 
     def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
-        """:raises _Busy: while another process recovers the file (after a kill)."""
+        """Call a function that reads the database, once, on the event loop.
+
+        :raises _Busy: if another process recovers the file, because a process was killed.
+        """
         try:
             return reading(self._current().connection)
         except sqlite3.Error as error:
             raise (_Busy() if is_busy(error) else translated(error)) from error
 
     async def listen(self, queues: Sequence[str]) -> None:
-        """Hear of other processes' puts from now on."""
+        """Create the socket for wake-ups from other processes, if this store does not have the socket yet."""
         async with self._listening:
-            if self._ear is None and not self._deaf:
+            if self._receiver is None and not self._has_no_socket:
                 try:
-                    ear = Ear(addresses_of(self._path), self.waiters.signal)
-                except OSError:  # nowhere to put a socket: the look once a second has to do
-                    self._deaf = True
+                    receiver = WakeupReceiver(addresses_of(self._path), self.waiters.signal)
+                except OSError:  # no folder for a socket: waiters read the file once a second
+                    self._has_no_socket = True
                     return
                 try:
-                    await self.write(lambda change: register(change, ear.address))
+                    await self.write(lambda change: register(change, receiver.address))
                 except BaseException:
-                    ear.close()
+                    receiver.close()
                     raise
-                self._ear = ear
+                self._receiver = receiver
 
 
 class _Busy(Unavailable):
-    """A reader met a lock; it tries again."""
+    """A read found the file locked. The caller tries again."""
 
     def __init__(self) -> None:
-        super().__init__("the file is being recovered", maybe_done=False)
+        super().__init__("another process is recovering the file", maybe_done=False)
 
 
 class _Opened:
-    """What an open store holds. Made and closed in a thread, since both may wait for a disk."""
+    """The connections and threads of an open store. A thread opens and closes them: both may wait for a disk."""
 
     def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
         self.process = os.getpid()
@@ -201,7 +214,7 @@ class _Opened:
 
 
 class _ReaderThread:
-    """One thread and its connection."""
+    """One thread for reads, with its connection."""
 
     def __init__(self, path: Path, timeout: float, kind: Reader) -> None:
         self._timeout = timeout

@@ -1,7 +1,8 @@
-"""The embedded store: one SQLite file shared by processes, or a private database in memory.
+"""The embedded store: one SQLite file that several processes share, or a private database in memory.
 
-Owns the order of things in a call: rules first, then one work for the journal, counted by kind. A unit is one work, so
-it is committed whole or not at all; with ``stepwise`` (the simulation) it goes step by step, as on Azure.
+Each call first checks its arguments by Azure's rules, then counts the request, and then runs one function, called a
+work, on the database. A unit is one work, so one transaction commits the whole unit. With ``stepwise`` the store
+carries out a unit step by step, as Azure does; the simulation needs this.
 """
 
 from __future__ import annotations
@@ -24,29 +25,24 @@ from airflow_provider_taskhub.storage.primitives import (
     Blob,
     BlobInfo,
     CrashPoint,
-    DeleteBlob,
-    DeleteMessage,
     Entity,
     Filter,
     Message,
     Operation,
     Page,
     Paged,
-    PutBlob,
-    PutMessage,
     Result,
     Results,
-    Transact,
     Unit,
-    UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, filters, leases, queues, rows
 from airflow_provider_taskhub.storage.sqlite.in_memory import InMemory
-from airflow_provider_taskhub.storage.sqlite.process_wakeups import heard
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import wait_for_wakeup
 from airflow_provider_taskhub.storage.sqlite.shared_file import Reader, SharedFile
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS
-from airflow_provider_taskhub.storage.sqlite.transactions import Change, Work
-from airflow_provider_taskhub.storage.steps import carry_out, etag_of, named
+from airflow_provider_taskhub.storage.sqlite.transactions import Work
+from airflow_provider_taskhub.storage.sqlite.works import creation, perform, perform_unit
+from airflow_provider_taskhub.storage.steps import carry_out
 
 T = TypeVar("T")
 
@@ -54,14 +50,16 @@ T = TypeVar("T")
 class SqliteStore(Paged):
     """A :class:`~airflow_provider_taskhub.storage.primitives.Store` in SQLite.
 
-    :param path: the file, made if absent; None: a private database in memory, which works inline under any event loop
-        and whose service time is that of ``clock``.
-    :param clock: of a file only back-offs and the first anchor of its time are taken from it.
-    :param crash: called at each crash point of a unit that goes step by step.
-    :param stepwise: carry units out step by step, each operation by itself, instead of as one transaction.
+    :param path: path of the SQLite file, which is created if it does not exist. None: a private database in memory,
+        which uses no threads, works under any event loop, and takes its time from ``clock``.
+    :param clock: clock of the caller. A store with a file uses this clock only for timeouts and retries, and to set the
+        store's time when the file is new or the machine was restarted.
+    :param crash: function of a test, awaited at each crash point of a unit. It needs ``stepwise``.
+    :param stepwise: True: carry out a unit step by step, each operation in its own transaction. False: carry out a unit
+        in one transaction.
     :param timeout: deadline of one call.
-    :param holder: full name of the worker's incarnation that claims messages through this store
-        (:meth:`release_claims`); empty: its claims end by their visibility only.
+    :param holder: full name of the worker incarnation that receives messages through this store. Empty: the store does
+        not record who has received a message, and :meth:`release_claims` cannot make the messages visible.
     """
 
     local = True
@@ -88,7 +86,10 @@ class SqliteStore(Paged):
         )
 
     async def __aenter__(self) -> SqliteStore:
-        """:raises ConfigurationError: for a file that cannot be the hub's, naming it and the way out."""
+        """Open the store.
+
+        :raises ConfigurationError: if the file cannot be a hub's file. The text names the file and a way out.
+        """
         self._users += 1
         try:
             await self._access.open()
@@ -106,12 +107,12 @@ class SqliteStore(Paged):
         return "memory" if self._path is None else str(self._path)
 
     def container_url(self, container: str) -> str:
-        # the same for every process and after a move of the file: rows hold it
+        # Rows store this URL. It has no file path, so it stays valid in other containers and if the file is moved.
         return f"taskhub-embedded://blobs/{container}"
 
     @property
     def commits(self) -> int:
-        """Transactions that this process has committed to the file."""
+        """Number of transactions that this process has committed to the file."""
         journal = self._access.journal
         return 0 if journal is None else journal.commits
 
@@ -146,7 +147,7 @@ class SqliteStore(Paged):
 
     async def create_queue(self, name: str) -> bool:
         rules.check_queue_name(name)
-        return bool(await self._administer(_creation("queues", name)))
+        return bool(await self._administer(creation("queues", name)))
 
     async def delete_queue(self, name: str) -> None:
         rules.check_queue_name(name)
@@ -173,7 +174,10 @@ class SqliteStore(Paged):
         return released
 
     def held_by(self, holder: str) -> SqliteStore:
-        """The same store, opened by the same ``async with``, for another holder of messages."""
+        """Return a store object for another holder of messages. It shares the connection of this store.
+
+        :param holder: full name of the worker incarnation that receives messages through the returned object.
+        """
         other = copy(self)
         other._holder = holder
         return other
@@ -190,14 +194,15 @@ class SqliteStore(Paged):
         return await self._access.read(lambda connection: queues.count(connection, queue))
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
-        """As the contract says; True only when one of the queues holds a visible message.
+        """Wait until one of the queues has a visible message (see :meth:`Store.arrival`).
 
-        It knows when the next invisible message becomes due, so a delayed one is not found late.
+        Unlike Azure, this store returns True only if a message is visible. It knows when the next invisible message
+        becomes visible, so it returns at that time.
         """
         await self._access.listen(queues)
         deadline = self._clock.monotonic() + timeout
         while True:
-            with self._access.waiters.listening(queues) as news:
+            with self._access.waiters.listening(queues) as woken:
                 due = await self._earliest(queues)
                 if self._due(due):
                     return True
@@ -209,27 +214,30 @@ class SqliteStore(Paged):
                     waits.append((due - self._access.now()) / TICKS)
                 if self._access.fallback is not None:
                     waits.append(self._access.fallback)
-                await heard(news, min(waits))
+                await wait_for_wakeup(woken, min(waits))
 
     @asynccontextmanager
     async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         await self._access.listen((name,))
-        with ExitStack() as ear:
-            news = ear.enter_context(self._access.waiters.listening((name,)))
+        with ExitStack() as entered:
+            woken = entered.enter_context(self._access.waiters.listening((name,)))
 
             async def wait(seconds: float) -> None:
-                nonlocal news
+                nonlocal woken
                 try:
-                    await heard(news, seconds)
+                    await wait_for_wakeup(woken, seconds)
                 finally:
-                    if news.done():
-                        ear.pop_all().close()
-                        news = ear.enter_context(self._access.waiters.listening((name,)))
+                    if woken.done():
+                        entered.pop_all().close()
+                        woken = entered.enter_context(self._access.waiters.listening((name,)))
 
             yield wait
 
     async def _earliest(self, names: Sequence[str]) -> int | None:
-        """When the next message of any of these queues is visible; an absent queue has none."""
+        """Return when the next message of these queues becomes or became visible, in ticks; None if there is none.
+
+        A queue that does not exist counts as empty.
+        """
         found: list[int] = []
         for name in names:
             try:
@@ -247,7 +255,7 @@ class SqliteStore(Paged):
 
     async def create_table(self, name: str) -> bool:
         rules.check_table_name(name)
-        return bool(await self._administer(_creation("tables", name)))
+        return bool(await self._administer(creation("tables", name)))
 
     async def delete_table(self, name: str) -> None:
         rules.check_table_name(name)
@@ -274,19 +282,19 @@ class SqliteStore(Paged):
     ) -> Page:
         rules.check_query(table, filter, select, limit)
         self.requests["table.query"] += 1
-        of_one = filters.range_of(filter, "PartitionKey").single
+        one_partition = filters.range_of(filter, "PartitionKey").single
         return await self._access.read(
             lambda connection: rows.query(
                 connection, table, filter, select=select, limit=limit, continuation=continuation
             ),
-            reader=Reader.PARTITION if of_one else Reader.LISTING,
+            reader=Reader.PARTITION if one_partition else Reader.LISTING,
         )
 
     # --- blobs
 
     async def create_container(self, name: str) -> bool:
         rules.check_container_name(name)
-        return bool(await self._administer(_creation("containers", name)))
+        return bool(await self._administer(creation("containers", name)))
 
     async def delete_container(self, name: str) -> None:
         rules.check_container_name(name)
@@ -349,51 +357,3 @@ class SqliteStore(Paged):
         self.requests["admin"] += 1
         found = await self._access.read(lambda connection: connection.execute(f"SELECT name FROM {kind}").fetchall())
         return sorted(name for (name,) in found if name.startswith(prefix))
-
-
-# --- works --------------------------------------------------------------------------------------------------------
-
-
-def perform(change: Change, operation: Operation, earlier: Results, holder: str) -> Result:
-    """One operation inside a transaction.
-
-    :param holder: who holds the messages that are claimed.
-    :param earlier: results of the unit's earlier steps, for :class:`EtagOf`.
-    """
-    match operation:  # the most frequent first
-        case Transact():
-            return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
-        case PutMessage():
-            return queues.put(change, named(operation, earlier), holder)
-        case DeleteMessage():
-            return queues.delete(change, operation)
-        case UpdateMessage():
-            return queues.update(change, operation, holder)
-        case PutBlob():
-            return blobs.put(change, operation)
-        case DeleteBlob():
-            blobs.delete(change, operation)
-    return None
-
-
-def perform_unit(change: Change, unit: Unit, holder: str) -> Results:
-    """A whole unit: its check right before the first write, then all steps."""
-    if unit.check is not None:
-        unit.check()
-    results: list[tuple[Result, ...]] = []
-    for step in unit.steps:
-        earlier = tuple(results)
-        try:
-            results.append(tuple([perform(change, operation, earlier, holder) for operation in step.operations]))
-        except Exception as error:
-            error.add_note(f"step: {step.name}")
-            raise
-    return tuple(results)
-
-
-def _creation(kind: str, name: str) -> Callable[[Change], bool]:
-    def create(change: Change) -> bool:
-        sql = f"INSERT INTO {kind} (name) VALUES (?) ON CONFLICT DO NOTHING"
-        return change.connection.execute(sql, (name,)).rowcount == 1
-
-    return create

@@ -1,10 +1,10 @@
-"""The store's own time: boot-monotonic, anchored in the file.
+"""The time of the embedded store. It never goes back, and it is the same in all processes of the machine.
 
-All processes of a machine add one shift, kept in the file, to the kernel's boot clock, so they agree to the tick and a
-wall clock that is set back hides nothing. The wall clock is read once, when a file is new; after a reboot the anchor
-goes on from the largest time stored, or from the wall clock where that is later.
+The time is the kernel's boot clock plus a shift that the SQLite file stores. The wall clock was rejected: if somebody
+sets it back, messages would stay invisible for too long. The wall clock sets the shift when the file is new. After a
+restart of the machine the time continues from the largest stored time, or from the wall clock if that is later.
 
-A private store in memory takes its time from the clock that it was given.
+A private store in memory takes its time from the clock that its caller gives.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError
 
 TICKS = 10_000_000
-"""Of 100 ns, in a second."""
+"""Ticks of 100 ns in one second."""
 
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts the time in which a laptop sleeps
 
 
 def boot_ticks() -> int:
-    """100 ns steps since the machine was started, the same in every process."""
+    """Return the ticks of 100 ns since the machine was started. All processes of the machine get the same value."""
     return time.clock_gettime_ns(_BOOT_CLOCK) // 100
 
 
 @cache
 def boot_identity() -> str:
-    """What tells this run of the machine from every other one.
+    """Return the machine's boot id: a text that changes with each restart of the machine.
 
-    :raises ConfigurationError: on a system that does not say it (neither Linux nor macOS).
+    :raises ConfigurationError: if the system is neither Linux nor macOS.
     """
     try:
         if sys.platform == "darwin":
@@ -43,16 +43,19 @@ def boot_identity() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
-            f"the embedded store needs Linux or macOS: this system does not tell its boot id ({error}); "
+            f"the embedded store needs Linux or macOS: cannot read the boot id of this system ({error}); "
             "use an Azure Storage connection instead"
         ) from error
 
 
 def shift_for(*, same_boot: bool, shift: int, high: int, wall: int, boot: int) -> int:
-    """What to add to the boot clock.
+    """Return the ticks to add to the boot clock to get the store's time.
 
-    :param same_boot: whether ``shift`` was made since the machine was started.
-    :param shift, high: as stored: the last shift and the largest time given out. :param wall, boot: now, in ticks.
+    :param same_boot: True if the machine was not restarted since ``shift`` was stored.
+    :param shift: stored shift, in ticks.
+    :param high: largest time that the store has used, in ticks.
+    :param wall: current time of the wall clock, in ticks.
+    :param boot: current time of the boot clock, in ticks.
     """
     if same_boot and boot + shift >= high:
         return shift
@@ -60,7 +63,7 @@ def shift_for(*, same_boot: bool, shift: int, high: int, wall: int, boot: int) -
 
 
 def clock_ticks(clock: Clock) -> Callable[[], int]:
-    """A time source over a given clock: its wall clock now, going on with its monotonic one."""
+    """Return a function that returns the time in ticks: the clock's wall time now plus its monotonic time since now."""
     start = clock.utc_now().ticks
     origin = clock.monotonic()
     return lambda: start + round((clock.monotonic() - origin) * TICKS)

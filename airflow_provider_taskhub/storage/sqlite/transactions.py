@@ -1,8 +1,12 @@
-"""Works in transactions: one transaction for a group of them.
+"""Run a group of works in one SQLite transaction.
 
-A *work* is a function over a :class:`Change`; what it raises undoes only itself. Most of those that raise have changed
-nothing yet, so savepoints, two statements a work, are made only in a group that has met another one. The journal owns
-the sequence (ETags, message ids, pop receipts) and the largest time given out, both kept in the file's ``anchor`` row.
+A *work* is a function that gets a :class:`Change`. If a work raises an error, only the changes of this work are undone.
+A savepoint for each work would do this, but a savepoint costs two SQL statements, and most works that raise an error
+have changed nothing yet. So a group begins without savepoints. If a work raises after its first change, the whole group
+is undone and runs again with savepoints.
+
+:class:`Transactions` also updates the file's ``anchor`` row. This row has the last number that was used for ETags,
+message ids and pop receipts, and the largest time that was used.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ from airflow_provider_taskhub.errors import NotFound, Unavailable
 
 
 class Change:
-    """What a work may use inside its transaction.
+    """The database as a work sees it inside its transaction: the connection, the store's time and new numbers.
 
-    :param connection: in a transaction. :param source: boot ticks, or ticks of a given clock.
+    :param connection: connection whose transaction has begun.
+    :param source: function that returns the ticks of the boot clock, or of the clock that the store was given.
     """
 
     def __init__(self, connection: sqlite3.Connection, source: Callable[[], int]) -> None:
         self.connection = connection
         self.touched: dict[str, int] = {}
-        """What there is news of: queues, with the earliest time at which something in them is visible; other names."""
+        """Queues and topics whose waiters need a wake-up. The value is the earliest time, in ticks, at which a new
+        message of the queue is visible; 0 for a topic."""
         self._source = source
         self._identifiers: dict[tuple[str, str], int] = {}
         row = connection.execute("SELECT sequence, shift, high, identity FROM anchor").fetchone()
@@ -34,32 +40,39 @@ class Change:
         self.identity: int = row[3]
 
     def now(self) -> int:
-        """The store's time in ticks, never before any time given out earlier."""
+        """Return the store's time in ticks. The time never goes back."""
         self._high = max(self._source() + self._shift, self._high)
         return self._high
 
     def next(self) -> int:
-        """A number that the file has never given out."""
+        """Return a new number. No two calls on the same file return the same number."""
         self._sequence += 1
         return self._sequence
 
     def touch(self, queue: str, visible: int) -> None:
-        """Note that a message of the queue can be received from ``visible`` on."""
+        """Wake the waiters of a queue or topic after the commit.
+
+        :param queue: name of the queue or topic.
+        :param visible: time in ticks from which a message of the queue is visible; 0 for a topic.
+        """
         self.touched[queue] = min(visible, self.touched.get(queue, visible))
 
     def identifier(self, kind: str, name: str) -> int:
-        """As :func:`identifier`; asked once in a transaction."""
+        """Return the number of a queue, table or container, as :func:`identifier`. Remember it for this transaction."""
         number = self._identifiers.get((kind, name))
         if number is None:
             number = self._identifiers[kind, name] = identifier(self.connection, kind, name)
         return number
 
     def forget(self) -> None:
-        """One of them is dropped, whatever case its name was asked for in."""
+        """Forget all numbers that :meth:`identifier` remembers, because a table was deleted.
+
+        Names of tables ignore case, so the deleted table may be remembered under several names.
+        """
         self._identifiers.clear()
 
     def keep(self) -> None:
-        """Write sequence and time back, as the last statement before the commit."""
+        """Store the last number and the largest time in the ``anchor`` row, right before the commit."""
         self.connection.execute("UPDATE anchor SET sequence = ?, high = ?", (self._sequence, self._high))
 
 
@@ -68,7 +81,7 @@ Work: TypeAlias = Callable[[Change], Any]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a work returned, or raised."""
+    """The result of a work, or the error that the work raised."""
 
     value: Any = None
     error: Exception | None = None
@@ -81,13 +94,14 @@ class Outcome:
 
 
 class HalfDone(Exception):
-    """A work has raised behind its first change; the transaction has that change and cannot be committed."""
+    """A work raised an error after it had changed something. The transaction must be undone and run again."""
 
 
 class Transactions:
-    """Transactions on one connection, one after another.
+    """Runs transactions on one connection, one after another.
 
-    :param connection: in autocommit mode (``isolation_level=None``).
+    :param connection: connection in autocommit mode (``isolation_level=None``).
+    :param source: function that returns the ticks of the boot clock, or of the clock that the store was given.
     """
 
     def __init__(self, connection: sqlite3.Connection, source: Callable[[], int]) -> None:
@@ -97,10 +111,13 @@ class Transactions:
         self._before = 0
         self._guarded = False
         self.commits = 0
-        """Transactions committed, for tests and telemetry."""
+        """Number of committed transactions, for tests and telemetry."""
 
     def begin(self) -> None:
-        """:raises sqlite3.OperationalError: busy, when another process writes."""
+        """Begin a transaction.
+
+        :raises sqlite3.OperationalError: with the code busy if another process writes.
+        """
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._change = Change(self._connection, self._source)
@@ -111,19 +128,21 @@ class Transactions:
         self._guarded = False
 
     def restart(self) -> None:
-        """Undo the transaction and begin it anew, each work with a savepoint.
+        """Undo the transaction and begin a new one, in which each work gets a savepoint.
 
-        :raises sqlite3.OperationalError: busy, when another process was faster; nothing is left then.
+        :raises sqlite3.OperationalError: with the code busy if another process writes now. The transaction is undone.
         """
         self.abandon()
         self.begin()
         self._guarded = True
 
     def run(self, work: Work) -> Outcome:
-        """Carry out one work of the transaction; its error undoes only itself.
+        """Run one work inside the transaction.
 
-        :raises HalfDone: when it cannot be undone alone: all works of the group go again after :meth:`restart`.
-        :raises Unavailable: when the whole transaction is lost (a full disk, an I/O error).
+        :returns: the work's result, or its error if the work has changed nothing or its changes are undone.
+        :raises HalfDone: if the work's changes cannot be undone alone. The caller must call :meth:`restart` and run all
+            works of the group again.
+        :raises Unavailable: if SQLite has undone the whole transaction, because of a full disk or an I/O error.
         """
         change = self._change
         assert change is not None, "run() stands between begin() and commit()"
@@ -134,7 +153,7 @@ class Transactions:
         try:
             outcome = Outcome(work(change), touched=change.touched)
         except Exception as error:
-            if not self._connection.in_transaction:  # SQLite has rolled everything back by itself
+            if not self._connection.in_transaction:  # SQLite has undone the whole transaction
                 self._change = None
                 raise Unavailable(f"transaction lost: {error}", maybe_done=False) from error
             if self._guarded:
@@ -150,7 +169,7 @@ class Transactions:
         return outcome
 
     def commit(self) -> None:
-        """Make the transaction durable; one in which nothing changed costs no write."""
+        """Commit the transaction. Roll back a transaction without changes instead, which needs no write."""
         change, self._change = self._change, None
         assert change is not None, "commit() follows begin()"
         if self._connection.total_changes == self._before:
@@ -165,28 +184,29 @@ class Transactions:
         self.commits += 1
 
     def abandon(self) -> None:
-        """Undo the transaction, if there still is one."""
+        """Undo the transaction. Do nothing if no transaction is open."""
         self._change = None
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
 
 def translated(error: Exception) -> Exception:
-    """SQLite's own errors as the storage error that they mean; every other error as it is."""
+    """Return the storage error ``Unavailable`` for an error of SQLite. Return any other error unchanged."""
     if isinstance(error, sqlite3.Error):
         return Unavailable(f"SQLite: {error}", maybe_done=False)
     return error
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection holds the lock: try again."""
+    """Return True if SQLite refused a statement because another connection holds the lock. The caller should retry."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def identifier(connection: sqlite3.Connection, kind: str, name: str) -> int:
-    """The number of a queue, table or container (``kind`` is the SQL table that lists them).
+    """Return the number of a queue, table or container.
 
-    :raises NotFound: naming it.
+    :param kind: SQL table that lists the names: ``queues``, ``tables`` or ``containers``.
+    :raises NotFound: if the name does not exist.
     """
     row = connection.execute(f"SELECT id FROM {kind} WHERE name = ?", (name,)).fetchone()
     if row is None:

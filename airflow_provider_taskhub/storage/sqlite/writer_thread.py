@@ -1,8 +1,9 @@
-"""The writer thread of a process: everything that has arrived is one transaction and one fsync.
+"""The thread that carries out all writes of a process to one SQLite file.
 
-All stores that a process has on one file share one :class:`Writer`. It holds the file's lock for a short, bounded time;
-when other processes write too, it stays away from the lock for a moment after each commit, so that their random tries
-find it free: shares are even without a queue of processes that a stopped one could block.
+All stores of a process on one file share one :class:`Writer`. The writer runs all waiting works in one transaction, so
+they share one fsync. It holds the file's lock for a short, bounded time. If other processes write too, the writer
+leaves the lock free for a moment after each commit. The other processes try to get the lock at random times and find it
+free. So all processes get an even share. A queue of processes was rejected: a stopped process would block the queue.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unavailable
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, prepare, retried
-from airflow_provider_taskhub.storage.sqlite.process_wakeups import Caller
+from airflow_provider_taskhub.storage.sqlite.process_wakeups import Announcer
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import (
     HalfDone,
@@ -33,20 +34,21 @@ from airflow_provider_taskhub.storage.sqlite.transactions import (
 )
 
 MAX_GROUP = 512
-"""Works in one transaction."""
+"""Most works in one transaction."""
 MAX_HOLD = 0.02
-"""Seconds after which a transaction takes in no further work."""
+"""Seconds after which a transaction takes no further work."""
 MAX_WAITING = 10_000
-"""Works that wait for the thread; more are refused."""
+"""Most works that wait for the thread. The writer refuses further works."""
 COURTESY = RETRY[1] * 0.6
-"""Seconds without the lock after a commit while others write; about every second waiting try falls into it."""
+"""Longest time in seconds for which the writer leaves the lock free after a commit, if other processes write too. About
+half of the waiting processes try to get the lock in this time."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A work, and who waits for it.
+    """A work for the writer thread, with the future and event loop of the caller that waits for the result.
 
-    :param deadline: on ``time.monotonic``; a job that is later is refused before it is begun.
+    :param deadline: time of ``time.monotonic`` after which the writer fails the job instead of beginning the work.
     """
 
     work: Work
@@ -56,18 +58,20 @@ class Job:
 
 
 class Writer:
-    """One thread, one connection, one journal. Made by :meth:`share`."""
+    """A thread with one connection, which writes to a file for all stores of this process. See :meth:`share`."""
 
-    _shared: dict[Path, Writer] = {}  # noqa: RUF012  # the process's own registry, emptied by a fork
+    _shared: dict[Path, Writer] = {}  # noqa: RUF012  # the writers of this process by file; a fork empties the dict
     _guard = threading.Lock()
     _inherited: frozenset[Path] = frozenset()
-    """Files that were open when this process was forked."""
+    """Files that the parent process had open when it forked this process."""
 
     @classmethod
     def share(cls, path: Path, clock: Clock, timeout: float) -> Writer:
-        """The process's writer of a file, started by the first user. Give it back by :meth:`leave`.
+        """Return this process's writer for a file. Start the writer if the process has none.
 
-        :raises ConfigurationError: when the file cannot be used.
+        Each caller must call :meth:`leave` when it does not need the writer any more.
+
+        :raises ConfigurationError: if the file cannot be used.
         """
         if path in cls._inherited:
             raise ConfigurationError(
@@ -87,7 +91,7 @@ class Writer:
         self._users = 0
         self._connection = connect(path, timeout)
         self.journal = Transactions(self._connection, boot_ticks)
-        self._caller = Caller(self._connection)
+        self._announcer = Announcer(self._connection)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._file = path.stat().st_ino
         self._version = 0
@@ -97,7 +101,7 @@ class Writer:
         self._thread.start()
 
     def leave(self) -> None:
-        """The last user's leaving ends the thread after what was submitted before. Blocks until then."""
+        """Stop using the writer. The last user ends the thread after all submitted jobs, and blocks until then."""
         with Writer._guard:
             self._users -= 1
             if self._users:
@@ -108,9 +112,10 @@ class Writer:
         self._thread.join()
 
     def submit(self, job: Job) -> None:
-        """Hand a job over; its future is settled on its loop.
+        """Give a job to the thread. The job's future gets the result on the job's event loop.
 
-        :raises Throttled: when too many wait. :raises Unavailable: when the writer has ended.
+        :raises Throttled: if :data:`MAX_WAITING` jobs wait already.
+        :raises Unavailable: if the writer has ended.
         """
         if self._closed:
             raise Unavailable(f"{self._path} is closed", maybe_done=False)
@@ -125,11 +130,14 @@ class Writer:
                     return
         finally:
             self._closed = True
-            self._caller.close()
+            self._announcer.close()
             self._connection.close()
 
     def _serve_group(self, first: Job) -> bool:
-        """One transaction that begins with ``first``. False when the thread is to end."""
+        """Carry out one transaction, which begins with the job ``first``.
+
+        :returns: False if the thread must end.
+        """
         jobs: list[tuple[Job, Outcome]] = []
         pressing = time.monotonic() - self._ended < COURTESY
         try:
@@ -140,15 +148,15 @@ class Writer:
         go_on = True
         try:
             go_on = self._run_group(first, jobs)
-            calls = self._caller.prepare([outcome.touched for _, outcome in jobs])
+            wakeups = self._announcer.prepare([outcome.touched for _, outcome in jobs])
             self.journal.commit()
         except Exception as error:
             self.journal.abandon()
             settle([(job, outcome if outcome.error else Outcome(error=_lost(error))) for job, outcome in jobs])
             return go_on
         settle(jobs)
-        self._caller.call(calls)
-        if pressing:  # else the lock was free for long enough
+        self._announcer.announce(wakeups)
+        if pressing:  # otherwise the lock was free between this transaction and the previous one
             self._give_way()
         self._ended = time.monotonic()
         return go_on
@@ -159,7 +167,11 @@ class Writer:
         self.journal.begin()
 
     def _run_group(self, first: Job, jobs: list[tuple[Job, Outcome]]) -> bool:
-        """Run the first job and all that have arrived, within bounds. False when the thread is to end."""
+        """Run the first job and all waiting jobs, until :data:`MAX_GROUP` or :data:`MAX_HOLD` is reached.
+
+        :param jobs: list to which each job is appended with its outcome.
+        :returns: False if the thread must end.
+        """
         end = time.monotonic() + MAX_HOLD
         job: Job | None = first
         while job is not None:
@@ -176,9 +188,14 @@ class Writer:
         if job.future.cancelled():
             return
         if time.monotonic() > job.deadline:
-            jobs.append((job, Outcome(error=Unavailable("not begun within its deadline", maybe_done=False))))
+            jobs.append(
+                (
+                    job,
+                    Outcome(error=Unavailable("the writer thread has not begun the work in time", maybe_done=False)),
+                )
+            )
             return
-        jobs.append((job, Outcome()))  # so that a lost transaction settles this one too
+        jobs.append((job, Outcome()))  # if the transaction fails, this job is in the list of jobs to fail
         try:
             jobs[-1] = (job, self.journal.run(job.work))
         except HalfDone:
@@ -186,18 +203,18 @@ class Writer:
             jobs[:] = [(job, outcome if outcome.error else self.journal.run(job.work)) for job, outcome in jobs]
 
     def _give_way(self) -> None:
-        """Leave the lock alone for a moment if another connection has committed since our last look."""
+        """Leave the lock free for a moment if another connection has committed since the previous call."""
         try:
             version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error:
-            return  # locked for recovery: nobody writes
+            return  # the file is locked for recovery, so no process can write
         if version != self._version:
             self._version = version
             time.sleep(random.uniform(COURTESY / 2, COURTESY))
 
 
 def settle(jobs: list[tuple[Job, Outcome]]) -> None:
-    """Give outcomes to their loops, one call for each loop."""
+    """Complete the futures of jobs. Each event loop gets one call for all its jobs."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Outcome]]] = {}
     for job, outcome in jobs:
         by_loop.setdefault(job.loop, []).append((job, outcome))
@@ -205,7 +222,7 @@ def settle(jobs: list[tuple[Job, Outcome]]) -> None:
         try:
             loop.call_soon_threadsafe(_settle_here, part)
         except RuntimeError:
-            continue  # the loop was closed: nobody waits any more
+            continue  # the event loop is closed, so no caller waits any more
 
 
 def _settle_here(jobs: list[tuple[Job, Outcome]]) -> None:
@@ -219,14 +236,14 @@ def _settle_here(jobs: list[tuple[Job, Outcome]]) -> None:
 
 
 def _refused(error: Exception) -> Exception:
-    """A transaction that could not begin."""
+    """Return the storage error for a transaction that could not begin."""
     if isinstance(error, OSError):
-        return Unavailable(f"the file is gone: {error}", maybe_done=False)
+        return Unavailable(f"the file does not exist any more, or cannot be read: {error}", maybe_done=False)
     return translated(error)
 
 
 def _lost(error: Exception) -> Unavailable:
-    """A commit without a clear answer."""
+    """Return the storage error for a transaction that failed: the commit may have succeeded, unless SQLite was busy."""
     if isinstance(error, Unavailable):
         return Unavailable(str(error), maybe_done=error.maybe_done)
     busy = isinstance(error, sqlite3.Error) and is_busy(error)
@@ -234,8 +251,11 @@ def _lost(error: Exception) -> Unavailable:
 
 
 def _forget_parent() -> None:
-    """After a fork the child has no thread, and must not touch the parent's connections; nor may it open the same file:
-    SQLite would take the parent's locks, which it still remembers, for its own."""
+    """Reset the writers in a child process after a fork, and remember the files that the parent has open.
+
+    The child has no writer thread, and must not use the parent's connections. The child may not open the same files
+    either: SQLite's memory was copied by the fork, so SQLite would believe that the child holds the parent's locks.
+    """
     Writer._inherited |= frozenset(Writer._shared)
     Writer._shared = {}
     Writer._guard = threading.Lock()

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store
 from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
-from airflow_provider_taskhub.storage.wakeups import Ear
+from airflow_provider_taskhub.storage.wakeups import WakeupReceiver
 
 
 class SkewedClock(SystemClock):
@@ -252,7 +252,7 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
     async with SqliteStore(path) as store:
         await store.create_queue("abc")
         shutil.move(path, tmp_path / "moved.db")
-        with pytest.raises(Unavailable, match="gone"):
+        with pytest.raises(Unavailable, match="does not exist any more"):
             await store.execute(PutMessage(queue="abc", text="x"))
         path.write_bytes(b"")
         with pytest.raises(Unavailable, match="replaced"):
@@ -264,8 +264,8 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
 async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_wakeups, "MAX_ADDRESS", 3)
     assert process_wakeups.addresses_of(Path("/somewhere/hub.db")) == []
-    with pytest.raises(OSError, match="no folder has room"):
-        Ear([], print)
+    with pytest.raises(OSError, match="no folder has a path"):
+        WakeupReceiver([], print)
 
 
 async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ async def test_a_search_for_a_text_is_cut_into_pages(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch, spread: bool
 ) -> None:
     """SQLite passes over what is not wanted; the page ends where it has looked at enough, and the next one goes on."""
-    monkeypatch.setattr(rows, "MAX_SIFTED", 10)
+    monkeypatch.setattr(rows, "MAX_SEARCHED", 10)
     for n in range(40):
         entity = Entity(partition_key=f"p{n:02}" if spread else "p", row_key=f"{n:02}", properties={"A": f"a{n}"})
         await store.execute(Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
