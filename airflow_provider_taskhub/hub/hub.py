@@ -133,7 +133,8 @@ class Hub:
     ) -> OutboundMessage:
         """Make a message to an instance. The message is not sent yet.
 
-        :param claim: this process receives the message itself with the put, for this time; None: it does not.
+        :param claim: for this time, the message is hidden from other workers after the put, because this worker hands
+            the message over in memory. None: the message is visible at once.
         :param action_id: identity of the action of the sender that this message carries out.
         :param now: present time by the clock that set the timer's time; None: the present time of this machine.
         """
@@ -161,8 +162,8 @@ class Hub:
     def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
 
-        :param claims: by the name of a queue, how many more messages this worker may receive itself with the put, and
-            for how long.
+        :param claims: by the name of a queue, how many more messages this worker may hand over in memory, and for how
+            long they are hidden from other workers.
         """
         routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
         return outbound_messages(episode, routing, self.clock.utc_now())

@@ -112,7 +112,9 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
         return discard("the instance has ended before it started")
     if facts.live and facts.parent is not None:
         return _defer(message, f"child {facts.execution_id} has not ended", LONGEST_START)
-    return PROCESS  # a client only replaces the row of an ended run, so a live run was rewound after that: replace it
+    # A client replaces an instance row only if its run has ended. So if a run is live here, it was rewound after the
+    # client had replaced the row. The client's start wins.
+    return PROCESS
 
 
 def child_start(message: Incoming, facts: Facts) -> Judged:

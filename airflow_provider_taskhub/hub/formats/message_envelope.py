@@ -38,7 +38,7 @@ from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.rules import check_blob_name
 
 SPILL_BYTES = 45 * 1024
-"""A message with larger JSON is stored in a blob. In bytes of UTF-8."""
+"""Largest message that stays in a queue, in bytes of its JSON in UTF-8. A larger message is stored in a blob."""
 NO_ACTIVITY = UUID(int=0)
 FAILURES = "TaskHubFailures"
 """Member that DurableTask does not have: how often processing the message has failed."""
@@ -95,8 +95,8 @@ class Envelope:
     :param sender: orchestration that sent the message. None in a wrapper. Both ids are "" if a client sent the message.
     :param trace_context: DurableTask's SerializableTraceContext, as text.
     :param failures: how often processing the message has failed.
-    :param deliveries: number that is added to the queue's dequeue count. It is 1 higher if the sending worker itself
-        received the message with the put, and 1 lower each time a worker returned the message before it began any work.
+    :param deliveries: number that is added to the queue's dequeue count. It is 1 higher if the sending worker handed
+        the message over in memory, and 1 lower each time a worker returned the message before it began any work.
     :param waiting_since: when a worker first received the message and did not have the function that it needs, by the
         storage service. The next worker uses this time, so that the wait does not begin again.
     """

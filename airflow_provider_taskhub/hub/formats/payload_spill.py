@@ -12,7 +12,7 @@ from airflow_provider_taskhub.hub.formats.keys import history_folder, unescape
 from airflow_provider_taskhub.storage.primitives import Entity, Property, PutBlob
 
 SPILL_BYTES = 60 * 1024
-"""A larger column is moved to a blob. In bytes of UTF-16."""
+"""Largest text that stays in a column of a history row, in bytes of UTF-16. A larger text is moved to a blob."""
 COLUMNS = ("Name", "Input", "Result", "Output", "Reason", "Details", "Correlation", "FailureDetails", "Tags")
 """The columns that DurableTask moves to blobs if they are large."""
 BATCH_ROWS = 99

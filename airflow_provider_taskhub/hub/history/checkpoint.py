@@ -214,7 +214,8 @@ def rest(
     tags: dict[str, str],
     check: Callable[[], None],
 ) -> Unit:
-    """Build the remaining steps of a checkpoint whose history was written, but whose instance row had another ETag.
+    """Build the remaining steps of a checkpoint. Its history was written, but its instance row was not, because the row
+    had another ETag.
 
     :param stored: what was stored before the checkpoint, with the new ETag of the instance row.
     """

@@ -27,7 +27,8 @@ from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOper
 PARALLEL = 16
 """How many blobs of one history are read at the same time."""
 READINGS = 5
-"""How often a history of several pages is read, until two readings show that nobody changed it."""
+"""How many times a history of several pages is read at most. A reading is only used if no other process changed the
+history during the reading."""
 
 
 class HistoryUnreadable(StorageError):

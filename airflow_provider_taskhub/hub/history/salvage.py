@@ -105,7 +105,8 @@ async def _salvage(store: Store, names: HubNames, reading: Reading) -> Salvage:
 
 
 def _first_generation(rows: Sequence[Entity]) -> str | None:
-    """Return the execution id in the first row. Each new generation overwrites the first row, so it is current."""
+    """Return the execution id in the first row. It belongs to the current generation, because each new generation
+    overwrites the first row."""
     found = rows[0].properties.get("ExecutionId") if rows else None
     return found if isinstance(found, str) else None
 

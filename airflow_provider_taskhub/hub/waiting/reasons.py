@@ -1,9 +1,10 @@
-"""Why an instance does not go on: one pure decision for the command line, the page, Airflow's log and the metrics.
+"""Explain why an instance does not continue. The functions are pure.
 
-``snapshots`` reads the store for it. No worker acts on the answer.
+The command line, the page, Airflow's log and the metrics show these reasons. No worker acts on them. The module
+``snapshot`` reads the facts from the store.
 
-This module is longer than others: it is one list of reasons in the order of their strength, each with its text, and the
-order can only be judged with all of them in sight.
+This module has more than 400 lines because it has all reasons with their texts in one list. The order of the list is
+the order of their strength, and a reader must see all reasons to judge this order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ START_WORKER = "Start one: taskhub worker --app MODULE:APP"
 
 
 class Reason(StrEnum):
-    """What an instance waits for."""
+    """Kinds of reasons why an instance does not continue."""
 
     OFFLINE = "partition_offline"
     QUARANTINE = "quarantine"
@@ -56,7 +57,8 @@ class Reason(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether a person must repair something before the instance goes on. Otherwise it waits as its code says."""
+        """True if a person must repair something before the instance can continue. Else the instance waits because its
+        code says so."""
         return self in _FAULTS
 
 
@@ -88,17 +90,18 @@ AWAITED = frozenset(
         Reason.ACTIVITIES,
     }
 )
-"""Reasons that only what an instance awaits tells, and neither its row nor the hub around it."""
+"""Reasons that can be found only if the sentinel was read, which says what the instance awaits."""
 LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
-"""Reasons for which a no-worker timeout runs: workers lack something, or the one that has to run it does."""
+"""Reasons for which the no-worker timeout counts: all workers, or the owner of the partition, lack a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """One reason why an instance does not go on.
+    """One reason why an instance does not continue.
 
-    :param reason: its kind.
-    :param text: what is waited for; to be read after "waits: ". :param remedy: the way out; "" where none is needed.
+    :param reason: kind of the reason.
+    :param text: what the instance waits for. The text is shown after "waits: ".
+    :param remedy: what a person can do; "" if nothing has to be done.
     """
 
     reason: Reason
@@ -111,9 +114,11 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedMessage:
-    """A message for the instance that is in quarantine.
+    """A message in quarantine.
 
-    :param stuck: the whole instance is: nothing of it runs. :param message_id: to put it back, or to drop it.
+    :param message_id: id of the message; the commands of ``taskhub quarantine`` take this id.
+    :param cause: why the message is in quarantine.
+    :param stuck: True if the whole instance is in quarantine, so that no episode of the instance runs.
     """
 
     message_id: str
@@ -123,15 +128,18 @@ class QuarantinedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is known of an instance and of the hub around it.
+    """The facts about an instance and its hub from which the reasons are found.
 
-    :param members: workers; only those with ``alive`` count.
-    :param served: who owns its partition; None: not known.
-    :param offline_by, offline_reason: of the order that takes its partition offline; "" if it is not known.
-    :param quarantined: messages for it. :param awaits: as its last checkpoint left it; None: not known.
-    :param children: awaited children whose ids are known. Only what is around them counts: before its first checkpoint
-        a child has no row.
-    :param now: by this machine's clock.
+    :param state: the instance.
+    :param members: workers of the hub. Workers that are not alive are ignored.
+    :param served: owner of the instance's partition; None: not known.
+    :param offline_by: administrator who took the partition offline; "" if not known.
+    :param offline_reason: why the partition was taken offline; "" if not known.
+    :param quarantined: messages for the instance that are in quarantine.
+    :param awaits: what the instance awaits since its last checkpoint; None: not known.
+    :param children: awaited children whose ids are known. Their ``state`` is not used except for the id, because a
+        child has no row before its first checkpoint.
+    :param now: present time, by this machine's clock.
     """
 
     state: InstanceState
@@ -146,9 +154,11 @@ class Snapshot:
 
 
 def why(found: Snapshot) -> tuple[Why, ...]:
-    """Every reason why an instance stands still, the strongest first; nothing for one that works or has ended.
+    """Return all reasons why an instance does not continue, the strongest first.
 
-    An instance whose activities are known to live workers waits for these (:attr:`Reason.ACTIVITIES`), which is work.
+    If live workers have the awaited activities, the reason is :attr:`Reason.ACTIVITIES`: the instance is working.
+
+    :returns: empty if the instance has ended, or if no reason is known.
     """
     state = found.state
     if state.status.is_final:
@@ -200,7 +210,7 @@ def _damaged(found: Snapshot) -> Iterable[Why]:
 
 
 def _suspended_or_later(found: Snapshot) -> Iterable[Why]:
-    """A suspension, or a start that is scheduled for later."""
+    """Return the reason that the instance is suspended, or that its start is scheduled for later."""
     state = found.state
     if state.is_held:
         reason = state.output or ""
@@ -217,17 +227,17 @@ def _suspended_or_later(found: Snapshot) -> Iterable[Why]:
 
 
 def _later_start(found: Snapshot) -> Timestamp | None:
-    """When the instance is to start; None: it has started, or is to start at once."""
+    """Return the time of a scheduled start; None: the instance has started, or its start is due."""
     start = found.state.scheduled_start
     ahead = found.state.status is Status.PENDING and start is not None and start > found.now
     return start if ahead else None
 
 
 def _unable(found: Snapshot) -> Iterable[Why]:
-    """Functions that live workers do not have."""
+    """Return the reasons that live workers, or the owner of the partition, lack a function."""
     state = found.state
     if _later_start(found) is not None:
-        return  # no worker needs its orchestrator before it starts
+        return  # no worker needs the orchestrator before the scheduled start
     if is_foreign(found.served):
         return  # workers of .NET do not list what they can run
     live = [member for member in found.members if member.alive and ORCHESTRATOR in member.roles]
@@ -246,7 +256,8 @@ def _unable(found: Snapshot) -> Iterable[Why]:
         misplaced = tuple(_misplaced(need, served, live, fit))
         lacking = tuple(_without_code(found, live))
         if lacking and any(one.reason is Reason.NOT_OWNER for one in misplaced):
-            # the right owner could not go on either, and the worker that owns the partition may change every minute
+            # Another owner could not continue the instance either, and the owner of the partition may change soon.
+            # So the missing activities and children are the stronger reason.
             yield from lacking
             yield from () if _only_unknown(found, live) else misplaced
         else:
@@ -257,7 +268,8 @@ def _unable(found: Snapshot) -> Iterable[Why]:
 
 
 def is_foreign(served: Ownership | None) -> bool:
-    """Whether the owner of a partition is not a TaskHub worker: these are called ``name@host/incarnation``."""
+    """Return True if the owner of a partition is a .NET worker. TaskHub workers have names like
+    ``name@host/incarnation``."""
     return served is not None and served.owner is not None and "/" not in served.owner.rpartition("@")[2]
 
 
@@ -282,11 +294,14 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
 
 
 def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
-    """Awaited activities and children that no live worker can run. :param live: workers that run orchestrators."""
+    """Return the reasons that no live worker can run an awaited activity or child.
+
+    :param live: live workers that run orchestrators.
+    """
     workers = _activity_workers(found)
     if activities := _unknown_activities(found, workers):
         yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
-    if live and (children := _unknown_children(found, live)):  # a child that has not begun has no row that says it
+    if live and (children := _unknown_children(found, live)):  # such a child has no instance row that could show this
         unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
         yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
 
@@ -304,7 +319,7 @@ def _unknown_children(found: Snapshot, live: Sequence[Member]) -> Sequence[str]:
 
 
 def _only_unknown(found: Snapshot, live: Sequence[Member]) -> bool:
-    """Whether the instance awaits nothing but activities and children that no live worker can run."""
+    """Return True if the instance awaits only activities and children that no live worker can run."""
     awaits = found.awaits or NOTHING
     if awaits.events or awaits.timer is not None or not awaits.complete:
         return False
@@ -321,7 +336,7 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.EVENTS,
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
-            remedy=send if len(first) < LONGEST_NAME else "",  # the end of a longer name is not stored
+            remedy=send if len(first) < LONGEST_NAME else "",  # a longer name is stored without its end: no command
         )
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
@@ -332,14 +347,14 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
 
 
 def _ids(awaits: Awaits) -> str:
-    """Ids of the children, in brackets; "" where they are not known."""
+    """Return the ids of the children in brackets; "" if they are not known."""
     others = awaits.child_count - len(awaits.child_ids)
     shown = ", ".join(awaits.child_ids) + (f" and {others} more" if others > 0 else "")
     return f" ({shown})" if awaits.child_ids else ""
 
 
 def unreadable_history(instance_id: str, cause: str) -> Why:
-    """The reason that no worker can go on with an instance, because its stored history is damaged.
+    """Return the reason that no worker can continue an instance because its stored history is damaged.
 
     :param cause: what cannot be read.
     """
@@ -351,16 +366,18 @@ def unreadable_history(instance_id: str, cause: str) -> Why:
 
 
 def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:
-    """The reason that a deferred Airflow task waits for an instance and no live triggerer watches this hub.
+    """Return the reason that a deferred Airflow task waits for an instance and no live triggerer watches this hub.
 
-    Not a fault by itself: a triggerer without waits leaves, and comes back seconds after a task is deferred.
+    This is not always a fault: a triggerer that waits for no instance leaves the list of members. It comes back seconds
+    after a task is deferred.
 
-    :param watching: members that watch the hub for Airflow; None: not known.
+    :param watching: live triggerers that watch the hub; None: not known.
+    :returns: None if a triggerer watches the hub, or if no Airflow task waits for the instance.
     """
     if watching is None or watching or WATCH_TAG not in (state.tags or {}):
         return None
     if state.status is Status.PENDING or state.status.is_final:
-        return None  # its task may not have been deferred yet, or goes on without one
+        return None  # the Airflow task may not be deferred yet, or it needs no triggerer any more
     return Why(
         reason=Reason.NO_TRIGGERER,
         text="no triggerer of Airflow watches this hub now: a deferred task stays deferred until one does",
@@ -369,7 +386,8 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
 
 
 def unstopped(members: Iterable[Member]) -> tuple[Why, ...]:
-    """The reason that recorded activities of an ended instance are not stopped: no worker for activities is alive."""
+    """Return the reason that running activities of an ended instance are not stopped: no worker that runs activities is
+    alive."""
     if any(member.alive and ACTIVITY in member.roles for member in members):
         return ()
     return (Why(reason=Reason.NO_ACTIVITY, text=_nobody(ACTIVITY), remedy=START_WORKER),)
@@ -380,9 +398,11 @@ def _nobody(kind: FunctionKind) -> str:
 
 
 def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: Sequence[Member]) -> Why:
-    """The reason that no live worker knows some names. Names the live workers and what they know.
+    """Return the reason that no live worker has some functions. The text names the live workers and their functions.
 
-    :param workers: live workers of that role.
+    :param kind: kind of the functions.
+    :param names: names of the missing functions.
+    :param workers: live workers that run functions of this kind.
     """
     head = f"no live worker knows {_plural(kind, names)}"
     if not workers:
@@ -403,13 +423,13 @@ def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: 
 
 
 def _command(name: str, *arguments: str) -> str:
-    """A command that a shell takes as it is, whatever the ids in it are."""
+    """Return a command line for a shell. Each argument is quoted where necessary."""
     options_end = ("--",) if any(argument.startswith("-") for argument in arguments) else ()
     return f"taskhub {name} {shlex.join((*options_end, *arguments))}"
 
 
 def clock(moment: Timestamp) -> str:
-    """``2026-11-23 03:40:12 UTC``."""
+    """Return a time as text: ``2026-11-23 03:40:12 UTC``."""
     return f"{moment.text()[:19].replace('T', ' ')} UTC"
 
 
@@ -421,7 +441,7 @@ def _plural(what: str, names: Sequence[str]) -> str:
 
 
 def described(member: Member) -> str:
-    """The full name of a worker, with its apps and their versions."""
+    """Return the full name of a worker with its apps and their versions."""
     apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
     return f"{member.worker} ({apps or 'no app'})"
 

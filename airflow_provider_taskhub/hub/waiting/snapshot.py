@@ -1,4 +1,7 @@
-"""Reads what ``waiting`` decides from. The number of requests is bounded, however many instances a hub has."""
+"""Read the facts from which the module ``reasons`` finds why instances do not continue.
+
+The number of requests has a limit, however many instances the hub has.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,28 @@ from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, unwatched, why
 
 PARALLEL = 16
-"""Sentinels read at the same time."""
+"""How many sentinels are read at the same time."""
 SENTINELS = 100
-"""Running and suspended instances of one answer whose sentinel is read. What the others await stays unknown."""
+"""How many sentinels of running and suspended instances one call reads. It stays unknown what the others await."""
 ROWS = 500
-"""Rows of one status that a scan reads."""
+"""How many rows of one status a scan reads."""
 PAGES = 10
-"""Requests for the rows of one status: a store may answer with few rows and more to come."""
+"""How many requests a scan makes for the rows of one status. A store may return a page with few rows."""
 QUARANTINED = 1000
+"""How many messages in quarantine one call reads."""
 EXAMPLES = 3
-"""Instances that a scan names for each reason."""
+"""How many instances a scan names for each reason."""
 REUSED = 5.0
-"""Seconds for which a reading of the hub is used again: a page asks every 2 s."""
+"""How long the state of the hub is used again after it was read, in seconds. The page asks every 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """An instance that waits. :param text: why, and the way out."""
+    """An instance that does not continue.
+
+    :param instance_id: id of the instance.
+    :param text: why the instance does not continue, and what a person can do.
+    """
 
     instance_id: str
     text: str
@@ -47,10 +55,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingInstances:
-    """Instances of a hub that do not go on, by their strongest reason.
+    """The instances of a hub that do not continue, by their strongest reason.
 
-    :param counts: of instances. :param examples: some of them.
-    :param complete: False if not all instances were looked at: the counts are then lower bounds.
+    :param counts: number of instances by reason.
+    :param examples: some instances by reason.
+    :param complete: False if some instances were not read. The counts are then lower bounds.
     """
 
     counts: Mapping[Reason, int] = field(default_factory=dict)
@@ -59,13 +68,19 @@ class WaitingInstances:
 
     @property
     def faults(self) -> tuple[Reason, ...]:
-        """The reasons among them that are faults (:attr:`Reason.is_fault`)."""
+        """The reasons that are faults (:attr:`Reason.is_fault`)."""
         return tuple(reason for reason in self.counts if reason.is_fault)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HubState:
-    """The hub as last read. :param read: monotonic second. :param quarantined: by instance id."""
+    """The state of the hub as it was last read.
+
+    :param read: when the state was read, in seconds of the monotonic clock.
+    :param served: owner by the number of the partition.
+    :param controls: orders of administrators that are in force.
+    :param quarantined: messages in quarantine by instance id.
+    """
 
     read: float
     served: Mapping[int, Ownership]
@@ -74,7 +89,7 @@ class _HubState:
 
 
 class WaitingReader:
-    """Why instances of a hub do not go on. Belongs to one event loop.
+    """Finds out why instances of a hub do not continue. Use each reader in only one event loop.
 
     :param observer: reads partitions and orders for this reader.
     """
@@ -87,11 +102,13 @@ class WaitingReader:
     async def one(
         self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
     ) -> tuple[Why, ...]:
-        """Every reason of one instance, read now; see :func:`waiting.why`. Some six requests, two more for each of at
-        most three children.
+        """Read why one instance does not continue. Needs about six requests, and two more for each of at most three
+        children.
 
-        :param members: workers, alive as the caller has proven it. :param watching: members that watch the hub for
-            Airflow; None: not known.
+        :param state: the instance.
+        :param members: workers of the hub. The caller has found out which are alive.
+        :param watching: live triggerers that watch the hub; None: not known.
+        :returns: all reasons, the strongest first (see :func:`reasons.why`).
         """
         if state.status.is_final:
             return ()
@@ -117,10 +134,11 @@ class WaitingReader:
         *,
         sentinels: int = SENTINELS,
     ) -> dict[str, tuple[Why, ...]]:
-        """Reasons by instance id, of those that wait. Parameters as in :meth:`one`.
+        """Read why instances do not continue. Other parameters: see :meth:`one`.
 
-        :param sentinels: how many of the instances that run or are suspended are asked what they await, a request each;
-            those first that run, of these those that changed the longest ago.
+        :param sentinels: for how many running or suspended instances the sentinel is read, which costs one request
+            each. Running instances come first, and of these the instance whose row was changed the longest time ago.
+        :returns: reasons by instance id. Instances without a reason are omitted.
         """
         found = [state for state in states if not state.status.is_final]
         if not found:
@@ -137,9 +155,11 @@ class WaitingReader:
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
 
     async def scan(self, members: Sequence[Member], watching: Sequence[Member] | None) -> WaitingInstances:
-        """What the hub's instances wait for: at most :data:`ROWS` of each open status are looked at.
+        """Count why the instances of the hub do not continue. At most :data:`ROWS` instances of each status that is not
+        final are read.
 
-        Each is counted by its strongest reason, and by a missing triggerer as well. Parameters as in :meth:`one`.
+        An instance is counted under its strongest reason. If a triggerer is missing, the instance is counted under this
+        reason too. Parameters: see :meth:`one`.
         """
         open_ones = (Status.SUSPENDED, Status.PENDING, Status.RUNNING)
         read = await asyncio.gather(*map(self._rows, open_ones))
@@ -148,10 +168,10 @@ class WaitingReader:
         counts: dict[Reason, int] = defaultdict(int)
         examples: dict[Reason, list[Example]] = defaultdict(list)
         for instance_id, reasons in whys.items():
-            told = [one for one in reasons if one is reasons[0] or one.reason is Reason.NO_TRIGGERER]
-            for one in told:
+            counted = [one for one in reasons if one is reasons[0] or one.reason is Reason.NO_TRIGGERER]
+            for one in counted:
                 if one.reason is Reason.ACTIVITIES:
-                    continue  # it works
+                    continue  # activities of this instance run: it does not stand still
                 counts[one.reason] += 1
                 if len(examples[one.reason]) < EXAMPLES:
                     examples[one.reason].append(Example(instance_id=instance_id, text=str(one)))
@@ -219,22 +239,23 @@ class WaitingReader:
         return [_quarantined(item) for item in items]
 
     async def _awaits(self, state: InstanceState) -> Awaits | None:
-        """What it waits for since its last checkpoint; None: not known.
+        """Read what an instance awaits since its last checkpoint. A suspended or pending instance awaits nothing; then
+        the result only says whether its history cannot be read.
 
-        Of one that is suspended or has not begun, only that its history cannot be read: it waits for nothing else.
+        :returns: None if not known.
         """
         pending = state.status is Status.PENDING
         try:
             sentinel = await sentinel_of(self._hub.store, self._hub.names, state.instance_id)
         except HistoryUnreadable as error:
-            return None if pending else Awaits(unreadable=str(error))  # a pending one may replace a damaged one
+            return None if pending else Awaits(unreadable=str(error))  # a Pending start may replace a damaged history
         if sentinel is None or sentinel.awaits is None or (pending and sentinel.execution_id != state.execution_id):
             return None
         awaits = decode_awaits(sentinel.awaits)
         return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
 
     async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
-        """Rows of a status, and whether these are all."""
+        """Read the rows of a status. :returns: the rows, and True if there are no more rows of this status."""
         hub, where = self._hub, query_filter(statuses=(status,))
         found: list[InstanceState] = []
         continuation: str | None = None
