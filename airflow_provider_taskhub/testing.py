@@ -1,7 +1,7 @@
-"""For users' tests: run an orchestrator in memory, under a clock that jumps. Hours of timers take milliseconds.
+"""For users' tests: runs an orchestrator in memory with virtual time, so that hours of timers take milliseconds.
 
-The very code of production runs (client, partitions, sessions, engine, checkpoints) over an in-memory hub; only
-activities are called in this process instead of in executors.
+The code is the same as in production (client, partitions, sessions, engine, checkpoints), over a hub in memory. The
+only difference: activities run in the test's process and not in executors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ALONE = LeaseTimes(
     scan=timedelta(days=1),
     visibility=timedelta(days=6),
 )
-"""One worker that never dies: nothing has to happen while an orchestration waits."""
+"""Very long lease times: the only worker never dies, so no renewal is needed while an orchestration waits."""
 
 
 class _Options(TypedDict, total=False):
@@ -64,8 +64,9 @@ class _Options(TypedDict, total=False):
 class Event:
     """An external event that is raised while the orchestration runs.
 
-    :param name: of the event. :param data: one value, which is written as JSON.
-    :param after: virtual time from the start.
+    :param name: name of the event.
+    :param data: the value that the event carries; it is written as JSON.
+    :param after: virtual time between the start of the run and the event.
     """
 
     name: str
@@ -107,15 +108,19 @@ def run(
 ) -> Any:
     """Run an orchestration to its end and return its result.
 
-    :param orchestrator: the declared function, or its name in ``app``. :param input: as for a start.
-    :param app: where orchestrators and activities are declared; needed for what is called by name.
-    :param activities: name → function, called instead of the declared one: with the input alone, or with nothing.
-    :param events: external events to raise. :param spark: session for Spark activities that are not replaced.
-    :param limit: virtual time after which the run is given up.
-    :raises OrchestrationError: with the failure's text, when the orchestration failed or was terminated. Its notes are
-        the stack traces of the user's code; the last one is of the first cause.
-    :raises ConfigurationError: an orchestrator that is not declared; a call from a running event loop.
-    :raises RuntimeError: the run takes more virtual time than ``limit``.
+    :param orchestrator: the declared function, or its name in ``app``.
+    :param input: the input of the orchestration.
+    :param app: the app or apps that declare orchestrators and activities. It is needed for all functions that are
+        called by name.
+    :param activities: replacements: for each name of an activity, the function to call instead. The function gets the
+        input, or no argument if it has no parameter. It gets no Spark session.
+    :param events: external events to raise.
+    :param spark: the Spark session for Spark activities that are not replaced.
+    :param limit: virtual time after which the run is stopped with an error.
+    :raises OrchestrationError: if the orchestration failed or was terminated; the text is the failure's text. The
+        error's notes are stack traces of the user's code; the last note is the stack trace of the first cause.
+    :raises ConfigurationError: if the orchestrator is not declared, or an event loop runs in this thread already.
+    :raises RuntimeError: if the run takes more virtual time than ``limit``.
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
@@ -145,7 +150,7 @@ def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A worker's own lines are not what a user's test wants to print."""
+    """Switch off TaskHub's own log lines, because they would fill the output of the user's test."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -155,9 +160,12 @@ def _quiet() -> Iterator[None]:
 
 
 class InProcess:
-    """Runs activities on the loop itself: the ``Runner`` of a backend.
+    """Runs activities in the event loop of the test. It takes the place of the executor pool.
 
-    :ivar registry: what there is to run, replacements of undeclared activities included.
+    :param registry: the declared orchestrators and activities.
+    :param replaced: for each name of an activity, the function to call instead.
+    :param spark: the Spark session for Spark activities that are not replaced.
+    :ivar registry: ``registry`` with the replaced activities that no app declares.
     """
 
     def __init__(self, registry: Registry, replaced: Mapping[str, Callable[..., Any]], spark: Any) -> None:
@@ -178,7 +186,7 @@ class InProcess:
             return ActivityOutcome(result=result_text(definition, value, MAX_RESULT).decode())
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # an activity may raise anything: it is the activity's failure
+        except BaseException as error:  # an activity may raise any exception, and each is a failure of the activity
             return ActivityOutcome(failure=failure_of(error))
 
     def _call(self, request: ActivityRequest) -> Any:
@@ -217,8 +225,8 @@ def _undeclared(name: str) -> ActivityDefinition:
     return ActivityDefinition(name=name, function=lambda: None)
 
 
-class _Only:
-    """The tenure of the one partition by the one worker: leases are not what is tested here."""
+class _EndlessTenure:
+    """The tenure of the hub's only partition. It never ends, so the run needs no leases."""
 
     partition, epoch, draining = 0, 1, False
 
@@ -226,10 +234,10 @@ class _Only:
         self.queue = queue
 
     def check(self) -> None:
-        """Never too old."""
+        """Raise no error: this tenure never ends."""
 
     def drained(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no code waits for the end of the drain."""
 
 
 async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
@@ -256,7 +264,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         backend = Backend(
             hub=client.hub, registry=registry, runner=runner, me=me, settings=settings, peers=Peers(live=members)
         )
-        only = _Only(client.hub.names.control(0))
+        only = _EndlessTenure(client.hub.names.control(0))
         backend.start()
         backend.taken(only)
         try:
@@ -272,7 +280,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         retryable = ended.failure is None or not ended.failure.is_non_retriable
         error = OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
         for failure in chain(ended.failure):
-            if failure.stack_trace:  # the last note is the first cause: the user's file, line and error come last
+            if failure.stack_trace:  # the first cause is the last note, so people see its file, line and error last
                 head = f"{failure.error_type}: {failure.error_message}"
                 error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")
         raise error

@@ -1,8 +1,11 @@
-"""OpenTelemetry spans by DurableTask's names.
+"""Records OpenTelemetry spans with the names that DurableTask uses.
 
-On where the process has a tracer provider (``opentelemetry-instrument taskhub worker …``, or an app that sets one).
-Off, nothing is imported and every function returns at once. A span of an orchestration or of what it waits for is made
-when it ends, by the process that sees the end, under the id that its context has had from the beginning.
+Tracing is on if the process has a tracer provider (``opentelemetry-instrument taskhub worker …``, or an app that sets
+a provider). If tracing is off, OpenTelemetry is not imported and every function returns at once.
+
+The span of an orchestration, of an activity that it calls, of a child or of a timer is made only when that work ends,
+by the worker that processes the end. The id of the span was already chosen at the start of the work, so that other
+spans could name it as their parent.
 """
 
 from __future__ import annotations
@@ -34,18 +37,22 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.trace_context import context, parts, span_of
 
 SOURCE = "DurableTask.Core"
-"""Name of the tracer, as of DurableTask's ActivitySource."""
+"""Name of the tracer: the name of DurableTask's ActivitySource."""
 _API = "opentelemetry.trace"
 
 
 def on() -> bool:
-    """Whether spans are recorded in this process."""
+    """Return whether tracing is on in this process."""
     api: Any = sys.modules.get(_API)
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 
 class _Ids:
-    """The SDK's generator of ids, but for the next span, whose id is given."""
+    """An id generator for OpenTelemetry's SDK by which the caller can choose the id of the next span.
+
+    :param inner: the generator for all other ids.
+    :ivar following: the id of the next span, in hexadecimal digits; None: ``inner`` makes it.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -69,7 +76,10 @@ def _tracer() -> Any:
 
 
 def _remote(trace_parent: str | None, trace_state: str | None) -> Any:
-    """A context whose current span is the one of a ``traceparent``; None for none: no parent."""
+    """Return an OpenTelemetry context whose current span is the span of a ``traceparent``.
+
+    :returns: the context; None if ``trace_parent`` is None or not valid.
+    """
     api: Any = sys.modules[_API]
     found = parts(trace_parent)
     if found is None:
@@ -127,7 +137,11 @@ def _named(what: str, name: str, version: str | None) -> str:
 
 @contextmanager
 def creating(name: str, version: str, instance: OrchestrationInstance) -> Iterator[TraceContext | None]:
-    """Around a start: the span of it, a child of the caller's, and the context that the start carries."""
+    """Record a span for the start of an instance; the ``with`` block sends the start.
+
+    The parent of the span is the caller's current span. The block gets the trace context for the start message; None:
+    tracing is off.
+    """
     if not on():
         yield None
         return
@@ -138,7 +152,10 @@ def creating(name: str, version: str, instance: OrchestrationInstance) -> Iterat
 
 @contextmanager
 def raising(name: str, instance_id: str) -> Iterator[TraceContext | None]:
-    """Around an event raised from outside."""
+    """Record a span for an external event that a client raises; the ``with`` block sends the event.
+
+    The block gets the trace context for the message; None: tracing is off.
+    """
     if not on():
         yield None
         return
@@ -167,9 +184,12 @@ def _of(instance: OrchestrationInstance) -> dict[str, Any]:
 
 
 class ActivitySpan:
-    """One attempt of an activity where it runs.
+    """The span of one attempt of an activity, recorded by the worker that runs the attempt.
 
-    :ivar context: what user code of the attempt has for its parent; None: nothing is carried.
+    :param event: the event that schedules the activity; it has the trace context of the call.
+    :param instance: the instance that called the activity.
+    :ivar context: the trace context that spans of the activity's code have as their parent; None: the call has no trace
+        context.
     """
 
     def __init__(self, event: TaskScheduled, instance: OrchestrationInstance) -> None:
@@ -190,13 +210,14 @@ class ActivitySpan:
         self.context = _context_of(self._span) or carried
 
     def end(self, failure: FailureDetails | str | None = None) -> None:
+        """End the span. :param failure: why the attempt failed; None: the attempt succeeded."""
         if self._span is not None:
             _finish(self._span, failure)
 
 
 @contextmanager
 def joined(trace_parent: str | None, trace_state: str | None) -> Iterator[None]:
-    """Spans of user code inside are children of the given one."""
+    """In the ``with`` block, make new spans of user code children of the span that ``trace_parent`` names."""
     api: Any = sys.modules.get("opentelemetry.context")
     remote = _remote(trace_parent, trace_state) if api is not None and on() else None
     if remote is None:
@@ -218,11 +239,14 @@ def record(
     answers: Iterable[HistoryEvent],
     made: Sequence[HistoryEvent],
 ) -> None:
-    """Spans of what has ended in a committed episode. Never given the history: that grows, and episodes are many.
+    """Record spans for all work that has ended in an episode. Call it after the checkpoint of the episode is stored.
 
-    :param started: the start in the history before the episode; None: the episode has it.
-    :param asked: what the answers answer, by the action's number. :param answers: what it took.
-    :param made: what it has stored.
+    The function does not take the whole history, because reading a long history after each episode would be slow.
+
+    :param started: the start event from the history before the episode; None: the start event is in ``made``.
+    :param asked: the events that started the work (an activity, a child or a timer), by the number of the action.
+    :param answers: the events that the episode has processed, such as results of activities.
+    :param made: the events that the episode has added to the history.
     """
     started = started or next((event for event in made if isinstance(event, ExecutionStarted)), None)
     carried = None if started is None else started.parent_trace_context

@@ -1,8 +1,8 @@
-"""An event loop whose time jumps to the next deadline when nothing is ready: hours of waiting run in milliseconds.
+"""An event loop with virtual time: if no task is ready, the time jumps to the next timer.
 
-Tests, the simulation and ``testing.run`` use it. While a thread of the loop's executor works, time stands still, so
-that the jump never overtakes real work. A loop in which nothing is ready and no timer is set can never go on: that
-is an error here, not a hang.
+So hours of waiting take milliseconds. Tests, the simulation and ``testing.run`` use the loop. While a thread of the
+loop's executor works, the time does not jump, because the work takes real time. If no task is ready and no timer is
+set, the loop can never go on; it then raises an error and does not hang.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = Timestamp.parse("2026-01-01T00:00:00Z")
-"""What the wall clock says when a jumping loop begins."""
+"""Time of the wall clock at the start of a loop with virtual time."""
 YEAR = timedelta(days=365)
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready, no timer is set: the program waits for something that can no longer happen."""
+    """No task is ready and no timer is set, so the program would wait for ever."""
 
 
 class TimeLimit(RuntimeError):
-    """The program went on beyond the virtual time that it was given."""
+    """The program has run longer than its limit of virtual time."""
 
 
-_GLANCE = 32
-"""Jumps per look at what is outside, while nothing there is waited for: a system call costs more than a jump."""
+_JUMPS_PER_POLL = 32
+"""Number of jumps between two polls of the real selector, while no thread works. A poll costs more than a jump."""
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Polls the real selector; where that has nothing, moves the loop's time by what it would have waited."""
+    """A selector for virtual time: if the real selector has no event, it adds the wait to the time and returns at once.
+
+    :ivar now: the virtual time in seconds.
+    :ivar limit: virtual time in seconds after which :class:`TimeLimit` is raised.
+    :ivar threads: number of threads and other real-time work to wait for; while it is above 0, no time passes.
+    """
 
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()
@@ -67,7 +72,7 @@ class _JumpingSelector(selectors.BaseSelector):
             if timeout == 0:
                 return []
             self._jumps += 1
-            if self._jumps % _GLANCE:
+            if self._jumps % _JUMPS_PER_POLL:
                 return self._jump(timeout)
         ready = self._real.select(None if self.threads and timeout != 0 else 0)
         if ready or timeout == 0 or self.threads:
@@ -86,16 +91,17 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop with virtual time: ``time()`` starts at 0 and moves only when nothing is ready.
+    """An event loop with virtual time: ``time()`` starts at 0 and moves only when no task is ready.
 
-    :param limit: virtual time after which :class:`TimeLimit` is raised: a program that only ticks never ends else.
+    :param limit: virtual time after which :class:`TimeLimit` is raised. Without it, a program that sets a new timer
+        again and again would never end.
     """
 
     def __init__(self, *, limit: timedelta = YEAR) -> None:
         self._jumping = _JumpingSelector()
         self._jumping.limit = limit.total_seconds()
         super().__init__(self._jumping)
-        # float sums of many jumps may fall short of a deadline by an ulp: that is still the deadline
+        # The sum of many jumps may be smaller than a deadline by a rounding error. The deadline must count as reached.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -103,7 +109,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Time stands still meanwhile: something outside is waited for, which works in real time."""
+        """Stop the virtual time in the ``with`` block, which waits for work that takes real time."""
         self._jumping.threads += 1
         try:
             yield
@@ -119,7 +125,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: float | None) -> None:
-        self._jumping.threads += 1  # asyncio joins the executor in a thread of its own
+        self._jumping.threads += 1  # asyncio waits for the executor in a separate thread
         try:
             await super().shutdown_default_executor(*args)
         finally:
@@ -130,10 +136,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The clocks of one simulated machine on a :class:`VirtualTimeLoop`; a ``Clock``.
+    """The clocks of one simulated machine on a :class:`VirtualTimeLoop`. It is a :class:`clock.Clock`.
 
-    :param loop: None: the loop that runs when the clock is read.
-    :param skew: how far this machine's wall clock is off. :param rate: its monotonic seconds per loop second (drift).
+    :param loop: the loop that gives the time; None: the loop that runs when the clock is read.
+    :param skew: time by which the wall clock of the machine is ahead; negative: behind.
+    :param rate: seconds of the machine's monotonic clock for each second of the loop. Other values than 1 simulate
+        drift.
     """
 
     def __init__(
@@ -157,9 +165,10 @@ class VirtualClock:
 
 
 def run(coro: Coroutine[Any, Any, T], *, limit: timedelta = YEAR) -> T:
-    """Run a coroutine to its end in a new :class:`VirtualTimeLoop`; what it leaves running is cancelled.
+    """Run a coroutine to its end in a new :class:`VirtualTimeLoop`. Tasks that still run then are cancelled.
 
-    :raises Deadlock: when it can never end. :raises TimeLimit: when it takes more than ``limit`` of virtual time.
+    :raises Deadlock: if no task is ready and no timer is set, so that the coroutine can never end.
+    :raises TimeLimit: if the coroutine takes more virtual time than ``limit``.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(limit=limit)) as runner:
         return runner.run(coro)
