@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 HYSTERESIS = 0.5
-"""A partition moves for its load only if the loads of two members differ by more than this part of the mean load."""
+"""A partition moves for its load only if the loads of two members differ by more than this fraction of the mean load.
+"""
 NOTICEABLE = 1.0
 """A partition moves for its load only if the loads of two members differ by more than this: messages in a second. A hub
 with almost no load has nothing to balance."""

@@ -10,7 +10,7 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, N
 __all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
 SHOWN = 20
-"""The most names that a text lists. It gives only the number of the others."""
+"""The most names that a text lists. For the other names the text gives only their number."""
 
 
 def can_run(member: Member, need: Need) -> bool:

@@ -33,8 +33,8 @@ from airflow_provider_taskhub.telemetry import Outages
 log = structlog.get_logger("taskhub.partitions")
 
 DRAIN = timedelta(seconds=30)
-"""The longest time for the drain of a partition. After it the partition is given up even if work still runs. The store
-refuses the commits of this work."""
+"""The longest time for the drain of a partition. After this time the partition is given up even if work still runs. The
+store refuses the commits of this work."""
 _WRITES = 3
 """How often one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16

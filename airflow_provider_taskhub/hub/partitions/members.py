@@ -32,8 +32,8 @@ _MAX_PARTS = 12
 """The most columns of names. Together they have 720,000 compressed bytes, within Azure's limit of 1 MiB for a row."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
 DELETE_AFTER = 2
-"""A reader deletes a row that was silent for this many take times of its worker. Otherwise a new worker, which cannot
-know that the row is silent, would count it. A worker that was only paused writes its row again."""
+"""A reader deletes a row that was silent for this many take times of its worker. A new worker cannot know that the row
+is silent, and would count it. A worker that was only paused writes its row again."""
 PATIENCE = 1.5
 """A worker counts as silent after this many renewal intervals without a renewal."""
 PROOF = 120.0

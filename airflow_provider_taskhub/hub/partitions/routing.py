@@ -23,7 +23,7 @@ from airflow_provider_taskhub.retries import Retries, retry
 T = TypeVar("T")
 
 _MOVING = Retries(after=(LeaseLost,), first=0.1, longest=2.0)
-"""How often an entry of the map is read again if its owner is wrong or missing."""
+"""If the owner of a partition is wrong or missing in the map, its entry is read again with these pauses."""
 
 
 class Routes:

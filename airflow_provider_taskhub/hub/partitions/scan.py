@@ -35,9 +35,10 @@ from airflow_provider_taskhub.settings import LeaseTimes
 log = structlog.get_logger("taskhub.partitions")
 
 _MAX_UNANSWERED = 3
-"""Number of turns in a row without any answer to their writes, after which this worker writes no lease for a while."""
+"""After this many turns in a row in which the store answered no write, this worker writes no lease for a while."""
 _LONGEST = 8
-"""This while grows with each further turn without an answer. This is the largest factor."""
+"""The longest such pause, as a multiple of the shortest one. The pause doubles with each further turn without an
+answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class Scanner:
             and self._plan(seen := self._seen(advertised, roster, ordered, dead), member) == BalancePlan()
         ):
             owners = {lease.owner for lease in advertised if lease.owner} - {self._me}
-            # the next scan comes a little after the expected time, so that it does not come too early
+            # an advertisement must be a little late before it counts as late; an earlier scan would see nothing new
             late = [roster.advertised[owner].due + MAX_LATENESS for owner in owners]
             # an old advertisement that arrived late is no sign of life either
             late += [self._patience - seen.silence[lease.partition] for lease in advertised if lease.owner in owners]

@@ -95,7 +95,7 @@ class Quarantined:
 
 
 async def keep(store: Store, names: HubNames, item: Quarantined, deletion: DeleteMessage | None) -> None:
-    """Put a message into quarantine, then delete it from its queue. This order loses no message at a crash.
+    """Put a message into quarantine, then delete it from its queue. With this order a crash loses no message.
 
     :param deletion: the operation that deletes the message from its queue. None: the message also stays in its queue.
     :raises StorageError: the store refused a step. The message is still in its queue.
