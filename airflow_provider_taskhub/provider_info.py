@@ -1,4 +1,4 @@
-"""What Airflow reads about this provider. Imported by every Airflow process, so it imports nothing."""
+"""The description of this provider for Airflow. Every Airflow process imports this module, so it must import fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ROOT = "airflow_provider_taskhub"
 _CONNECTION_FIELDS: dict[str, Any] = {
     "hub": {
         "label": "Hub",
-        "description": "Name of the task hub: 3 to 45 letters and digits, a letter first.",
+        "description": "Name of the task hub: 3 to 45 letters and digits. The first character is a letter.",
         "schema": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9]{2,44}$", "minLength": 3, "maxLength": 45},
     },
     "storage": {
@@ -31,7 +31,7 @@ _CONNECTION_FIELDS: dict[str, Any] = {
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's description, by Airflow's schema."""
+    """Return the provider's description in the form that Airflow's schema defines."""
     module = [{"integration-name": "TaskHub", "python-modules": []}]
     return {
         "package-name": "airflow-provider-taskhub",

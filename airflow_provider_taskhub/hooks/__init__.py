@@ -1,1 +1,1 @@
-"""How Airflow's connections become TaskHub settings and clients."""
+"""Turns Airflow connections into TaskHub settings and clients; names and tags shared by the Airflow modules."""

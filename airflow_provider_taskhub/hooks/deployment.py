@@ -15,10 +15,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # compared, never boun
 
 
 def deployment() -> str:
-    """The option ``[taskhub] deployment``, or where the API server is reached.
+    """Return the option ``[taskhub] deployment``; if it is empty, the address of the API server.
 
-    Two Airflow deployments may share a hub. Each of them ends only instances that it has started itself, so the name
-    must tell them apart. An address of this machine alone says nothing, so it gets the machine's name as well.
+    Two Airflow deployments may share a hub. Each deployment terminates only the instances that it has started itself,
+    so the names must differ. An address such as ``localhost`` is the same on every machine. Therefore the name of the
+    machine is added to it.
     """
     if name := conf.get("taskhub", "deployment", fallback="").strip():
         return str(name)
@@ -29,14 +30,17 @@ def deployment() -> str:
 
 
 def page_connections() -> list[str]:
-    """Connections that the page offers."""
+    """Return the Airflow connections whose hubs the page shows."""
     named = conf.get("taskhub", "page_connections", fallback=DEFAULT_CONNECTION) or DEFAULT_CONNECTION
     return [name.strip() for name in named.split(",") if name.strip()] or [DEFAULT_CONNECTION]
 
 
 def swept_connections() -> list[str]:
-    """Connections in whose hubs an API server ends instances that no task waits for: those of the page, and those of
-    type taskhub in its environment. Connections in the metadata database cannot be listed through Airflow's API."""
+    """Return the connections in whose hubs the API server terminates instances that no task waits for.
+
+    These are the connections of the page, and the connections of type ``taskhub`` in environment variables. Airflow's
+    API cannot list the connections in the metadata database.
+    """
     names = page_connections()
     for variable, value in sorted(os.environ.items()):
         name = variable.removeprefix(_IN_ENVIRONMENT).lower()
@@ -49,7 +53,7 @@ _IN_ENVIRONMENT = "AIRFLOW_CONN_"
 
 
 def _is_hub(value: str) -> bool:
-    """Whether a connection, written as a URI or as JSON, is of type taskhub."""
+    """Return whether a connection is of type ``taskhub``. :param value: the connection as a URI or as JSON."""
     if not value.startswith("{"):
         return value.partition(":")[0] == TaskHubHook.conn_type
     try:

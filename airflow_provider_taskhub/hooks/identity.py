@@ -1,9 +1,10 @@
-"""Who started an instance: the instance id and the tags that an Airflow task gives it.
+"""The instance id and the tags that an Airflow task gives to its instance.
 
-Pure values, shared by operators (which write them), links and the page (which read them).
+The operator writes these values; the links and the page read them. No I/O.
 
-Instance ids are ``dag:task:run:gN`` (``dag:task[index]:run:gN`` for a mapped task). DAG and task ids hold no colon, so
-a run id of Airflow's default pattern makes them unambiguous; any other gets a digest of all parts as well.
+Instance ids are ``dag:task:run:gN`` (``dag:task[index]:run:gN`` for a mapped task), where N is the generation of the
+task. DAG ids and task ids contain no colon, so two tasks cannot have the same id if the run id has only the characters
+of Airflow's default run ids. For any other run id a digest of all parts is added.
 """
 
 from __future__ import annotations
@@ -25,21 +26,31 @@ INTERVAL_START_TAG = "airflow.data_interval_start"
 INTERVAL_END_TAG = "airflow.data_interval_end"
 GENERATION_TAG = "taskhub.generation"
 OWNER_TAG = "taskhub.owner"
-"""Id of the task instance (new for every try) whose start this was: whoever cancels must still find its own."""
+"""The id of the Airflow task instance that started the instance, new for every try. A trigger or operator terminates
+an instance only if this tag has the value that it knows."""
 WATCH_TAG = "taskhub.watch"
-"""The checkpoint that ends an instance with this tag leaves a hint in ``{Hub}Completions``."""
+"""When an instance with this tag ends, the worker writes a completion hint into the table ``{Hub}Completions``."""
 RESERVED = ("airflow.", "taskhub.")
+"""Beginnings of tag names that users may not use."""
 
 UNMAPPED = -1
+"""Map index of a task that is not mapped."""
 _LONGEST = 200
-"""Characters of a readable id; longer ones are cut and get a digest. Azure's keys and blob names stay legal."""
+"""The largest number of characters of an instance id before ``:gN``. A longer id is cut and gets a digest, so that
+Azure accepts it in keys and blob names."""
 _PLAIN_RUN = re.compile(r"[A-Za-z0-9_.~:+-]+", re.ASCII)
 _LIKE_GENERATION = re.compile(r":g\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskIds:
-    """An Airflow task in a run, whatever its try. :param map_index: -1 for a task that is not mapped."""
+    """An Airflow task in a DAG run, without its try.
+
+    :param dag_id: the task's DAG.
+    :param run_id: the DAG run.
+    :param task_id: the task.
+    :param map_index: -1 for a task that is not mapped.
+    """
 
     dag_id: str
     run_id: str
@@ -47,7 +58,10 @@ class TaskIds:
     map_index: int
 
     def instance_id(self, generation: int) -> str:
-        """The id that this task gives its instance; the same for every try of one generation."""
+        """Return the instance id of this task. All tries of one generation have the same instance id.
+
+        :param generation: the task's generation, which a clear of the task raises.
+        """
         index = f"[{self.map_index}]" if self.map_index >= 0 else ""
         readable = f"{self.dag_id}:{self.task_id}{index}:{self.run_id}"
         plain = _PLAIN_RUN.fullmatch(self.run_id) and not _LIKE_GENERATION.search(self.run_id)
@@ -58,7 +72,7 @@ class TaskIds:
         return f"{readable}:g{generation}"
 
     def started(self, tags: Mapping[str, str] | None) -> bool:
-        """Whether an instance with these tags was started by this task in this run, in whichever try or generation."""
+        """Return whether this task in this run started an instance with these tags, in any try or generation."""
         mine = {DAG_TAG: self.dag_id, RUN_TAG: self.run_id, TASK_TAG: self.task_id, MAP_TAG: str(self.map_index)}
         return tags is not None and all(tags.get(name) == value for name, value in mine.items())
 
@@ -67,8 +81,9 @@ class TaskIds:
 class TaskIdentity(TaskIds):
     """One try of one Airflow task instance.
 
-    :param owner: the task instance's UUID, new for every try.
-    :param max_tries: as the scheduler stores it: it changes when a user clears the task.
+    :param try_number: the number of the try, as Airflow counts it.
+    :param max_tries: the value that the scheduler stores. It changes when a user clears the task.
+    :param owner: the UUID of the task instance, new for every try.
     """
 
     try_number: int
@@ -77,7 +92,7 @@ class TaskIdentity(TaskIds):
 
     @classmethod
     def of(cls, ti: Any) -> Self:
-        """Of the task instance in an operator's context."""
+        """Make the identity of a task instance. :param ti: the task instance from an operator's context."""
         return cls(
             dag_id=ti.dag_id,
             run_id=ti.run_id,
@@ -89,7 +104,7 @@ class TaskIdentity(TaskIds):
         )
 
     def tags(self, generation: int) -> dict[str, str]:
-        """Tags by which the instance is found, filtered and cancelled."""
+        """Return the tags of the instance, which name this task and try. :param generation: the task's generation."""
         return {
             DAG_TAG: self.dag_id,
             RUN_TAG: self.run_id,

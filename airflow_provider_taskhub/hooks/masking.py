@@ -1,4 +1,7 @@
-"""Masks texts of the hub that the page or a task's log shows, with Airflow's masker and the package's own."""
+"""Masks secrets in texts of the hub before the page or a task's log shows them.
+
+It uses both Airflow's masker and the masker of this package.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ _DEEPEST = 20
 
 
 def masked(text: str | None) -> str:
-    """A text with secrets replaced by ``***``: secrets that Airflow knows, and values under names like ``password``.
+    """Return a text with ``***`` in place of secrets that Airflow knows, and of values under names like ``password``.
 
-    :param text: objects and lists of JSON are masked value by value, any other text as a whole. None gives an empty
-        text.
+    :param text: a JSON object or list, in which each value is masked, or any other text, which is masked as a whole.
+        None gives an empty text.
     """
     from airflow.sdk.log import redact
 

@@ -1,7 +1,8 @@
-"""The hook: an Airflow connection of type ``taskhub`` becomes settings and a client.
+"""The hook: turns an Airflow connection of type ``taskhub`` into settings and a client.
 
-Owns the meaning of the connection's fields. Never logs or shows a secret: settings hold it as ``SecretStr``.
-Imports neither storage SDKs nor the client at module level, since DAG files import this module.
+This module defines the meaning of the connection's fields. It never logs or shows a secret, and the settings keep
+secrets as ``SecretStr``. DAG files import this module, so it imports storage SDKs and the client only when they are
+needed.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ R = TypeVar("R")
 
 DEFAULT_CONNECTION = "taskhub_default"
 FIELDS = ("hub", "storage", "path", "account_url")
-"""The fields that a connection keeps in its extra."""
+"""The fields that a TaskHub connection stores in Airflow's field ``extra``."""
 _CONNECTION_STRING = re.compile(r"(^|;)\s*(AccountName|UseDevelopmentStorage|\w+Endpoint|SharedAccessSignature)=", re.I)
 _ACCOUNT_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(blob|queue|table)\.(?P<suffix>[a-z0-9.-]+)", re.ASCII)
 _REQUEST = re.compile(r"^[^:]*\b(row|rows|table|queue|message|messages|blob|blobs|container)\b[^:]*: ")
-"""What a storage error names first: the request, by names that only this package uses."""
+"""The beginning of a storage error's text, which names the request by internal names of tables and queues."""
 _TEST_DEADLINE = 20.0
-"""Seconds that the button "Test" waits for the hub."""
+"""Seconds for which the button "Test" of Airflow's connection form waits for the hub."""
 
 
 class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """A task hub, as an Airflow connection names it.
+    """Gives access to the task hub that an Airflow connection names.
 
-    :param taskhub_conn_id: connection of type ``taskhub``. When the default one does not exist, settings come from
-        the environment and the configuration file, and the hub is the embedded one unless they say otherwise.
+    :param taskhub_conn_id: an Airflow connection of type ``taskhub``. If the default connection does not exist, the hub
+        is the one that TaskHub's environment variables and configuration file name, or the embedded hub.
     """
 
     conn_name_attr = "taskhub_conn_id"
@@ -58,10 +59,10 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         self.taskhub_conn_id = taskhub_conn_id
 
     def settings(self) -> Settings:
-        """The settings that the connection describes.
+        """Return the settings that the connection describes.
 
-        :raises ConfigurationError: the connection does not exist, is of another type, names no hub, or has a field
-            that cannot work.
+        :raises ConfigurationError: if the connection does not exist, is of another type, names no hub, or has a wrong
+            field.
         """
         try:
             return settings_of(self.get_connection(self.taskhub_conn_id))
@@ -69,7 +70,7 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
             return self._without_connection()
 
     async def asettings(self) -> Settings:
-        """:meth:`settings` for code on an event loop: triggers and the API server."""
+        """Return the same as :meth:`settings`, for code that runs on an event loop: triggers and the API server."""
         try:
             return settings_of(await self.aget_connection(self.taskhub_conn_id))
         except AirflowNotFoundException:
@@ -77,19 +78,21 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A client of the hub, closed at the end of the block."""
+        """Open a client of the hub, and close it at the end of the block."""
         async with open_client(await self.asettings()) as client:
             yield client
 
     def get_conn(self) -> Settings:
-        """What the connection describes (Airflow's name for :meth:`settings`)."""
+        """Return the same as :meth:`settings`. Airflow requires a method of this name."""
         return self.settings()
 
     def run(self, use: Callable[[Client], Awaitable[R]], *, create: bool = False) -> R:
-        """Call ``use`` with an open client, from synchronous code: the one bridge of the front.
+        """Call an async function with an open client, from synchronous code.
 
-        :param use: awaited once, on an event loop of its own.
-        :param create: make an embedded hub that is missing, so that a DAG may run before the first worker starts.
+        :param use: the function. It is awaited once, on a new event loop.
+        :param create: True: create an embedded hub that does not exist, so that a DAG may run before the first worker
+            starts.
+        :returns: the result of the function.
         """
         settings = self.settings()
 
@@ -100,10 +103,10 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         return _run(call)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the hub answers, and a text about the hub or the error.
+        """Return whether the hub answers, and a text about the hub or about the error.
 
-        Airflow tests a copy of the connection under a random id, so the text does not name the connection. It has no
-        names of the hub's tables and queues either.
+        Airflow tests a copy of the connection with a random id, so the text does not name the connection. Users do not
+        know the names of the hub's tables and queues, so the text does not contain them either.
         """
         try:
             return True, self.run(_describe)
@@ -126,16 +129,20 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
 
 @asynccontextmanager
 async def open_client(settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
-    """A client; its module (and a storage SDK) is imported in a thread, for that blocks a loop for a second."""
+    """Open a client of a hub.
+
+    The import of the client and of a storage SDK takes about a second. It runs in a thread, so that it does not block
+    the event loop.
+    """
     module = await asyncio.to_thread(importlib.import_module, "airflow_provider_taskhub.client")
     async with module.Client.open(settings, create=create) as client:
         yield client
 
 
 def settings_of(connection: Connection) -> Settings:
-    """Settings from the fields of a connection.
+    """Return the settings from the fields of a connection.
 
-    :raises ConfigurationError: naming the connection and the field; never the secret.
+    :raises ConfigurationError: if a field is wrong. The text names the connection and the field, never the secret.
     """
     from airflow_provider_taskhub.settings import load_settings, nearest
 
@@ -158,7 +165,7 @@ def settings_of(connection: Connection) -> Settings:
 
 
 def served_at(settings: Settings) -> str:
-    """Where the hub lives, for people: the file, or the account's name; never a secret."""
+    """Return where the hub is stored, to show to people: the file or the account's name. It contains no secret."""
     secret = settings.connection.get_secret_value() if settings.connection else ""
     if settings.embedded:
         from airflow_provider_taskhub.settings import home
@@ -171,7 +178,7 @@ def served_at(settings: Settings) -> str:
 
 
 def _storage(secret: str | None, extra: dict[str, Any]) -> str:
-    """The connection text of :class:`Settings` from the form's fields."""
+    """Return the text of ``Settings.connection`` from the fields of the connection form."""
     secret = (secret or "").strip()
     path, account_url = (str(extra.get(field) or "").strip() for field in ("path", "account_url"))
     kind = extra.get("storage") or ("azure" if secret or account_url else "embedded")
@@ -206,7 +213,7 @@ def _embedded(secret: str, path: str, account_url: str) -> str:
 
 
 def _account(account_url: str, secret: str) -> str:
-    """A connection string of an account's address with its key or SAS."""
+    """Return an Azure Storage connection string. :param secret: the account key, or a shared access signature (SAS)."""
     host = urlsplit(account_url if "//" in account_url else f"//{account_url}").hostname or ""
     match = _ACCOUNT_HOST.fullmatch(host)
     if match is None:
@@ -234,7 +241,7 @@ async def _describe(client: Client) -> str:
 
 
 def _run(call: Callable[[], Awaitable[R]]) -> R:
-    """``asyncio.run``, also from a thread whose loop is running (a notebook, ``dag.test()`` inside one)."""
+    """Call ``asyncio.run``. If this thread already runs an event loop, as in a notebook, use another thread."""
 
     async def main() -> R:
         return await call()
@@ -245,7 +252,7 @@ def _run(call: Callable[[], Awaitable[R]]) -> R:
         running = False
     else:
         running = True
-    if not running:  # outside of the handler: an error of the run has no error of this check as its context
+    if not running:  # not inside the "except" block, or Python would show its RuntimeError with every error of the run
         return asyncio.run(main())
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="taskhub") as pool:
         return pool.submit(asyncio.run, main()).result()

@@ -1,4 +1,7 @@
-"""The button on a task that opens its instance. Computed from ids alone, so it is there before anything runs."""
+"""The link on an Airflow task that opens the page of its instance.
+
+The address is made from the ids of the task alone, so the link works before the task has started an instance.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,23 @@ ROUTE = "taskhub"
 
 
 def base_path() -> str:
-    """Path under which Airflow is served, without a slash at its end: empty, or ``/base`` (``[api] base_url``)."""
+    """Return the path part of Airflow's ``[api] base_url`` without a slash at the end, for example "" or ``/base``."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
 def task_page(
     dag_id: str, run_id: str, task_id: str, map_index: int, conn_id: str, instance_id: str | None = None
 ) -> str:
-    """Address of the page of a task's instance, within Airflow's own frame.
+    """Return the address of the page of a task's instance, inside Airflow's UI.
 
-    :param instance_id: of the DAG author's choice; None: the page derives it from the ids of the task.
-    Airflow mirrors the path inside its frame behind the route of a view, so a deep link is route + inner path.
+    Airflow shows the page in a frame. The path inside the frame follows the route of the view in the address.
+
+    :param dag_id: the task's DAG.
+    :param run_id: the DAG run.
+    :param task_id: the task.
+    :param map_index: -1 for a task that is not mapped.
+    :param conn_id: the Airflow connection that names the hub.
+    :param instance_id: the instance id that the DAG's author chose; None: the page derives the id from the other ids.
     """
     ids = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index, "conn": conn_id}
     if instance_id:
@@ -45,7 +54,11 @@ class TaskHubInstanceLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is
     name = "TaskHub instance"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address, from the ids of the task instance."""
+        """Return the address of the instance's page.
+
+        :param operator: the task's operator.
+        :param ti_key: the ids of the task instance.
+        """
         index: Any = getattr(ti_key, "map_index", None)
         conn_id = getattr(operator, "taskhub_conn_id", "taskhub_default")
         chosen = getattr(operator, "instance_id", None)

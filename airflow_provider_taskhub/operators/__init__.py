@@ -1,1 +1,1 @@
-"""Operators: what a DAG says to the hub."""
+"""The Airflow operator that runs an orchestration, and its parts."""

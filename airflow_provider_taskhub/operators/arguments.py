@@ -1,4 +1,4 @@
-"""What a DAG gives to the operator: evaluated, checked, and as what it is stored."""
+"""Evaluates and checks the arguments that a DAG gives to the operator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def problems(
     orchestrator: str, given: Any, instance_id: str | None, version: str, tags: Mapping[str, str]
 ) -> Iterator[str]:
-    """What is wrong with an operator's arguments, so that no retry would help.
+    """Yield an error text for each wrong argument of the operator. A retry cannot help with such errors.
 
-    :param given: the input, evaluated.
+    :param given: the input, after :func:`evaluated`.
     """
     from airflow_provider_taskhub.codec import dumps, loads
     from airflow_provider_taskhub.engine.identity import check_new_instance_id
@@ -51,12 +51,12 @@ def problems(
 
 
 def evaluated(value: Any) -> Any:
-    """The value with lists in place of the sequences that Airflow evaluates lazily: results of mapped tasks."""
+    """Return the value with lists in place of Airflow's lazy sequences, which are the results of mapped tasks."""
     from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
     def plainly(item: Any) -> Any:
         if isinstance(item, LazyXComSequence):
-            return item[:]  # all items with one question
+            return item[:]  # reads all items with one request
         if type(item) is dict:
             return {key: plainly(inner) for key, inner in item.items()}
         if isinstance(item, Sequence) and not isinstance(item, str | bytes | bytearray):
@@ -66,11 +66,11 @@ def evaluated(value: Any) -> Any:
     try:
         return plainly(value)
     except RecursionError:
-        return value  # refused where it is written as JSON
+        return value  # the value is nested too deep, and writing it as JSON raises the error for the user
 
 
 def date_tags(context: Context) -> dict[str, str]:
-    """Logical date and data interval as tags; a run without them (asset-triggered) has none."""
+    """Return the run's logical date and data interval as tags. A run that an asset triggered has no such dates."""
     named = {
         identity.LOGICAL_DATE_TAG: context.get("logical_date"),
         identity.INTERVAL_START_TAG: context.get("data_interval_start"),
@@ -80,7 +80,7 @@ def date_tags(context: Context) -> dict[str, str]:
 
 
 def _holds_secret(value: Any) -> bool:
-    """Whether any text inside a plain JSON value contains what Airflow's masker knows as a secret."""
+    """Return whether a text inside a JSON value contains a secret that Airflow's masker knows."""
     from airflow.sdk.log import redact
 
     pending = [value]
@@ -96,5 +96,5 @@ def _holds_secret(value: Any) -> bool:
 
 
 def seconds(value: timedelta | float | None) -> float | None:
-    """A duration in seconds. :param value: a timedelta, or seconds."""
+    """Return a duration in seconds. :param value: a timedelta, or a number of seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value

@@ -1,6 +1,7 @@
-"""What a try of a task finds in the hub, and what it does about it: start, attach, replace, refuse.
+"""Starts the instance of an Airflow task, or attaches to the instance that the task has started before.
 
-The decision is a table; :func:`launch` reads, looks the reaction up and carries it out.
+:func:`launch` reads the instance with the wanted id, looks the decision up in the table :data:`REACTIONS`, and carries
+the decision out.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
 
 TERMINATE_DEADLINE = 60.0
-"""Seconds that a start waits for an older generation to be gone. With no worker alive nothing of it runs either."""
+"""Seconds to wait until a terminated instance of an older generation has ended. After that the new instance starts
+anyway: if no worker is alive, the old instance cannot end, but nothing of it runs."""
 _GENERATIONS = 10_000
-"""Bound of the walk over generations that only the hub remembers."""
+"""The largest number of generations that are read from the hub to find the newest."""
 
 
 class FoundInstance(StrEnum):
-    """What stands under the wanted instance id, seen from this task."""
+    """What a task finds under the instance id that it wants. "Mine" means: this task started it in this run."""
 
     NOTHING = "nothing"
     LIVE = "mine, live"
@@ -39,6 +41,8 @@ class FoundInstance(StrEnum):
 
 
 class StartDecision(StrEnum):
+    """What the task does about the instance that it finds."""
+
     START = "start"
     ATTACH = "attach"
     RETURN = "return"
@@ -51,7 +55,7 @@ REACTIONS: Mapping[FoundInstance, StartDecision] = {
     FoundInstance.NOTHING: StartDecision.START,
     FoundInstance.LIVE: StartDecision.ATTACH,
     FoundInstance.COMPLETED: StartDecision.RETURN,
-    FoundInstance.BROKEN: StartDecision.REPLACE,  # a rewind, once there is one
+    FoundInstance.BROKEN: StartDecision.REPLACE,
     FoundInstance.OLDER_LIVE: StartDecision.TERMINATE_AND_REPLACE,
     FoundInstance.OLDER_ENDED: StartDecision.REPLACE,
     FoundInstance.FOREIGN_LIVE: StartDecision.REFUSE,
@@ -61,29 +65,38 @@ REACTIONS: Mapping[FoundInstance, StartDecision] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """The generation as task_state_store keeps it: raised when ``max_tries`` differs (a clear)."""
+    """The generation of an Airflow task, which Airflow's ``task_state_store`` keeps between tries.
+
+    A clear of the task changes ``max_tries``. The generation therefore rises when ``max_tries`` differs.
+    """
 
     generation: int
     max_tries: int
 
     @classmethod
     def of(cls, stored: Any) -> Counter | None:
-        """Of the stored value; None where there is none, or where somebody edited it beyond recognition."""
+        """Make a counter from the stored value. None: there is no stored value, or it has another form."""
         if isinstance(stored, dict) and all(isinstance(stored.get(key), int) for key in ("generation", "max_tries")):
             return cls(generation=stored["generation"], max_tries=stored["max_tries"])
         return None
 
     def now(self, max_tries: int) -> Counter:
+        """Return the counter for this try. :param max_tries: the task's ``max_tries`` in this try."""
         return self if max_tries == self.max_tries else Counter(generation=self.generation + 1, max_tries=max_tries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a task wants to run.
+    """The instance that a task wants to start.
 
-    :param instance_id: an id of the user's choice, or None for the derived one.
-    :param tags: the user's and the data interval's; those of the task are added.
-    :param deployment: name of this Airflow deployment (:func:`airflow_provider_taskhub.hooks.deployment.deployment`).
+    :param task: the try of the Airflow task.
+    :param orchestrator: the orchestrator's name.
+    :param input: the orchestrator's input.
+    :param version: the version that a worker's app must be compatible with; "": any.
+    :param instance_id: the instance id that the user chose; None: derive the id from the task.
+    :param tags: the user's tags and those of the run's dates. The tags that name the task are added to them.
+    :param deployment: the name of this Airflow deployment, from
+        :func:`airflow_provider_taskhub.hooks.deployment.deployment`.
     """
 
     task: TaskIdentity
@@ -97,9 +110,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What runs now.
+    """The instance for which the task now waits.
 
-    :param owner: task instance that started it, as the instance's tags say. :param note: for the task's log.
+    :param instance_id: the id of the instance.
+    :param owner: the instance's owner tag: the id of the task instance that started it.
+    :param reaction: what the task did.
+    :param notes: lines for the task's log.
     """
 
     instance_id: str
@@ -109,17 +125,20 @@ class Launched:
 
 
 class Taken(TaskHubError):
-    """The instance id belongs to something else that still runs."""
+    """An instance with the wanted id runs, and another task or program started it."""
 
 
 async def launch(
     client: Client, request: Request, *, counter: Counter | None, remember: Callable[[Counter], None]
 ) -> Launched:
-    """Start the instance of this try, or attach to it.
+    """Start the instance of this task, or attach to the instance that an earlier try has started.
 
-    :param counter: the generation as stored, None on the first try. :param remember: stores it; called before anything
-        is started, so that no crash in between can leave an instance that the next try does not find.
-    :raises Taken: the id of the user's choice is in use by another task or client.
+    :param client: a client of the hub.
+    :param request: what to start.
+    :param counter: the stored generation; None: nothing is stored, as in the first try.
+    :param remember: stores the generation. It is called before the start. Otherwise a crash after the start could leave
+        an instance that the next try does not find.
+    :raises Taken: if another task or program uses the instance id that the user chose.
     """
     counter = counter.now(request.task.max_tries) if counter else await _recall(client, request)
     remember(counter)
@@ -129,7 +148,7 @@ async def launch(
         state = await client.get(older, payloads=False)
         if state is not None and not state.status.is_final:
             notes.append(await _terminate(client, older))
-    for _ in range(3):  # a race with another start changes what is found; twice in a row is no race any more
+    for _ in range(3):  # another client may start the same id between our read and our start: read again
         try:
             return await _react(client, request, counter.generation, notes)
         except InstanceExists:
@@ -138,7 +157,12 @@ async def launch(
 
 
 def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> FoundInstance:
-    """What an instance row means to this task."""
+    """Return what an instance row means for this task.
+
+    :param state: the row; None: there is no instance with the id.
+    :param task: the Airflow task.
+    :param generation: the task's current generation.
+    """
     from airflow_provider_taskhub.engine.events import Status
 
     if state is None:
@@ -153,9 +177,10 @@ def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> F
 
 
 async def _recall(client: Client, request: Request) -> Counter:
-    """The generation where task_state_store has forgotten it: first try, keys deleted, or kept only until success.
+    """Find the generation from the instances in the hub, when ``task_state_store`` has no stored value.
 
-    A first try that finds instances is another life of a run (deleted and made again): it goes beyond them.
+    This is so in a first try, and after somebody deleted the stored value. If a first try finds instances, the run was
+    deleted and created again. Its generation is then higher than those of the instances found.
     """
     task, last, tags = request.task, 0, None
     if request.instance_id is not None:
@@ -189,14 +214,16 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
     starts = reaction in (StartDecision.START, StartDecision.REPLACE, StartDecision.TERMINATE_AND_REPLACE)
-    if reaction is not StartDecision.RETURN:  # before the start: the sweep finds it even after a crash in between
+    if reaction is not StartDecision.RETURN:  # written before the start, so that the sweep finds every instance
         tags = {} if starts or state is None else state.tags or {}
         await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
         policy = StartPolicy.ATTACH if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
     elif state is not None and state.status is Status.PENDING:
-        state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)  # puts its message again
+        state = await _start(
+            client, request, instance_id, generation, StartPolicy.ATTACH
+        )  # sends its start message again
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
@@ -229,7 +256,7 @@ async def _start(client: Client, request: Request, instance_id: str, generation:
 
 
 async def _terminate(client: Client, instance_id: str) -> str:
-    """End an older generation and wait until nothing of it runs; says how that went."""
+    """Terminate the instance of an older generation and wait until nothing of it runs. Return a line for the log."""
     reason = "from Airflow: the task was cleared and runs again"
     try:
         async with asyncio.timeout(TERMINATE_DEADLINE):

@@ -1,8 +1,9 @@
-"""``TaskHubOperator``: starts an orchestration, defers until it has ended, returns its output.
+"""``TaskHubOperator``: starts an orchestration, defers the task until the orchestration has ended, returns its output.
 
-``execute()`` starts, waits a moment and defers, so that no worker slot is held while the orchestration runs. Where
-nothing needs a worker, a task that succeeds ends in the triggerer. The operator has no ``on_kill``: that one also runs
-when a worker is merely shut down. The trigger has a guarded one.
+``execute()`` starts the instance, waits a moment and defers, so that the task holds no worker slot while the
+orchestration runs. A successful task ends in the triggerer if nothing in it needs an Airflow worker. The operator has
+no ``on_kill``, because Airflow also calls ``on_kill`` when it only shuts a worker down. The trigger's ``on_kill`` first
+checks whether a user has killed the task.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ if TYPE_CHECKING:
 __all__ = ["TaskHubOperator"]
 
 COUNTER_KEY = "taskhub"
-"""Of the generation in task_state_store."""
+"""Key of the generation in Airflow's ``task_state_store``."""
 _BACKSTOP = timedelta(minutes=5)
-"""After the trigger's own deadline, in case that no triggerer was there to keep it."""
+"""Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
 SHORT_WAIT = timedelta(seconds=1.5)
-"""How long a worker waits before it defers."""
+"""How long the Airflow worker waits for the end of the instance before it defers the task."""
 _BEFORE_DEADLINE = timedelta(seconds=0.5)
-"""By which the short wait ends before the deadline, so that the task has time to defer."""
+"""Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5
-"""Seconds more for a hub that answers slowly."""
+"""Seconds by which the short wait may be longer because the hub answers slowly."""
 _CONFIRM = 10.0
-"""Seconds for which a worker waits until an instance whose task is overdue has ended: it holds a slot."""
+"""Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
+worker slot during this time."""
 _LOOK = 0.5
-"""Seconds between two looks of the short wait."""
-_SAID = {
+"""The longest pause between two readings of the instance in the short wait, in seconds."""
+_REACTION_TEXTS = {
     StartDecision.START: "started",
     StartDecision.ATTACH: "runs already: attached to it",
     StartDecision.RETURN: "has completed already: returning its result",
@@ -120,12 +122,15 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.no_worker_timeout = no_worker_timeout
 
     def execute(self, context: Context) -> Any:
-        """Start or attach. Return the output of an instance that ends at once; wait for others in the triggerer."""
+        """Start the instance or attach to it. If it ends at once, return its output; else defer to the triggerer.
+
+        :param context: Airflow's context of the task.
+        """
         ti = context["ti"]
         deadline = self._deadline()
         request = self._request(context)
         link = self.operator_extra_links[0]
-        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # early: it opens the page at once
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first: the page can be opened
         store = context["task_state_store"]
         generation: int | None = None
 
@@ -139,7 +144,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             launched = await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
             for note in launched.notes:
                 self.log.warning(note)
-            self.log.info("instance %s %s", launched.instance_id, _SAID[launched.reaction])
+            self.log.info("instance %s %s", launched.instance_id, _REACTION_TEXTS[launched.reaction])
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
             return launched, await self._short_wait(client, launched.instance_id, deadline)
 
@@ -147,7 +152,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             launched, state = self._hook().run(use, create=True)
         except Taken as error:
             raise AirflowException(str(error)) from error
-        except AirflowTaskTimeout:  # Airflow raises it in the middle of whatever runs
+        except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
             raise AirflowTaskTimeout(self._overdue(request, generation)) from None
         if state is not None:
             return self._result(state, launched.instance_id, deadline)
@@ -161,12 +166,13 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         waits_for: Sequence[str] | None = None,
         deadline: str | None = None,
     ) -> Any:
-        """Called when the trigger has fired: return the output, or fail with the orchestration's own error.
+        """Return the output, or fail with the orchestration's error. Airflow calls this after the trigger has fired.
 
-        :param context: Airflow's. :param event: of the trigger.
-        :param waits_for: instance id and owner of the start that this try waits for; ``dag.test()`` does not pass it.
-        :param deadline: of the whole try (ISO 8601); ``dag.test()`` does not pass it.
-        :raises AirflowFailException: when the error forbids retries.
+        :param context: Airflow's context of the task.
+        :param event: the content of the trigger's event.
+        :param waits_for: the instance id and the owner for which this try waits; ``dag.test()`` does not pass them.
+        :param deadline: the time, in ISO 8601, by which this try must end; ``dag.test()`` does not pass it.
+        :raises AirflowFailException: if the orchestration's error forbids retries.
         """
         instance_id, why = event["instance_id"], event["reason"]
         from airflow_provider_taskhub.codec import Timestamp
@@ -176,7 +182,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", instance_id)
             self._wait(waits_for[0], waits_for[1], until)
         if why == "timeout":
-            self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # if the trigger could not
+            self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # the trigger may have failed to do it
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
         if why == "no_worker":
             self._give_up(context, instance_id, event["owner"])
@@ -186,7 +192,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         return self._result(state, instance_id, until)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """As in Airflow; a deferral that timed out (no triggerer kept the deadline) also ends the instance."""
+        """Resume the task as Airflow does. If the deferral timed out, first terminate the instance.
+
+        A deferral times out if no triggerer was running at the trigger's deadline.
+        """
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as error:
@@ -200,9 +209,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def _request(self, context: Context) -> Request:
-        """What to start, checked.
+        """Check the operator's arguments and return what to start.
 
-        :raises AirflowFailException: for values that no retry would change.
+        :raises AirflowFailException: if an argument is wrong. A retry would not help.
         """
         given = evaluated(self.input)
         problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
@@ -219,7 +228,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         )
 
     def _deadline(self) -> Timestamp | None:
-        """The time by which this try must end, counted from now; all its waits share it."""
+        """Return the time by which this try must end, counted from now; None: there is no time limit."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         return SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
@@ -253,9 +262,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         raise AssertionError("defer() raises")
 
     def _overdue(self, request: Request, generation: int | None) -> str:
-        """End what this try has started or attached to, its time being over before it could defer; the error's text.
+        """Terminate the instance of this try, because the time limit was over before the task could defer.
 
-        :param generation: of the try's instance; None: it has started nothing.
+        :param generation: the generation of the instance; None: the try has started nothing.
+        :returns: the text of the task's error.
         """
         if generation is None:
             return f"orchestration {self.orchestrator!r}: {OVERDUE}; nothing was started"
@@ -269,15 +279,18 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
 
         try:
-            said = self._hook().run(use)
+            result = self._hook().run(use)
         except TimeoutError:
-            said = f"asked to end, but it has not ended within {_CONFIRM:g} s"
-        except Exception as error:  # of the hub; the sweep ends the instance once no try comes
-            said = f"cannot terminate: {type(error).__name__}: {error}"
-        return f"{self._named(instance_id)}: {OVERDUE}; {said}"
+            result = f"the termination was sent, but the instance has not ended within {_CONFIRM:g} s"
+        except Exception as error:  # an error of the hub; if no try follows, the sweep terminates the instance
+            result = f"cannot terminate: {type(error).__name__}: {error}"
+        return f"{self._named(instance_id)}: {OVERDUE}; {result}"
 
     async def _short_wait(self, client: Client, instance_id: str, deadline: Timestamp | None) -> InstanceState | None:
-        """The instance if it ends at once; else None. To defer and resume takes longer than a short instance."""
+        """Wait a moment for the instance. Return its state if it ends in this time, else None.
+
+        A short instance ends sooner than a deferral and a resume of the task would take.
+        """
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None)
@@ -286,13 +299,13 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         try:
             async with asyncio.timeout(limit.total_seconds() + (0 if limit < SHORT_WAIT else _SLACK)):
                 await client.wait(instance_id, timeout=limit, longest=_LOOK)
-        except (TimeoutError, TaskHubError):  # an error of the hub: the trigger tries for longer
+        except (TimeoutError, TaskHubError):  # after an error of the hub the trigger tries again, for a longer time
             return None
-        await self._tell(client, instance_id)
+        await self._log_end(client, instance_id)
         return await self._ended(client, instance_id)
 
-    async def _tell(self, client: Client, instance_id: str) -> None:
-        """Log what the trigger would have logged: no trigger has waited for this instance."""
+    async def _log_end(self, client: Client, instance_id: str) -> None:
+        """Write the lines about the instance into the task's log that the trigger writes in other cases."""
         from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
 
         try:
@@ -307,7 +320,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.info(line)
 
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
-        """The instance with its output; what failed goes to the task's log; its hint is not needed any more."""
+        """Read the ended instance with its output, log the cause of a failure, and delete the completion hint."""
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import causes, failed_log
 
@@ -329,7 +342,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
-        if not state.status.is_final:  # begun again by somebody between the trigger's event and now
+        if not state.status.is_final:  # another client has started the instance again after the trigger's event
             self._wait(instance_id, (state.tags or {}).get(identity.OWNER_TAG, ""), deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)
@@ -337,7 +350,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         raise (AirflowException if retryable(state) else AirflowFailException)(text)
 
     def _give_up(self, context: Context, instance_id: str, owner: str) -> None:
-        """Nobody runs it: without a retry to come, it must not run unseen when a worker comes back."""
+        """Terminate the instance that no worker could run, unless another try of the task follows.
+
+        Otherwise the instance would run without a waiting task when a worker starts.
+        """
         ti = context["ti"]
         if ti.try_number <= ti.max_tries:
             self.log.warning("instance %s stays in the hub: the next try attaches to it", instance_id)
@@ -345,7 +361,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self._terminate(instance_id, owner, "from Airflow: no worker came in time")
 
     def _terminate(self, instance_id: str, owner: str, why: str) -> None:
-        """Ask for an end without waiting for it, unless it has ended or is a newer start than the one waited for."""
+        """Terminate the instance if it has not ended and has this owner tag. Do not wait for its end.
+
+        :param why: the reason of the termination.
+        """
 
         async def use(client: Client) -> None:
             state = await client.get(instance_id, payloads=False)
@@ -370,5 +389,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
 
 def short_wait(left: timedelta | None) -> timedelta:
-    """For how long a worker waits before it defers. :param left: until the deadline; None: there is none."""
+    """Return how long the Airflow worker waits before it defers.
+
+    :param left: the time until the task's deadline; None: there is no deadline.
+    """
     return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))

@@ -1,9 +1,11 @@
-"""Clients that the page keeps open between requests: one per hub and event loop, closed when nobody asks for a while.
+"""Keeps the page's hub clients open between requests: one for each hub and event loop.
 
-A client that stays sees who renews, so ``Member.alive`` means something; and a page that refreshes every two seconds
-does not make a TLS connection every two seconds.
+A client is closed after some time without requests. An open client compares several readings of the members, so it
+knows which workers are alive (``Member.alive``). Also, a page that refreshes every two seconds need not make a new TLS
+connection each time.
 
-Answers are deleted when they are no longer fresh: histories and logs may hold payloads, and are large.
+The cache also keeps answers for a short time. Old answers are deleted, because histories and logs may contain payloads
+and are large.
 """
 
 from __future__ import annotations
@@ -30,18 +32,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IDLE = 60.0
-"""Seconds after the last request."""
+"""Seconds after the last request after which a client is closed."""
 FRESH = 1.5
-"""Seconds for which an answer serves everyone who asks the same: many open pages cost one. An answer that took long to
-get serves for as long again, so that a large hub is not scanned without a pause."""
+"""Seconds for which an answer is used for all requests with the same key, so that many open pages cost no more than
+one. An answer that took longer to get is used for as long as it took, so that a large hub is not scanned without a
+pause."""
 MAX_FRESH = 30.0
-"""Seconds for which an answer serves after its arrival, at most: a user waits for news no longer."""
+"""The longest time, in seconds, for which an answer is used after its arrival, so that the page is not too old."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Size of all kept answers, about. Beyond it the oldest are deleted early."""
+"""The largest size of all answers together, estimated. If they are larger, the oldest are deleted early."""
 MOST_TALLIES = 2_000
-"""Counts of ended instances that are kept; the least recently used are deleted first."""
+"""The largest number of kept activity counts of ended instances. The least recently used are deleted first."""
 _VALUE = 100
-"""Bytes that a value takes in memory besides its texts, about."""
+"""Estimated bytes that a value takes in memory without its texts."""
 
 
 class ClientCache:
@@ -56,20 +59,24 @@ class ClientCache:
         self._tallies: OrderedDict[object, Mapping[str, int]] = OrderedDict()
 
     async def client(self) -> Client:
-        """The open client; opened when there is none.
+        """Return the open client; open a client if there is none.
 
-        :raises TaskHubError: why it cannot be opened; asked for again by the next call.
+        :raises TaskHubError: if no client can be opened. The next call tries again.
         """
         self._asked.set()
         if self._client is None:
             loop = asyncio.get_running_loop()
             self._client = loop.create_future()
-            # of no request's context: it outlives them
-            self._supervisor.spawn(self._keep(self._client), name="desk", context=contextvars.Context())
+            # an empty context: the client is open for longer than the request that opens it
+            self._supervisor.spawn(self._keep(self._client), name="client", context=contextvars.Context())
         return await asyncio.shield(self._client)
 
     async def once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> T:
-        """The answer to a question that many ask at the same time; no older than :class:`_Answer` allows."""
+        """Return a recent answer with this key, or call the function to get one. Several callers share one call.
+
+        :param key: identifies the request.
+        :param ask: sends the request with the open client.
+        """
         answer = self._answers.get(key)
         if answer is None or not answer.serves():
             answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", awaited=True))
@@ -78,7 +85,10 @@ class ClientCache:
         return found
 
     async def tally(self, state: InstanceState) -> Mapping[str, int]:
-        """Counts of an instance's activities; read once for an instance that has ended, since they do not change."""
+        """Return the numbers of an instance's activities by state.
+
+        They are read only once for an instance that has ended, because they do not change any more.
+        """
         key = state.instance_id, state.execution_id, state.etag
         if key in self._tallies:
             self._tallies.move_to_end(key)
@@ -96,11 +106,11 @@ class ClientCache:
 
     @property
     def kept(self) -> int:
-        """Bytes of the answers in memory, about."""
+        """The estimated size of all answers in memory, in bytes."""
         return sum(answer.size for answer in self._answers.values())
 
     def _answered(self, key: object, answer: _Answer, _: object) -> None:
-        """Delete the answer when it is no longer fresh, and the oldest answers now if all together are too large."""
+        """Schedule the deletion of the new answer. If all answers together are too large, delete the oldest now."""
         answer.arrived()
         answer.loop.call_later(answer.left(), self._forget, key, answer)
         if answer.failed():
@@ -133,24 +143,29 @@ class ClientCache:
             if opened.done():
                 raise
             opened.set_exception(error)
-        finally:  # however it ended: the next request opens another one
+        finally:  # forget the closed client in every case, so that the next request opens a new one
             if self._client is opened:
                 self._client = None
             opened.cancel()
 
 
-_DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientCache]] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientCache]] = WeakKeyDictionary()
 
 
 def client_cache_of(settings: Settings) -> ClientCache:
-    """The running loop's desk for a hub."""
-    desks = _DESKS.setdefault(asyncio.get_running_loop(), {})
+    """Return the cache of a hub for the running event loop. :param settings: the hub's name and storage."""
+    caches = _CACHES.setdefault(asyncio.get_running_loop(), {})
     key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
-    return desks.setdefault(key, ClientCache(settings))
+    return caches.setdefault(key, ClientCache(settings))
 
 
 class _Answer:
-    """A request to the hub, and its answer once there is one. :ivar size: bytes, about."""
+    """A request to the hub, and its answer after the answer has arrived.
+
+    :ivar future: the answer.
+    :ivar asked: the loop's time of the request, in seconds.
+    :ivar size: the estimated size of the answer, in bytes.
+    """
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
@@ -160,15 +175,16 @@ class _Answer:
         self._until = self.asked + FRESH
 
     def arrived(self) -> None:
-        """From now on the answer is fresh for as long as it took to get, within its bounds."""
+        """Set how long the answer may be used: as long as it took to get, but at most :data:`MAX_FRESH` seconds."""
         now = self.loop.time()
         self._until = max(self._until, now + min(now - self.asked, MAX_FRESH))
 
     def left(self) -> float:
-        """Seconds for which the answer is still fresh."""
+        """Return for how many seconds the answer may still be used."""
         return max(0.0, self._until - self.loop.time())
 
     def serves(self) -> bool:
+        """Return whether a new request may use this answer, or wait for it."""
         return not self.future.done() or (self.left() > 0 and not self.failed())
 
     def failed(self) -> bool:
@@ -176,7 +192,7 @@ class _Answer:
 
 
 def size_of(value: Any) -> int:
-    """Bytes that an answer of the client takes, about: its texts, and a little for every value."""
+    """Return the estimated size of an answer in bytes: the length of its texts, and a fixed size for each value."""
     if isinstance(value, str):
         return len(value) + _VALUE
     if isinstance(value, Mapping):
@@ -192,4 +208,4 @@ def size_of(value: Any) -> int:
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
-"""Fields by class, which are looked up for every value."""
+"""Field names by class, so that the fields of a class are looked up only once."""

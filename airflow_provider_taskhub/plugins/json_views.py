@@ -1,4 +1,7 @@
-"""Values of a hub as the page's JSON. Pure; payloads pass the masker given, or are hidden."""
+"""Turns instances, activities and events into the JSON of the page. No I/O.
+
+Each function gets a function ``show`` that masks a payload, or hides it from a user without the right to see it.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,25 @@ from airflow_provider_taskhub.triggers.outcome import plain, reason
 from airflow_provider_taskhub.triggers.task_log import execution
 
 Show = Callable[[str | None], str]
-"""How a payload may be shown: masked, or not at all."""
+"""Returns a payload as the user may see it: masked, or replaced by a notice that the user lacks the right."""
 MOST_EVENTS = 500
-"""Of a history, from its end."""
+"""The largest number of events of a history that the page shows: the newest ones."""
 _LONGEST = 20_000
 _LONGEST_LINE = 240
 _WORKS = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
-"""What an instance waits for while something of it runs: the list shows the activities themselves."""
-_TOLD = frozenset({Reason.SUSPENDED, Reason.QUARANTINE})
-"""Reasons that hold texts of people or of messages, shown like payloads."""
+"""Reasons that the page does not show, because the list shows the running activities and children themselves."""
+_MASKED = frozenset({Reason.SUSPENDED, Reason.QUARANTINE})
+"""Reasons whose texts contain texts of users or of messages. They are masked like payloads."""
 
 
 def row(state: InstanceState, done: Mapping[str, int] | None, waits: Sequence[Why], show: Show) -> dict[str, Any]:
-    """A line of the list. :param done: counts of the instance's activities; None: not known."""
+    """Return one line of the list of instances.
+
+    :param state: the instance.
+    :param done: the numbers of the instance's activities by state; None: not known.
+    :param waits: why the instance makes no progress.
+    :param show: masks or hides a payload.
+    """
     return {
         "id": state.instance_id,
         "status": str(state.status),
@@ -46,13 +55,18 @@ def row(state: InstanceState, done: Mapping[str, int] | None, waits: Sequence[Wh
 
 
 def ended(state: InstanceState) -> Timestamp | None:
+    """Return when the instance ended; None if it has not ended."""
     return (state.completed or state.updated) if state.status.is_final else None
 
 
 def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
-    """Where the instance stands now: why it failed or was ended, what it waits for, or its progress.
+    """Return one line about the current situation of an instance.
 
-    :param waits: of :meth:`.Client.waiting`, the strongest reason first.
+    The line says why the instance failed or was terminated, what it waits for, or its custom status.
+
+    :param state: the instance.
+    :param waits: the result of :meth:`.InstanceHandle.waiting`, the most important reason first.
+    :param show: masks or hides a payload.
     """
     if state.status in (Status.FAILED, Status.TERMINATED, Status.CANCELED):
         return show(reason(state))[:_LONGEST_LINE]
@@ -65,14 +79,14 @@ def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
 
 
 def _why(why: Why, show: Show) -> str:
-    return show(why.text) if why.reason in _TOLD else why.text
+    return show(why.text) if why.reason in _MASKED else why.text
 
 
 def _custom(state: InstanceState, show: Show) -> str:
-    """The custom status as one line."""
+    """Return the custom status as one line; "" if there is none."""
     if plain(state.custom_status) in (None, ""):
         return ""
-    shown = show(state.custom_status)  # masked first: a joined text has no names, by which secrets are found
+    shown = show(state.custom_status)  # masked as JSON, because the masker finds secrets by the names of JSON fields
     status = plain(shown)
     if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
         return " · ".join(f"{name} {value}" for name, value in status.items())
@@ -80,15 +94,17 @@ def _custom(state: InstanceState, show: Show) -> str:
 
 
 def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
-    """Activities of one execution by the state of their last attempt, and how many were retried (after a failure or a
-    loss)."""
+    """Count the activities of one generation by the state of their last attempt, and those with several attempts.
+
+    :param records: the activity records of one generation.
+    """
     last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
     found = Counter(str(record.state) for record in last.values())
     return {**found, "retried": sum(record.attempt > 1 for record in last.values()), "all": len(last)}
 
 
 def airflow(state: InstanceState) -> dict[str, Any] | None:
-    """The Airflow task that started the instance."""
+    """Return the ids of the Airflow task that started the instance; None if no Airflow task started it."""
     tags = state.tags or {}
     if identity.DAG_TAG not in tags:
         return None
@@ -104,7 +120,7 @@ def airflow(state: InstanceState) -> dict[str, Any] | None:
 
 
 def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str, Any]:
-    """The head of an instance's page."""
+    """Return the upper part of an instance's page: its state, payloads, tags and error."""
     return {
         "id": state.instance_id,
         "execution": state.execution_id,
@@ -117,7 +133,7 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "fault": any(why.reason.is_fault for why in waits),
         "remedies": [why.remedy for why in waits if why.remedy and why.reason not in _WORKS],
         "input": show(state.input)[:_LONGEST],
-        # before the end, the column holds why the instance was suspended or resumed
+        # before the end, the column "Output" contains the reason of a suspension or a resume
         "output": show(state.output)[:_LONGEST] if state.status.is_final else "",
         "custom": show(state.custom_status)[:_LONGEST],
         "failure": failure(state.failure, show),
@@ -127,7 +143,7 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
 
 
 def _tags(tags: Mapping[str, str], show: Show) -> dict[str, str]:
-    """An instance's tags; those that are not written by an Airflow task may hold anything, and are masked."""
+    """Return the instance's tags. Tags that TaskHub did not write itself may contain secrets, and are masked."""
     return {
         name: value if name.startswith(identity.RESERVED) else _tag(name, value, show) for name, value in tags.items()
     }
@@ -139,6 +155,7 @@ def _tag(name: str, value: str, show: Show) -> str:
 
 
 def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None:
+    """Return an error for the page; None if there is no error."""
     if details is None:
         return None
     return {
@@ -151,7 +168,7 @@ def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None
 
 
 def of_task(state: InstanceState) -> dict[str, Any]:
-    """A line of the chooser on a task's tab: which instance of the task it is."""
+    """Return one entry of the list in which a user selects one of a task's instances."""
     found = airflow(state) or {}
     return {
         "id": state.instance_id,
@@ -164,7 +181,11 @@ def of_task(state: InstanceState) -> dict[str, Any]:
 
 
 def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
-    """Who serves the instance's partition, and whether it lives."""
+    """Return which worker owns the instance's partition, and whether this worker is alive.
+
+    :param state: the state of the partition; None: not known.
+    :param partition: the number of the partition.
+    """
     return {
         "partition": partition,
         "owner": state.owner if state else None,
@@ -176,7 +197,7 @@ def served(state: PartitionState | None, partition: int) -> dict[str, Any]:
 
 
 def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
-    """One attempt, as a click on its bar shows it."""
+    """Return the details of one attempt, which the page shows after a click on the attempt's bar."""
     return {
         "execution": execution(record),
         "task": record.task_id,
@@ -198,7 +219,7 @@ def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
 
 
 def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
-    """The newest events first."""
+    """Return the newest :data:`MOST_EVENTS` events, the newest first, and the number of all events."""
     names = _names(past)
     first = max(0, len(past) - MOST_EVENTS)
     lines = [
@@ -215,7 +236,7 @@ def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
 
 
 def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:
-    """What each activity and child was given, by its number."""
+    """Return the inputs of the activities and children by task id."""
     found: dict[int, str] = {}
     for event in past:
         if isinstance(event, events.TaskScheduled):

@@ -1,4 +1,7 @@
-"""The list of instances: what is wrong or runs comes first, counts by status, a page of it. Pure, but for one scan."""
+"""Filters, counts and orders the instances of the page's list. Only :func:`scan` does I/O.
+
+Running and failed instances come first.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,18 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
 
 MOST = 5_000
-"""Instances that one list looks at; a bigger window says so and is to be narrowed."""
+"""The largest number of instances that one scan reads. If a time window has more, the page says so, and the user can
+choose a shorter window."""
 _FIRST = {Status.RUNNING: 0, Status.FAILED: 1, Status.SUSPENDED: 2, Status.PENDING: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """Instances of a window of time. :param capped: there are more than were looked at."""
+    """The instances of a time window.
+
+    :param instances: the instances that were read.
+    :param capped: True: the window has more instances than were read.
+    """
 
     instances: tuple[InstanceState, ...]
     capped: bool
@@ -30,7 +38,12 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """:param counts: by status, of all that the user may see and the text matches. :param total: behind the filter."""
+    """One page of the list.
+
+    :param rows: the instances on this page.
+    :param counts: the number of instances by status, before the filter by status.
+    :param total: the number of instances after all filters, on all pages.
+    """
 
     rows: tuple[InstanceState, ...]
     counts: Mapping[str, int]
@@ -38,7 +51,11 @@ class Listing:
 
 
 async def scan(client: Client, created_from: datetime | None) -> Scan:
-    """Read a window, page by page, up to :data:`MOST` instances."""
+    """Read the instances of a time window, page by page, up to :data:`MOST` instances.
+
+    :param client: a client of the hub.
+    :param created_from: read only instances created at this time or later; None: all.
+    """
     found: list[InstanceState] = []
     continuation: str | None = None
     while True:
@@ -50,7 +67,13 @@ async def scan(client: Client, created_from: datetime | None) -> Scan:
 
 
 def visible(dags: Iterable[str], administrator: bool) -> Callable[[InstanceState], bool]:
-    """Who may see what: instances of DAGs that the user may read; everything else is for administrators."""
+    """Return a function that says whether the user may see an instance.
+
+    A user may see the instances of the DAGs that the user may read. Only administrators may see the other instances.
+
+    :param dags: ids of the DAGs that the user may read.
+    :param administrator: True: the user may see every instance.
+    """
     readable = frozenset(dags)
 
     def may(state: InstanceState) -> bool:
@@ -68,9 +91,14 @@ def listing(
     offset: int,
     limit: int,
 ) -> Listing:
-    """Filter, count, order, cut.
+    """Filter, count and order the instances, and return one page of them.
 
-    :param text: part of an id or orchestrator name, or ``tag=value``.
+    :param instances: all instances of the time window.
+    :param may: says whether the user may see an instance.
+    :param status: show only instances with this status; None: with any status.
+    :param text: show only instances with this text in their id or orchestrator name, or with this ``tag=value``.
+    :param offset: the number of instances on earlier pages.
+    :param limit: the largest number of instances on this page.
     """
     seen = [state for state in instances if may(state) and _matches(state, text)]
     counts = Counter(str(state.status) for state in seen)

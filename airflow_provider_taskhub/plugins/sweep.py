@@ -1,10 +1,11 @@
-"""The sweep in the API server: it terminates instances without a waiting task, also while no triggerer runs.
+"""Runs the sweep in Airflow's API server. It terminates instances without a waiting task even if no triggerer runs.
 
-:class:`SweepingMiddleware` does nothing to requests. Airflow offers plugins no other way to run something for as long
-as the API server does: a middleware of the root application is called with the server's lifespan.
+The sweep is started by a middleware, although :class:`SweepingMiddleware` does not change any request. Airflow gives
+plugins no other way to run code for as long as the API server runs: a middleware of the root application gets the
+"lifespan" event of the server.
 
-The states of tasks come from the task execution API, the one that workers and triggers use. This process serves it, so
-it is called without the network. The metadata database is not read here.
+The states of tasks come from Airflow's task execution API, which workers and triggers use too. The API server itself
+serves this API, so the sweep calls it inside the process, without the network. It does not read the metadata database.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ if TYPE_CHECKING:
 Application = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 PAUSE = 10.0
-"""Seconds until a hub that could not be opened is tried again."""
+"""Seconds to wait after an error before the sweep opens the hub again."""
 
 log = structlog.get_logger(__name__)
 
 
 class ServerTasks:
-    """Asks the task execution API that this API server serves. If it serves none, an application
-    of its own is made.
+    """Sends requests to the task execution API of this API server.
 
-    :param server: the root application; None: there is none.
+    If the API server does not serve this API, the class creates an application with this API inside the process.
+
+    :param server: the root application of the API server; None: there is no root application.
     """
 
     def __init__(self, server: Any = None) -> None:
@@ -62,7 +64,7 @@ class ServerTasks:
         return True
 
     async def close(self) -> None:
-        """End what was opened."""
+        """Close the HTTP client, and stop the application if one was created."""
         self._client = None
         await self._stack.aclose()
 
@@ -89,14 +91,14 @@ class ServerTasks:
 
 
 def _application() -> Any:
-    """The task execution API as Airflow's triggerer makes it. It takes seconds of work."""
+    """Create the task execution API in the same way as Airflow's triggerer. This takes several seconds."""
     from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
 
     return InProcessExecutionAPI().app
 
 
 def _token() -> str:
-    """A token for no particular task, made the way Airflow's executors make tokens for tasks."""
+    """Return a token for the task execution API, made like the tokens of Airflow's executors, but for no task."""
     from airflow.api_fastapi.auth.tokens import JWTGenerator, get_signing_args
     from airflow.configuration import conf
 
@@ -110,7 +112,7 @@ def _token() -> str:
 
 
 class SweepingMiddleware:
-    """Runs the sweep for the length of the server's lifespan; hands everything on unchanged."""
+    """Runs the sweep while the API server runs, and passes every request on unchanged."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -125,7 +127,7 @@ class SweepingMiddleware:
 
 @asynccontextmanager
 async def sweeping(server: Any = None) -> AsyncIterator[None]:
-    """Sweep the hubs of the page's connections, and of those in the environment, for the length of the block.
+    """Sweep the hubs of :func:`.swept_connections` while the block runs.
 
     :param server: the root application of the API server.
     """
@@ -149,19 +151,22 @@ async def _sweep_all(server: Any) -> None:
 
 
 async def _sweep(connection: str, tasks: ServerTasks) -> None:
-    """Sweep one hub for ever. An error is logged when it is new, and the sweep starts again."""
+    """Sweep one hub until the task is cancelled. After an error, start again; log an error that differs from the last.
+
+    :param connection: the Airflow connection that names the hub.
+    """
     from airflow_provider_taskhub.hooks.deployment import deployment
     from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
     from airflow_provider_taskhub.triggers.sweep import Sweep
 
-    said = ""
+    logged = ""
     while True:
         try:
             async with TaskHubHook(connection).client() as client:
                 await Sweep(tasks, deployment=deployment, clock=SYSTEM_CLOCK).run(client)
-        except Exception as error:  # no hub yet, no connection, no storage: none of them may end the API server
+        except Exception as error:  # a missing hub, connection or storage must not stop the API server
             text = f"{type(error).__name__}: {error}"
-            if text != said:
+            if text != logged:
                 log.warning("sweep_waits", connection=connection, reason=text)
-            said = text
+            logged = text
         await SYSTEM_CLOCK.sleep(PAUSE)

@@ -1,4 +1,7 @@
-"""The instances of one Airflow task. They are read by id, so the other instances of the hub cost nothing."""
+"""Reads the instances that one Airflow task has started.
+
+Their ids are known, so the cost does not depend on the number of other instances in the hub.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
 
 AT_ONCE = 8
-"""Generations that are read at the same time. A gap of so many purged generations ends the search."""
+"""Generations that are read at the same time. If all instances of such a group are missing, the search ends."""
 MOST = 200
-"""Generations that are read at most: about as many requests."""
+"""The largest number of generations that are read. Each needs one request."""
 _LISTED = 100
-"""Instances of the listing that is read when the first generations are gone."""
+"""The largest number of instances in the list that is read if the instances of the first generations are missing."""
 
 
 async def of_task(client: Client, ids: TaskIds) -> tuple[InstanceState, ...]:
-    """Instances that the task has started, the newest generation first; at most :data:`MOST` reads and one listing.
+    """Return the instances that the task has started, the newest generation first.
 
-    Children of these instances are not among them: they have their parent's tags, but ids of their own.
+    Children of these instances have the same tags but other ids, and are not returned.
+
+    :param client: a client of the hub.
+    :param ids: the task.
     """
     found = await _numbered(client, ids) or await _listed(client, ids)
     return tuple(reversed(found))
@@ -42,7 +48,7 @@ async def _numbered(client: Client, ids: TaskIds) -> list[InstanceState]:
 
 
 async def _listed(client: Client, ids: TaskIds) -> list[InstanceState]:
-    """What is left of a task whose first generations were purged."""
+    """Return the instances of a task whose first generations were purged, from a list of ids with the same prefix."""
     prefix = ids.instance_id(1).removesuffix("1")
     page = await client.list(prefix=prefix, limit=_LISTED)
     numbers = {row.instance_id: row.instance_id.removeprefix(prefix) for row in page.instances}

@@ -1,4 +1,7 @@
-"""The Airflow plugin. Every Airflow process imports this module: the web application is built at its first request."""
+"""The Airflow plugin: the page in Airflow's UI, the links to it, and the sweep.
+
+Every Airflow process imports this module. It must import fast, so the web application is built at its first request.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _ICON = f"{URL_PREFIX}/page/assets/icon.svg"
 
 
 class LazyApplication:
-    """An ASGI application that imports FastAPI, and builds the real one, when somebody asks for a page."""
+    """An ASGI application that imports FastAPI and builds the page's application at the first request."""
 
     def __init__(self) -> None:
         self._app: Callable[..., Awaitable[None]] | None = None
@@ -29,7 +32,7 @@ class LazyApplication:
 
 
 class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """The hub's instances in Airflow's navigation, a task's instance in a tab of the task; the sweep."""
+    """Adds to Airflow a page with the hub's instances, a tab on each task with its instance, and the sweep."""
 
     name = "taskhub"
     fastapi_apps = [{"app": LazyApplication(), "url_prefix": URL_PREFIX, "name": "TaskHub"}]  # noqa: RUF012

@@ -1,6 +1,6 @@
-"""One time axis for everything that an instance did: history and activity records in, lanes of bars out. Pure.
+"""Makes the timeline of an instance from its history and its activity records: lanes with bars. No I/O.
 
-Times are milliseconds since 1970, as JavaScript wants them.
+Times are milliseconds since 1970, as JavaScript uses them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from airflow_provider_taskhub.engine.wait_changes import Waits
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
 MOST_LANES = 400
-"""A fan-out wider than this shows its first lanes, and says how many more there are."""
+"""The largest number of lanes in the timeline. If there are more, the page shows the first ones and the number of the
+others."""
 _LONGEST_LABEL = 31
-"""Characters that fit beside the bars."""
+"""The largest number of characters of a lane's label, for which there is room beside the bars."""
 
 
 @dataclass(slots=True)
 class Lane:
-    """A line of the picture.
+    """One horizontal line of the timeline: an activity, a timer, a child, or a wait for an external event.
 
-    :param kind: ``activity``, ``timer``, ``child`` or ``event`` (a wait for one). :param task_id: -1 for such a wait.
+    :param label: the text beside the bars.
+    :param kind: ``activity``, ``timer``, ``child`` or ``event``.
+    :param task_id: the task id of the action; -1 for the kind ``event``.
+    :param begun: when the action was scheduled or the wait began; lanes are ordered by this time.
+    :param bars: the bars, one for each attempt, as JSON objects.
     """
 
     label: str
@@ -39,10 +44,11 @@ class Lane:
 def timeline(
     history: Sequence[HistoryEvent], records: Sequence[ActivityRecord], show: Callable[[str | None], str]
 ) -> dict[str, Any]:
-    """Lanes, episodes and marks of one execution of an instance.
+    """Return the lanes, episodes and marks of one generation of an instance.
 
-    :param records: of this execution only: the numbers of activities begin again with the next.
-    :param show: how an input or a message may be shown (masked, or not at all).
+    :param history: the events of the generation.
+    :param records: the activity records of the same generation. Other generations use the same task ids again.
+    :param show: masks or hides an input or a message.
     """
     lanes = {lane.task_id: lane for lane in _scheduled(history, show)}
     for record in records:
@@ -65,6 +71,7 @@ def timeline(
 
 
 def milliseconds(time: Timestamp | None) -> float | None:
+    """Return a time as milliseconds since 1970; None for None."""
     return None if time is None else time.ticks / 10_000
 
 
@@ -91,10 +98,10 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
 
 
 def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
-    """The lanes that the history knows: from scheduled to completed.
+    """Set the ends of timers, and add a bar from start to end to each lane that has no activity record.
 
-    A timer ends when it fires or is cancelled: its message may still come then. One that did neither ends with the
-    instance.
+    A timer ends when it fires or is cancelled. The message of a cancelled timer may still arrive, and is ignored. A
+    timer that neither fired nor was cancelled ends with the instance.
     """
     ends: dict[int, tuple[Timestamp, str]] = {}
     for event in history:
@@ -119,9 +126,10 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
 
 
 def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
-    """Put an activity or child that is scheduled again after it failed, with the same input, into its first lane.
+    """Move the bars of a retry into the lane of the first try.
 
-    A retry is a new action with a number of its own: its bars name it, and which try it is.
+    A retry is a new action with a new task id. It is recognized by the same name and input as an action that failed
+    before. Each moved bar has the new task id and the number of the try.
     """
     asked: dict[int, tuple[str, str | None]] = {}
     lane_of: dict[int, int] = {}
@@ -143,7 +151,7 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> No
 
 
 def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
-    """A lane for each wait for an event, from the episode that began it to the one that ended it."""
+    """Yield a lane for each wait for an external event, from the episode where the wait began to that where it ended."""
     lanes: list[Lane] = []
     waiting: dict[tuple[str, int], list[Lane]] = {}
     time = over = None
@@ -199,7 +207,7 @@ def _events(history: Sequence[HistoryEvent]) -> Iterator[dict[str, Any]]:
 
 
 def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
-    """One mark per lost worker, at its first lost attempt."""
+    """Yield one mark for each worker that lost attempts, at the time of its first lost attempt."""
     lost: dict[str, Timestamp] = {}
     for record in records:
         if record.state is RecordState.LOST and record.ended is not None:
@@ -210,12 +218,15 @@ def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
 
 
 def only(text: str | None) -> str | None:
-    """An activity's input is a list of one argument on the wire."""
+    """Return an activity's input without the brackets of the JSON list in which DurableTask stores it."""
     return text[1:-1] if text and text.startswith("[") and text.endswith("]") else text
 
 
 def _label(name: str, given: str) -> str:
-    """``monthly(months=[5], …)``: of an object the short values first, which tell an activity from its siblings."""
+    """Return a lane's label with a short form of the input, for example ``monthly(months=[5], …)``.
+
+    Of a JSON object the short values come first, because most often they differ between the activities of a fan-out.
+    """
     given = "" if given == "null" else given
     try:
         value = json.loads(given) if given.startswith("{") else None

@@ -1,11 +1,13 @@
-"""The page's web application: HTML, scripts and JSON, behind Airflow's own login and permissions.
+"""The page's web application: HTML, scripts and JSON, protected by Airflow's login and permissions.
 
-The HTML shell and its assets are public and hold no data. All data needs a login that may see plugins; lists are
-filtered by the DAGs that the user may read; payloads and logs need the right to read task instances and task logs of
-their DAG. What no DAG of ours has started is for administrators: those who may edit connections, for a connection holds
-the hub's key anyway.
+The HTML page, its scripts and its styles are public, because they contain no data. For data a user needs a login and
+the right to see plugins. Lists contain only instances of DAGs that the user may read. For payloads and logs a user also
+needs the right to read the task instances and the task logs of the DAG. Instances that no DAG has started are visible
+only to administrators. An administrator is a user who may edit connections, because a connection contains the hub's key
+and thus gives access to everything in the hub.
 
-No ``from __future__ import annotations`` here: it breaks dependencies of routes defined inside a function.
+No ``from __future__ import annotations`` here: FastAPI could not resolve the annotations of routes that are defined
+inside a function.
 """
 
 import asyncio
@@ -32,10 +34,11 @@ from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
 WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
-"""Hours that a list looks back."""
+"""The age in hours of the oldest instances in a list, by the name of the time window; None: no limit."""
 LOG_LINES = 2_000
+"""The largest number of lines of a log that the page shows, from the end of the log."""
 MOST_EARLIER = 200
-"""Attempts of earlier executions that an instance's page lists, the last ones."""
+"""The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
 _ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "instances.js": "text/javascript",
            "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml"}  # fmt: skip
 _PAGES = ("instances", "instance")
@@ -50,7 +53,10 @@ _PARALLEL = 8
 
 
 def make_app() -> Any:
-    """The FastAPI application, mounted by Airflow. No docs, no schema: those would be open to the world."""
+    """Create the FastAPI application, which Airflow mounts.
+
+    The application has no pages with its API documentation, because everybody could read them without a login.
+    """
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
@@ -61,7 +67,7 @@ def make_app() -> Any:
     @app.exception_handler(ConfigurationError)
     @app.exception_handler(StorageError)
     async def unusable(request: Request, error: Exception) -> JSONResponse:
-        """The hub cannot be used or does not answer: said to the user, not a 500."""
+        """Answer with the error's text, and not with status 500, if the hub cannot be used or does not answer."""
         del request
         status = 503 if isinstance(error, StorageError) else 409
         return JSONResponse({"detail": masked(str(error))}, status_code=status)
@@ -70,7 +76,7 @@ def make_app() -> Any:
 
 
 def _pages() -> Any:
-    """The shell: HTML, scripts, styles."""
+    """Create the routes of the HTML page, its scripts and its styles. They contain no data and need no login."""
     from fastapi import APIRouter, HTTPException
     from fastapi.responses import HTMLResponse, Response
 
@@ -94,7 +100,7 @@ def _pages() -> Any:
 
 
 def _data() -> Any:
-    """The JSON behind the pages."""
+    """Create the routes that return the page's data as JSON."""
     from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
     from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
     from fastapi import APIRouter, Depends, HTTPException, Query
@@ -105,7 +111,7 @@ def _data() -> Any:
 
     @router.get("/hubs")
     async def hubs() -> list[dict[str, str]]:
-        """The hubs that the page offers."""
+        """Return the hubs that the page shows."""
         return [await _hub(conn) for conn in page_connections()]
 
     @router.get("/instances")
@@ -121,12 +127,12 @@ def _data() -> Any:
         wanted = next((one for one in Status if one.casefold() == status.casefold()), None)
         if window not in WINDOWS or (status and wanted is None):
             raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
-        desk, head = await _open(conn)
-        found: Scan = await desk.once(("scan", window), lambda client: scan(client, _since(window)))
+        cache, head = await _open(conn)
+        found: Scan = await cache.once(("scan", window), lambda client: scan(client, _since(window)))
         may = visible(*await _rights(user))
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
-        members: tuple[Member, ...] = await desk.once("members", lambda client: client.admin.workers())
-        tallies, waits = await asyncio.gather(_tallies(desk, listed.rows), _waits(desk, listed.rows, members))
+        members: tuple[Member, ...] = await cache.once("members", lambda client: client.admin.workers())
+        tallies, waits = await asyncio.gather(_tallies(cache, listed.rows), _waits(cache, listed.rows, members))
         shows = await _shows(listed.rows, user)
         return head | {
             "counts": listed.counts,
@@ -141,17 +147,17 @@ def _data() -> Any:
 
     @router.get("/instance")
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
-        desk, head = await _open(conn)
-        state, damaged = await _readable(desk, id, user)
+        cache, head = await _open(conn)
+        state, damaged = await _readable(cache, id, user)
         (show,) = await _shows((state,), user)
         (past, unreadable), attempts, members, partitions = await asyncio.gather(
-            desk.once(("history", id), lambda client: client.instance(id).readable_history()),
-            desk.once(("activities", id), lambda client: client.instance(id).activities()),
-            desk.once("members", lambda client: client.admin.workers()),
-            desk.once("partitions", lambda client: client.admin.partitions()),
+            cache.once(("history", id), lambda client: client.instance(id).readable_history()),
+            cache.once(("activities", id), lambda client: client.instance(id).activities()),
+            cache.once("members", lambda client: client.admin.workers()),
+            cache.once("partitions", lambda client: client.admin.partitions()),
         )
-        waits = (await _waits(desk, (state,), members)).get(id, ())
-        partition = partition_of(id, (await desk.client()).admin.info.partitions)
+        waits = (await _waits(cache, (state,), members)).get(id, ())
+        partition = partition_of(id, (await cache.client()).admin.info.partitions)
         records = of_execution(state, attempts)
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
@@ -175,7 +181,11 @@ def _data() -> Any:
         map_index: str = "-1",
         conn: Conn = "",
     ) -> dict[str, Any]:
-        """Instances of an Airflow task, the newest first; an unmapped task's tab sends its placeholder as it is."""
+        """Return the instances of an Airflow task, the newest first.
+
+        For a task that is not mapped, Airflow does not replace the placeholder ``{MAP_INDEX}`` in the address of the
+        task's tab. So a ``map_index`` that is not a number means: not mapped.
+        """
         index = int(map_index) if map_index.lstrip("-").isdigit() else identity.UNMAPPED
         ids = identity.TaskIds(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
         dags, administrator = await _rights(user)
@@ -184,10 +194,10 @@ def _data() -> Any:
         trouble: Exception | None = None
         for name in [conn] if conn else page_connections():
             try:
-                desk, head = await _open(name)
-                found = await desk.once(("task", ids), lambda client: task_instances.of_task(client, ids))
+                cache, head = await _open(name)
+                found = await cache.once(("task", ids), lambda client: task_instances.of_task(client, ids))
             except (ConfigurationError, StorageError) as error:
-                trouble = trouble or error  # another hub may have it
+                trouble = trouble or error  # the task's instances may be in another hub
                 continue
             if found:
                 return head | {"instances": [json_views.of_task(state) for state in found]}
@@ -204,25 +214,31 @@ def _data() -> Any:
         execution_id: Annotated[str | None, Query(alias="execution", max_length=300)] = None,
         conn: Conn = "",
     ) -> dict[str, Any]:
-        """The end of an attempt's log. Without an execution: of the instance's current one."""
-        desk, _ = await _open(conn)
-        state, _ = await _readable(desk, id, user)
+        """Return the last lines of an attempt's log.
+
+        Without an execution id, the attempt belongs to the instance's current generation.
+        """
+        cache, _ = await _open(conn)
+        state, _ = await _readable(cache, id, user)
         await asyncio.to_thread(_require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
-        records = await desk.once(("activities", id), lambda client: client.instance(id).activities())
+        records = await cache.once(("activities", id), lambda client: client.instance(id).activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
         if name is None:
             raise HTTPException(404, "this attempt has no log")
-        text = await desk.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
+        text = await cache.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
         return {"text": masked(text), "lines": LOG_LINES}
 
-    async def _readable(desk: ClientCache, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
-        """The instance, and unreadable parts of its row. A user who may not see it does not learn that it exists."""
+    async def _readable(cache: ClientCache, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
+        """Return the instance, and error texts about unreadable parts of its row.
+
+        A user who may not see the instance gets the same error as for an instance that does not exist.
+        """
         damaged: tuple[str, ...] = ()
         try:
-            state = await desk.once(("get", instance_id), lambda client: client.get(instance_id))
+            state = await cache.once(("get", instance_id), lambda client: client.get(instance_id))
         except InputError as error:
-            state = await desk.once(("row", instance_id), lambda client: client.get(instance_id, payloads=False))
+            state = await cache.once(("row", instance_id), lambda client: client.get(instance_id, payloads=False))
             damaged = (str(error),)
         if state is None or not visible(*await _rights(user))(state):
             raise HTTPException(404, f"there is no instance {instance_id!r}, or you may not see it")
@@ -240,10 +256,11 @@ async def _hub(conn: str) -> dict[str, str]:
 
 
 async def _open(conn: str) -> tuple[ClientCache, dict[str, Any]]:
-    """The desk of a connection's hub, and the fields that every answer has about the hub.
+    """Return the client cache of a connection's hub, and the fields about the hub that every answer has.
 
-    :raises HTTPException: for a connection that the page does not offer, whether or not it exists: Airflow is not
-        asked for it, so that nobody finds out here which connections there are.
+    :param conn: the Airflow connection; "": the first connection of the page.
+    :raises HTTPException: if the page does not show this connection. Airflow is not asked whether the connection
+        exists, so that a user cannot find out the names of connections.
     """
     from fastapi import HTTPException
 
@@ -264,24 +281,24 @@ async def _open(conn: str) -> tuple[ClientCache, dict[str, Any]]:
     }
 
 
-async def _tallies(desk: ClientCache, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
-    """Counts of the activities of the rows on a page."""
+async def _tallies(cache: ClientCache, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
+    """Return the numbers of activities by state for each row on a page; None for a Pending instance."""
 
     async def one(state: InstanceState) -> Mapping[str, int] | None:
-        return None if state.status is Status.PENDING else await desk.tally(state)
+        return None if state.status is Status.PENDING else await cache.tally(state)
 
     return await gather_bounded(one, rows, limit=_PARALLEL)
 
 
 async def _waits(
-    desk: ClientCache, rows: Sequence[InstanceState], members: Sequence[Member]
+    cache: ClientCache, rows: Sequence[InstanceState], members: Sequence[Member]
 ) -> Mapping[str, tuple[Why, ...]]:
-    """What the instances that have not ended wait for."""
+    """Return why the instances make no progress, by instance id. Instances that have ended are left out."""
     live = [state for state in rows if not state.status.is_final]
     if not live:
         return {}
     key = "waits", *((state.instance_id, state.etag) for state in live)
-    return await desk.once(key, lambda client: client.admin.waiting_of(live, members=members))
+    return await cache.once(key, lambda client: client.admin.waiting_of(live, members=members))
 
 
 def _since(window: str) -> datetime | None:
@@ -294,7 +311,10 @@ def _now() -> datetime:
 
 
 async def _rights(user: Any) -> tuple[set[str], bool]:
-    """DAGs that the user may read, and whether they may edit connections. From Airflow's database: in a thread."""
+    """Return the ids of the DAGs that the user may read, and whether the user is an administrator.
+
+    Airflow reads its database for the DAG ids, so this runs in a thread.
+    """
     from airflow.api_fastapi.app import get_auth_manager
 
     manager = get_auth_manager()
@@ -304,9 +324,10 @@ async def _rights(user: Any) -> tuple[set[str], bool]:
 
 
 async def _shows(states: Sequence[InstanceState], user: Any) -> list[json_views.Show]:
-    """How this user may see the payloads of each instance: through Airflow's masker, or not at all.
+    """Return for each instance a function that masks its payloads, or hides them if the user may not see them.
 
-    Airflow is asked once for each DAG, not for each instance: it may ask its database.
+    The user's rights are checked once for each DAG and not for each instance, because a check may read Airflow's
+    database.
     """
     dags = [(state.tags or {}).get(identity.DAG_TAG) for state in states]
     shows = await asyncio.to_thread(lambda: {dag_id: _show(user, dag_id) for dag_id in set(dags)})
@@ -324,10 +345,13 @@ def _show(user: Any, dag_id: str | None) -> json_views.Show:
 
 
 def _require(user: Any, dag_id: str | None, entity: str) -> None:
-    """The user's right to read an entity of a DAG.
+    """Check that the user may read one kind of data of a DAG.
 
-    :param dag_id: None: no DAG has started the instance, and the user, an administrator, may see it.
-    :raises HTTPException: 403 without the right.
+    :param user: the user who is logged in.
+    :param dag_id: the DAG that started the instance; None: no DAG started it. Only an administrator can get so far
+        with such an instance, so nothing is checked.
+    :param entity: the kind of data: the name of a ``DagAccessEntity`` of Airflow.
+    :raises HTTPException: with status 403 if the user does not have the right.
     """
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
     from airflow.api_fastapi.core_api.security import requires_access_dag

@@ -1,1 +1,1 @@
-"""Sensors: tasks that wait for the hub."""
+"""The Airflow sensor that waits for an instance."""

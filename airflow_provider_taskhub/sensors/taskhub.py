@@ -1,4 +1,4 @@
-"""``TaskHubSensor``: waits, without a worker slot, until an instance has ended or reached a status."""
+"""``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or has a given status."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     fails the sensor. With ``statuses``, the sensor waits until the instance has one of them. Another final status fails
     the sensor. The sensor returns the output of a completed instance.
 
-    :param instance_id: of the instance; templated.
-    :param statuses: names, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: Completed.
+    :param instance_id: the id of the instance; templated.
+    :param statuses: names of statuses, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: Completed.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
-    :param timeout: of the whole wait, in seconds. It also ends the wait for an instance that never appears.
+    :param timeout: longest time of the whole wait, in seconds. It also ends the wait for an instance that never appears.
     """
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
@@ -56,14 +56,17 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         self.taskhub_conn_id = taskhub_conn_id
 
     def execute(self, context: Context) -> Any:
-        """Return at once if there is nothing to wait for, else wait in the triggerer."""
+        """Return at once if the instance already has a wanted status, else defer to the triggerer.
+
+        :param context: Airflow's context of the task.
+        """
         from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
         statuses = self._statuses()
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
-        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger tries for longer
+        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger tries again, for longer
             self.log.info("the hub cannot be read now: %s. The sensor keeps waiting", error)
             state = None
         if state is not None and (state.status.is_final or state.status in statuses):
@@ -89,7 +92,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         raise AssertionError("defer() raises")
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when the trigger has fired. :param context: Airflow's. :param event: of the trigger."""
+        """Return the output, or fail. Airflow calls this method after the trigger has fired.
+
+        :param context: Airflow's context of the task.
+        :param event: the content of the trigger's event.
+        """
         from airflow_provider_taskhub.engine.events import Status
 
         if (event["instance_id"], event["owner"]) != (self.instance_id, None):
@@ -109,7 +116,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return self._result(replace(state, status=status))
 
     def _found(self, state: InstanceState) -> Any:
-        """What the sensor returns without a wait; it skips where Airflow would skip it after one."""
+        """Return the result without a wait. Skip the task instead of failing if ``soft_fail`` or ``never_fail`` is set.
+
+        Airflow applies these two options only after a deferral.
+        """
         try:
             return self._result(state)
         except AirflowException as error:
@@ -119,9 +129,9 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             raise AirflowSkipException(f"Skipping, because {option} is set: {error}") from error
 
     def _result(self, state: InstanceState) -> Any:
-        """What the sensor returns for a status that ends its wait.
+        """Return the sensor's result for a status that ends the wait.
 
-        :raises AirflowException: for a final status that it does not wait for.
+        :raises AirflowException: if the instance has ended with a status that the sensor does not wait for.
         """
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import plain, reason
@@ -132,7 +142,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return plain(state.output) if state.status is Status.COMPLETED else None
 
     def _overdue(self, message: str) -> str:
-        """What the log says of a wait that took too long: most often the instance id is wrong."""
+        """Return the text of the error when the time limit is over. It says whether the instance exists.
+
+        Most often the user gave a wrong instance id.
+        """
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
         except TaskHubError as error:
@@ -145,9 +158,9 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return await client.get(self.instance_id)
 
     def _statuses(self) -> tuple[Any, ...]:
-        """The wanted statuses.
+        """Return the statuses that the sensor waits for.
 
-        :raises AirflowException: for a name that is no status.
+        :raises AirflowException: if a name is not the name of a status.
         """
         from airflow_provider_taskhub.engine.events import Status
 
