@@ -151,7 +151,7 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> No
 
 
 def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
-    """Yield a lane for each wait for an external event, from the episode where the wait began to that where it ended."""
+    """Yield a lane for each wait for an external event, from the episode that began it to the one that ended it."""
     lanes: list[Lane] = []
     waiting: dict[tuple[str, int], list[Lane]] = {}
     time = over = None

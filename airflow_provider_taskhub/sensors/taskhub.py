@@ -33,10 +33,12 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     the sensor. The sensor returns the output of a completed instance.
 
     :param instance_id: the id of the instance; templated.
-    :param statuses: names of statuses, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty: Completed.
+    :param statuses: names of statuses, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty:
+        wait for Completed.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
-    :param timeout: longest time of the whole wait, in seconds. It also ends the wait for an instance that never appears.
+    :param timeout: longest time of the whole wait, in seconds. It also ends the wait for an instance that never
+        appears.
     """
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
