@@ -1,4 +1,4 @@
-// One instance: facts, timeline, what was chosen in it, and its history.
+// The page of one instance: its state, its timeline, the details of the selected attempt, and its history.
 
 import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
 import { colour, draw, workersOf } from "./timeline.js";
@@ -10,7 +10,7 @@ const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "
 
 main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
 
-/** From a task's tab there is no id: the newest of the task's instances is shown. */
+/** Find the instance to show. The address of a task's tab has no instance id; the newest instance of the task is shown. */
 async function find() {
   if (id) return true;
   const task = Object.fromEntries(["dag_id", "run_id", "task_id", "map_index"].map((name) => [name, query.get(name) ?? ""]));
@@ -27,7 +27,7 @@ async function find() {
   return true;
 }
 
-/** From the hubs that the page shows. One of them that cannot be asked may have nothing to do with the task. */
+/** Read the task's instances from the hubs of this page. An error of one hub is kept, because the task may use another. */
 async function instancesOf(task) {
   unasked = "";
   try { return await ask("task", { ...task, conn }); } catch (error) {
@@ -37,15 +37,16 @@ async function instancesOf(task) {
   }
 }
 
-/** The connection of the task, from its link. The page may not show its hub, and then says so. */
+/** Return the Airflow connection of the task, from its link. The server answers 404 if this page does not show its hub. */
 async function connectionOf(task) {
   const link = await pushed(task, "_link_TaskHubInstanceLink");
   return new URLSearchParams(link?.split("?")[1]).get("conn") ?? "";
 }
 
 /**
- * What the task has pushed, from Airflow's own API; null when there is nothing.
- * An instance id of the DAG author's choice cannot be derived, and the address of a tab names no connection.
+ * Return an XCom that the task has pushed, from Airflow's API; null if there is none.
+ * The XComs are needed because the DAG's author may have chosen the instance id, and the address of a task's tab names
+ * no connection.
  */
 async function pushed({ dag_id, run_id, task_id, map_index }, key) {
   const part = encodeURIComponent;
@@ -66,7 +67,7 @@ async function load() {
   return answer;
 }
 
-/** The task's instances, if this is one of them and no child of theirs. */
+/** Return all instances of the task; none if this instance is only a child of one of them. */
 async function othersOf({ dag, run, task, index }) {
   const found = await ask("task", { dag_id: dag, run_id: run, task_id: task, map_index: index, conn });
   return found.instances.some((one) => one.id === id) ? found.instances : [];
@@ -97,7 +98,7 @@ function paint() {
       fact("Status", status(instance.status)),
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
       fact("Started", time(instance.created), el("span", { class: "mute" }, ` · ${duration((instance.ended ?? last.time) - instance.created)}`)),
-      fact("Activities", said(tally)),
+      fact("Activities", counts(tally)),
       fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
@@ -116,25 +117,25 @@ function paint() {
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
 const STANDING = {
-  silent: "Its owner does not renew the lease: it is dead, paused or cut off from the store",
-  offline: "An order took it offline: no worker serves it",
-  missing: "It has no lease row: run taskhub partitions create",
+  silent: "The owner of the partition does not renew the lease: the worker is dead, paused or cut off from the store",
+  offline: "An administrator took the partition offline: no worker serves it",
+  missing: "The partition has no lease row: run taskhub partitions create",
 };
 
-/** Nothing while the owner lives, or until the page has watched for long enough to know. */
+/** Show what is wrong with the owner of the partition; nothing if the owner is alive, or if this is not known yet. */
 function standing({ state, offline }) {
   const ordered = offline && state !== "offline" ? el("span", { class: "mute", title: STANDING.offline }, " · ordered offline") : "";
   if (state === "live" || state === "unproven") return ordered;
-  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "No worker has taken it yet" }, ` · ${state}`), ordered];
+  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "No worker owns the partition yet" }, ` · ${state}`), ordered];
 }
 
-function said(tally) {
+function counts(tally) {
   if (!tally.all) return el("span", { class: "mute" }, "none recorded");
   return [["completed", "done"], ["running", "running"], ["failed", "failed"], ["lost", "lost"], ["cancelling", "cancelling"], ["cancelled", "cancelled"], ["retried", "retried"]]
     .filter(([key]) => tally[key]).map(([key, name]) => `${tally[key]} ${name}`).join(" · ");
 }
 
-/** The instances that the task has started, one for each time that it was cleared, the newest first. */
+/** A list to select one of the task's instances: one for each clear of the task, the newest first. */
 function chooser() {
   return el("label", { class: "small mute", style: "margin-left:auto" }, "instances of this task: ",
     el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, siblings.map((one) =>
@@ -169,7 +170,7 @@ function paintTimeline(live) {
   if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
 }
 
-/** The numbers of activities and attempts begin again with every execution of an instance. */
+/** Select an attempt. The execution id is needed, because each generation of an instance uses the same task ids again. */
 function choose(execution, task, attempt) {
   chosen = { execution, task, attempt };
   log = null;

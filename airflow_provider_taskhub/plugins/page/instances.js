@@ -1,4 +1,4 @@
-// The list: what is wrong or runs comes first, counts are the filter, one line says where each instance stands now.
+// The list of instances. Running and failed instances come first. The counts by status are buttons that filter the list.
 
 import { airflowLink, ask, bar, base, duration, el, instanceHref, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
 
@@ -41,7 +41,7 @@ function show(answer) {
   const all = Object.values(answer.counts).reduce((sum, count) => sum + count, 0);
   chips.replaceChildren(chip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
     .map((name) => chip(name, name, answer.counts[name] ?? 0)));
-  notes.replaceChildren(...(answer.triggerer ? [el("div", { class: "note" }, answer.triggerer)] : []), ...(answer.capped ? [el("div", { class: "note" }, "More instances than are looked at: only 5,000 of this time are counted and shown. Choose a shorter time.")] : []));
+  notes.replaceChildren(...(answer.triggerer ? [el("div", { class: "note" }, answer.triggerer)] : []), ...(answer.capped ? [el("div", { class: "note" }, "This time has more than 5,000 instances: only 5,000 of them are counted and shown. Choose a shorter time.")] : []));
   const narrowed = filter.text || filter.status || filter.window !== "all";
   body.replaceChildren(...answer.rows.map((row) => line(row, answer)));
   table.hidden = !answer.rows.length;
@@ -100,7 +100,7 @@ ask("hubs").then((known) => {
   if (known.length < 2) return;
   hubs.replaceChildren(...known.map((hub) => el("option", { value: hub.conn, selected: hub.conn === filter.conn }, `${hub.hub} · ${hub.place}`)));
   hubs.hidden = false;
-}).catch(() => { /* the list itself says what is wrong */ });
+}).catch(() => { /* the list shows the same error */ });
 
 const again = refresh(async () => {
   const asked = JSON.stringify(filter);

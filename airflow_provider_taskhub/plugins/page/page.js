@@ -1,11 +1,11 @@
-// What every page shares: theme, elements, times, requests, and moving Airflow's own frame.
+// Functions that all pages use: elements, times, requests, the bar on top, links to Airflow's pages, and the theme.
 
 export const base = document.querySelector("meta[name=taskhub-base]").content;
 export const query = new URLSearchParams(location.search);
 
 const KIND = { Running: "run", Completed: "ok", Failed: "bad", Suspended: "wait", Terminated: "off", Canceled: "off" };
 
-/** An element; children are elements or texts, never HTML, so nothing that a hub says is ever markup. */
+/** Create an HTML element. Children are elements or texts, never HTML, so that data of a hub cannot become markup. */
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -25,7 +25,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const status = (name) => el("span", { class: `s ${KIND[name] ?? ""}` }, el("i", { "aria-hidden": "true" }), name);
 
-// --- times: the browser's zone, seconds where they matter
+// --- times, in the time zone of the browser
 
 const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat("sv-SE", { month: "2-digit", day: "2-digit" });
@@ -50,7 +50,7 @@ export function duration(ms) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-/** A JSON text as people read it: short values on one line. */
+/** Format a JSON text for people: short values stand on one line. */
 export function pretty(text) {
   try {
     const value = JSON.parse(text), line = JSON.stringify(value);
@@ -58,7 +58,7 @@ export function pretty(text) {
   } catch { return text; }
 }
 
-/** A worker without what tells its starts apart on one machine; the whole name stands in titles. */
+/** Return a worker's name without the id of its incarnation. The tooltips show the whole name. */
 export const worker = (name) => (name ?? "").replace(/-[0-9a-f]{8,}$/, "");
 
 // --- requests
@@ -72,22 +72,22 @@ export async function ask(path, parameters = {}) {
   for (const [name, value] of Object.entries(parameters)) if (value !== "" && value != null) url.searchParams.set(name, value);
   const answer = await fetch(url, { headers: { Accept: "application/json" } });
   if (answer.ok) return answer.json();
-  let said = "";
-  try { const { detail } = await answer.json(); said = typeof detail === "string" ? detail : JSON.stringify(detail); } catch { /* no JSON */ }
-  throw new Refused(answer.status, said || answer.statusText);
+  let text = "";
+  try { const { detail } = await answer.json(); text = typeof detail === "string" ? detail : JSON.stringify(detail); } catch { /* no JSON */ }
+  throw new Refused(answer.status, text || answer.statusText);
 }
 
 let health = { asked: -Infinity, text: "" };
 
-/** What is wrong with Airflow's triggerer, without which a deferred task never goes on; empty if nothing is known to be. */
+/** Return a text if no Airflow triggerer is alive; else "". Without a triggerer a deferred task never continues. */
 export async function triggererTrouble() {
   if (Date.now() - health.asked < 15000) return health.text;
   health = { asked: Date.now(), text: health.text };
   try {
     const answer = await fetch(`${base}/api/v2/monitor/health`, { headers: { Accept: "application/json" } });
     const triggerer = answer.ok ? (await answer.json()).triggerer : null;
-    health.text = triggerer && triggerer.status !== "healthy" ? "No triggerer of Airflow is alive: its tasks stay deferred, whatever their instances do. Start one: airflow triggerer" : "";
-  } catch { /* not known */ }
+    health.text = triggerer && triggerer.status !== "healthy" ? "No triggerer of Airflow is alive: deferred tasks do not continue, even if their instances end. Start one: airflow triggerer" : "";
+  } catch { /* nothing is known about the triggerer */ }
   return health.text;
 }
 
@@ -103,7 +103,7 @@ export function trouble(error) {
   return el("div", { class: "empty", role: "alert" }, el("b", {}, title), text);
 }
 
-/** Call again and again while the page is looked at; trouble slows down, and is said without wiping what is there. */
+/** Load and show the data repeatedly while the page is visible. After an error the pauses grow, and the old data stays. */
 export function refresh(load, show, failed) {
   let pause = 2000, timer = 0, running = false;
   const turn = async () => {
@@ -124,10 +124,10 @@ export function refresh(load, show, failed) {
 
 // --- the bar on top
 
-let heard = 0, place = null, wrong = null;
+let updated = 0, place = null, wrong = null;
 
 export function bar(answer) {
-  heard = Date.now();
+  updated = Date.now();
   place = answer;
   paint();
 }
@@ -136,7 +136,7 @@ function stale(error) { wrong = error; paint(); }
 
 function paint() {
   const where = place && [" hub ", el("b", {}, place.hub), ` · ${place.place} · `];
-  const age = Math.round((Date.now() - heard) / 1000);
+  const age = Math.round((Date.now() - updated) / 1000);
   const when = wrong ? el("span", { class: "stale", title: wrong.message }, `no answer for ${age} s`) : `updated ${age < 2 ? "now" : `${age} s ago`}`;
   const list = el("a", { href: `${base}/taskhub/page/instances${place?.conn ? `?conn=${encodeURIComponent(place.conn)}` : ""}`, class: location.pathname.endsWith("/instances") ? "here" : "" }, "Instances");
   document.getElementById("bar").replaceChildren(list, el("span", { class: "hub" }, ...(where ?? []), place ? when : ""));
@@ -144,9 +144,12 @@ function paint() {
 setInterval(() => { if (place) paint(); }, 1000);
 paint();
 
-// --- Airflow around us
+// --- Airflow's UI around this page
 
-/** A link to a page of Airflow. Its frame may not be moved by a target (the sandbox forbids it), but by its history. */
+/**
+ * A link to a page of Airflow's UI, which shows this page in a frame. The frame's sandbox forbids a link with a target
+ * outside the frame. So a click changes the history of Airflow's window instead.
+ */
 export function airflowLink(path, ...children) {
   const href = base + path;
   return el("a", { href, onclick: (event) => {
@@ -169,11 +172,11 @@ function theme() {
   try {
     const outer = window.parent.document.documentElement;
     if (window.parent !== window && /\b(light|dark)\b/.test(outer.className)) dark = /\bdark\b/.test(outer.className);
-  } catch { /* another origin: our own choice */ }
+  } catch { /* Airflow's window has another origin: use the theme of the browser */ }
   document.documentElement.className = dark ? "dark" : "";
 }
 theme();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
 try {
   if (window.parent !== window) new MutationObserver(theme).observe(window.parent.document.documentElement, { attributeFilter: ["class"] });
-} catch { /* another origin */ }
+} catch { /* Airflow's window has another origin */ }

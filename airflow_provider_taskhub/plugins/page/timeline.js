@@ -1,4 +1,4 @@
-// One time axis for everything that an instance did, drawn as SVG.
+// Draws the timeline of an instance as SVG.
 
 import { duration, svg, worker } from "./page.js";
 
@@ -7,7 +7,7 @@ const TIMER = { fired: "timer fired", cancelled: "timer cancelled", waiting: "wa
 const WAIT = { ended: "waited for the event", cancelled: "the event did not come", waiting: "waits for the event" };
 const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired", ended: "ended" };
 
-/** Colours by worker, in the order of their first bar. */
+/** Return a colour for each worker. The workers are in the order of their first bars. */
 export function workersOf(lanes) {
   const bars = lanes.flatMap((lane) => lane.bars).filter((bar) => bar.worker).sort((a, b) => a.start - b.start);
   return [...new Set(bars.map((bar) => bar.worker))];
@@ -18,7 +18,7 @@ export function colour(workers, worker) {
   return index < 0 ? "var(--idle)" : `var(--w${index % 8})`;
 }
 
-/** The picture. `pick(task, attempt)` is called for a bar that was chosen; `chosen` is "task/attempt". */
+/** Return the drawing. `pick(task, attempt)` is called when a user selects a bar; `chosen` is "task/attempt". */
 export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   const workers = workersOf(timeline.lanes);
   const span = Math.max(1, to - from), scale = (width - LEFT - RIGHT) / span;
@@ -28,7 +28,7 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
   for (const tick of ticks(span)) {
     const at = LEFT + tick * scale;
     picture.append(svg("line", { x1: at, x2: at, y1: 26, y2: height, stroke: "var(--line)" }));
-    if (!live || at < x(now) - 70 || at > x(now) + 4) picture.append(text(at + 3, 18, tickName(tick, span), "t")); // else under "now"
+    if (!live || at < x(now) - 70 || at > x(now) + 4) picture.append(text(at + 3, 18, tickName(tick, span), "t")); // not beside the label "now"
   }
   picture.append(text(14, TOP + 14, "orchestrator"));
   for (const [start, end] of timeline.episodes)
@@ -78,7 +78,7 @@ function hatch() {
   const pattern = svg("pattern", { id: "lost", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, style: "fill:color-mix(in srgb, var(--bad) 18%, var(--bg))" }),
     svg("line", { x1: 0, x2: 0, y1: 0, y2: 6, stroke: "var(--bad)", "stroke-width": 2.5 }));
-  const names = svg("clipPath", { id: "names" }, svg("rect", { x: 0, y: 0, width: LEFT - 10, height: "100%" })); // no name runs under a bar
+  const names = svg("clipPath", { id: "names" }, svg("rect", { x: 0, y: 0, width: LEFT - 10, height: "100%" })); // cuts long names, so that they do not run under a bar
   return svg("defs", {}, pattern, names);
 }
 
