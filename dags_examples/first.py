@@ -1,4 +1,4 @@
-"""The smallest DAG: run ``taskhub worker --app first_app:app`` beside Airflow."""
+"""The smallest DAG with a task hub. While Airflow runs it, also run ``taskhub worker --app first_app:app``."""
 
 from airflow.sdk import DAG
 

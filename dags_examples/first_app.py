@@ -1,4 +1,4 @@
-"""The smallest app: an activity, and an orchestrator that calls it three times at once."""
+"""The smallest app: one activity, and an orchestrator that calls the activity for all names at the same time."""
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 

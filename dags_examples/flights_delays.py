@@ -1,6 +1,7 @@
-"""The DAG of the flights example: Airflow schedules, the task hub carries the pipeline, workers run Spark.
+"""The DAG of the flights example: Airflow starts the pipeline, the task hub runs it, and its workers run Spark.
 
-Runs unchanged on the embedded hub and on Azure Storage: the connection (``taskhub_default``) says where the hub is.
+The same DAG works with the embedded hub and with Azure Storage: the Airflow connection ``taskhub_default`` names the
+hub.
 """
 
 from airflow.sdk import DAG, Param

@@ -1,4 +1,4 @@
-"""The report of the flights example: one HTML page, charts as inline SVG, nothing loaded from elsewhere."""
+"""Writes the report of the flights example: one HTML page with charts as inline SVG. It loads no other files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ BLUE, ORANGE, RED = "var(--blue)", "var(--orange)", "var(--red)"
 
 
 def publish(folder: Path) -> dict[str, Any]:
-    """Writes ``report.html`` beside ``year/answer.json``; run again, it writes the same page.
+    """Write ``report.html`` into the folder of a run. A second call writes the same page again.
 
-    :returns: paths of the page and of the Parquet files, and the page's size in bytes.
+    :param folder: the folder of the run, which contains ``year/answer.json``.
+    :returns: the paths of the page and of the Parquet files, and the size of the page in bytes.
     """
     text = page(json.loads((folder / "year" / "answer.json").read_text(encoding="utf-8")))
     target, attempt = folder / "report.html", folder / f".report-{uuid4().hex}"
@@ -32,7 +33,7 @@ def publish(folder: Path) -> dict[str, Any]:
 
 
 def page(answer: Row) -> str:
-    """The whole page for what ``flights_spark.year`` wrote."""
+    """Return the HTML page. :param answer: the content of ``answer.json``, which ``flights_spark.year`` wrote."""
     totals, by = answer["totals"], answer["by"]
     rejected = sum(answer["rejected"].values())
     cards = "".join(
@@ -99,7 +100,7 @@ def _svg(width: int, height: float, body: str, label: str) -> str:
 def _bars(
     rows: Sequence[Row], label: Callable[[Row], str], measure: str, show: Callable[[float], str], color: str = BLUE
 ) -> str:
-    """Horizontal bars with the value at the end and, on hover, the counts behind it. Negative values go left."""
+    """Return a chart of horizontal bars. Tooltips show the numbers of flights. Bars of negative values go left."""
     values = [row[measure] or 0.0 for row in rows]
     low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
     left, width, step = 215, 290, 26
@@ -122,7 +123,7 @@ def _short(text: str, length: int = 27) -> str:
 
 
 def _columns(rows: Sequence[Row], label: Callable[[Row], str]) -> str:
-    """Two columns a month, departure and arrival delay, over one axis."""
+    """Return a chart with two columns for each month: the mean departure delay and the mean arrival delay."""
     pairs = [(row["mean_dep_delay"] or 0.0, row["mean_arr_delay"] or 0.0) for row in rows]
     high, low = max(5.0, *(max(p) for p in pairs)), min(0.0, *(min(p) for p in pairs))
     left, top, height = 40, 12, 190
@@ -145,7 +146,7 @@ def _columns(rows: Sequence[Row], label: Callable[[Row], str]) -> str:
 
 
 def _heat(rows: Sequence[Row]) -> str:
-    """Month by scheduled hour; the colour says the mean arrival delay, white is on schedule."""
+    """Return a chart with a cell for each month and hour. The colour is the mean arrival delay; white is no delay."""
     months = sorted({row["month"] for row in rows})
     hours = sorted({row["hour"] for row in rows if row["arrived"] >= 20})
     cells = {(row["month"], row["hour"]): row for row in rows}

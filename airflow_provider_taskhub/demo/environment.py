@@ -1,4 +1,4 @@
-"""All that the demo runs on one store (hub, workers, Airflow), and one run of the pipeline with its kill."""
+"""Starts everything that the demo needs on one store (hub, workers, Airflow), and runs the pipeline with one kill."""
 
 from __future__ import annotations
 
@@ -31,22 +31,29 @@ TASK = "delays"
 MONTHLY = "monthly_delays"
 WORKERS = ("alpha", "beta")
 STALLED = 180.0
-"""Seconds without any change after which a run is given up. A lost work item of a Spark job is back well before."""
+"""Seconds without any change after which the demo fails. Work of a killed worker is repeated much sooner."""
 READY = 120.0
+"""Seconds to wait until both workers are ready."""
 GONE = 20.0
-"""Seconds in which a killed worker's executors must have noticed."""
+"""Seconds within which the executors of a killed worker must end."""
 
 
 class DemoError(TaskHubError):
-    """A run did not come to its end, or came to a wrong one. The text ends with the log that tells why."""
+    """A run of the pipeline did not end, or its result is wrong. The text ends with the log that shows the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One run that came to its end.
+    """A completed run of the pipeline.
 
-    :param seconds: from the trigger to the end of the DAG run. :param victim: name of the worker that was killed.
-    :param attempts: what each attempt was for, and its record, in the order of their claims.
+    :param run_id: the DAG run.
+    :param instance_id: the instance of the pipeline.
+    :param answer: the output of the pipeline.
+    :param seconds: the time from the trigger to the end of the DAG run.
+    :param victim: the name of the worker that was killed.
+    :param month: the month whose activity ran on that worker.
+    :param attempts: a label and the activity record of each attempt, in the order in which the attempts began.
+    :param url: the address of the DAG run in Airflow's UI.
     """
 
     run_id: str
@@ -60,13 +67,22 @@ class Outcome:
 
     @property
     def repeated(self) -> list[str]:
-        """What had to be run again, since its worker was gone."""
+        """Labels of the activities that had to run again, because their worker was killed."""
         return sorted({label for label, record in self.attempts if record.attempt > 1})
 
 
 @dataclass(slots=True)
 class _Watch:
-    """What has been seen of a run so far."""
+    """What the demo knows about a run while the run is in progress.
+
+    :param run_id: the DAG run.
+    :param begun: the monotonic time of the trigger, in seconds.
+    :param changed: the monotonic time of the last change, in seconds.
+    :param seen: the last state, to notice a change.
+    :param victim: the name of the killed worker; "": none yet.
+    :param month: the month whose activity ran on that worker.
+    :param announced: the last stage that the screen shows.
+    """
 
     run_id: str
     begun: float
@@ -78,10 +94,14 @@ class _Watch:
 
 
 class Environment:
-    """Everything that runs over one store. An async context manager.
+    """The hub, the workers and Airflow of a demo on one store, as an async context manager.
 
-    :param storage: ``sqlite`` or ``azurite``. :param folder: of this demo in the checkout.
-    :param examples: folder with the DAG and the app. :param azurite: where Azurite is, or will be, installed.
+    :param processes: starts and ends the processes.
+    :param screen: shows the progress.
+    :param storage: ``sqlite`` or ``azurite``.
+    :param folder: the folder into which the demo writes.
+    :param examples: the folder with the DAG and the app.
+    :param azurite: the folder in which Azurite is installed; it is installed there if it is missing.
     """
 
     def __init__(
@@ -100,10 +120,10 @@ class Environment:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             (self._folder / "hub").mkdir(parents=True, exist_ok=True)
-            os.environ["TASKHUB_HOME"] = str(self._folder / "hub")  # inherited by all that is started here
+            os.environ["TASKHUB_HOME"] = str(self._folder / "hub")  # all processes that the demo starts inherit this
             if self._storage == "azurite":
                 os.environ["TASKHUB_CONNECTION"] = await self._start_azurite(stack)
-                # nothing wakes an idle reader of Azure's queues; nobody wants to watch one wait for 30 s
+                # With Azurite an idle worker may read its queue only every 30 s, which is too slow for a demo.
                 os.environ["TASKHUB_MAX_POLLING"] = "PT2S"
             self._client = await stack.enter_async_context(Client.open(load_settings(), create=True))
             self._screen.say(f"the hub is at {self._client.describe()}")
@@ -129,9 +149,11 @@ class Environment:
         await self._stack.aclose()
 
     async def run(self, run_id: str, months: Sequence[int]) -> Outcome:
-        """Triggers the DAG, kills a worker in the middle of a month, waits for the end.
+        """Trigger the DAG, kill a worker that runs the activity of a month, and wait for the end of the run.
 
-        :raises DemoError: the run failed, stood still, or a process ended that nobody ended.
+        :param run_id: the id of the new DAG run.
+        :param months: the months that the pipeline reads.
+        :raises DemoError: if the run fails, makes no progress, or if a process ends that the demo did not end.
         """
         for name in WORKERS:
             if not self._workers[name].alive:
@@ -157,9 +179,9 @@ class Environment:
         )
 
     async def keep(self) -> None:
-        """Leaves everything running until cancelled.
+        """Leave everything running until this call is cancelled.
 
-        :raises DemoError: a process ended by itself.
+        :raises DemoError: if a process ends by itself.
         """
         while True:
             self._check_children()
@@ -182,12 +204,12 @@ class Environment:
             await asyncio.sleep(0.05 if state is not None and not watch.victim else 0.3)
 
     async def _find(self, run_id: str) -> InstanceState | None:
-        """The run's instance, with its payloads; None until the operator has started it."""
+        """Return the instance of a DAG run with its payloads; None if the operator has not started it yet."""
         page = await self._client.list(prefix=f"{DAG}:{TASK}:{run_id}:", limit=1)
         return await self._client.get(page.instances[0].instance_id) if page.instances else None
 
     async def _kill_in_a_month(self, watch: _Watch, state: InstanceState, records: Sequence[ActivityRecord]) -> None:
-        """Kills the worker whose record of a month says running."""
+        """Kill the worker that runs the activity of a month, if such an activity is running."""
         running = [r for r in records if r.name == MONTHLY and r.state is RecordState.RUNNING]
         if not running:
             return
@@ -197,11 +219,11 @@ class Environment:
         self._killed.add(record.worker)
         watch.victim = name
         watch.month = (await self._months(state.instance_id))[record.task_id]
-        self._screen.say((f"killed worker {name}", "bold red"), f" (SIGKILL) in the middle of month {watch.month:02d}")
+        self._screen.say((f"killed worker {name}", "bold red"), f" (SIGKILL) while it ran month {watch.month:02d}")
         _, left = await asyncio.to_thread(psutil.wait_procs, offspring, timeout=GONE)
         if left:
             raise DemoError(f"{len(left)} processes of the killed worker {name} still run after {GONE:g} s: {left}")
-        self._screen.say(f"its {len(offspring)} executor processes, Spark among them, went with it")
+        self._screen.say(f"the worker's {len(offspring)} executor processes, with Spark, have ended too")
 
     def _show(
         self, watch: _Watch, months: Sequence[int], state: InstanceState | None, records: Sequence[ActivityRecord]
@@ -216,13 +238,13 @@ class Environment:
         for record in sorted(records, key=lambda r: (r.task_id, r.attempt)):
             if record.name == MONTHLY:
                 last[record.task_id] = record
-        first = min(last, default=0)  # months are scheduled in order, so their numbers follow each other
+        first = min(last, default=0)  # the orchestrator schedules the months in order, so their task ids are in order
         self._screen.now(
             months_line({month: last.get(first + i) for i, month in enumerate(months)}) if last else f"stage {stage}"
         )
 
     async def _months(self, instance_id: str) -> dict[int, int]:
-        """Task id → month, from what the orchestrator scheduled."""
+        """Return the month of each task id, from the history of the instance."""
         return {
             event.event_id: json.loads(event.input or "")[0]["months"][0]
             for event in await self._client.instance(instance_id).history()
@@ -230,9 +252,9 @@ class Environment:
         }
 
     async def _attempts(self, instance_id: str) -> list[tuple[str, ActivityRecord]]:
-        """Every attempt with its label. A month that did not complete exactly once is an error.
+        """Return a label and the activity record of every attempt.
 
-        :raises DemoError: naming it.
+        :raises DemoError: if the activity of a month did not complete exactly once.
         """
         months = await self._months(instance_id)
         records = await self._client.instance(instance_id).activities()
@@ -269,7 +291,7 @@ class Environment:
             "PYTHONPATH": str(self._examples),
             "FLIGHTS_HOME": str(self._folder / "report"),
             "PYTHONUNBUFFERED": "1",
-            "TASKHUB_EXECUTOR_TIMEOUT": "PT15S",  # nobody mends a Spark that does not start while the demo runs
+            "TASKHUB_EXECUTOR_TIMEOUT": "PT15S",  # fail soon if Spark does not start
         }
         self._workers[name] = self._processes.start(f"worker-{name}", command, env=env, cwd=self._folder)
 

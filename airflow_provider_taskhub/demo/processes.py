@@ -1,8 +1,8 @@
-"""Child processes of a demo: started with a log each, ended for certain.
+"""Starts the child processes of a demo, each with a log file, and ends all of them.
 
-Every child, and whatever it starts, inherits one environment variable with a mark of this run; the last sweep ends what
-carries the mark, whoever its parent is by then. So a killed worker's Spark and Airflow's forks are found without
-guessing by name, and a run that was itself killed is cleaned up by the next one.
+Every child process, and every process that a child starts, inherits an environment variable with the mark of this demo.
+At the end the demo kills all processes with this mark. Thus it also finds Spark processes of a killed worker and forks
+of Airflow, whose parent is gone. If a demo is killed itself, the next demo ends its processes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from uuid import uuid4
 import psutil
 
 MARK = "TASKHUB_DEMO_RUN"
+"""Name of the environment variable with the mark."""
 GRACE = 8.0
-"""Seconds to end politely: a worker drains, Airflow's components reap their forks."""
+"""Seconds between SIGTERM and SIGKILL, in which a worker drains and Airflow's components end their forks."""
 LAST = 5.0
-"""Seconds that the kernel may take to remove processes after SIGKILL."""
+"""Seconds to wait after SIGKILL until the kernel has removed the processes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """A process that was started here, the leader of a process group.
+    """A process that the demo has started. It is the leader of its own process group.
 
-    :param expected: whether its end was asked for.
+    :param name: the name of the process, to show to people.
+    :param log: the file with the output of the process.
+    :param process: the process.
+    :param expected: True: the demo has ended the process itself.
     """
 
     name: str
@@ -49,14 +53,14 @@ class Child:
         return self.process.poll() is None
 
     def tail(self, lines: int = 25) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the process's log file. :param lines: the number of lines."""
         return tail(self.log, lines)
 
 
 class Processes:
-    """A context manager: everything that was started in it has ended when it ends, also on Ctrl-C.
+    """Starts processes, as a context manager. At the end of the block, also on Ctrl-C, all processes are ended.
 
-    :param folder: of the logs, and of the file that remembers the run's mark.
+    :param folder: the folder for the log files and for the file with the mark of this demo.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +80,7 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends everything. A second Ctrl-C must not leave half of it behind, so it is not heard."""
+        """End all processes. Ignore signals meanwhile, because a second Ctrl-C would leave processes behind."""
         before = {
             number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
@@ -90,9 +94,12 @@ class Processes:
                 signal.signal(number, handler)
 
     def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Child:
-        """Starts a program as the leader of a process group of its own, so that a terminal's Ctrl-C reaches us alone.
+        """Start a program in its own process group, so that Ctrl-C in the terminal reaches only the demo itself.
 
-        :param env: beside this process's environment.
+        :param name: the name of the process and of its log file.
+        :param command: the program and its arguments.
+        :param env: environment variables in addition to those of this process.
+        :param cwd: the working directory.
         """
         log = self._folder / f"{name}.log"
         with log.open("ab") as output:
@@ -110,13 +117,14 @@ class Processes:
         return child
 
     def ended(self) -> Child | None:
-        """A child that ended although nobody asked it to."""
+        """Return a process that has ended although the demo did not end it; None if there is none."""
         return next((child for child in self.children if not child.expected and not child.alive), None)
 
     def kill(self, child: Child) -> list[psutil.Process]:
-        """SIGKILL of this one process; what it had started is left to notice.
+        """Send SIGKILL to one process, and not to the processes that it has started.
 
-        :returns: its descendants at that moment.
+        :param child: the process.
+        :returns: all descendants that the process had before the kill.
         """
         child.expected = True
         try:
@@ -129,7 +137,10 @@ class Processes:
         return offspring
 
     def stop(self, children: Iterable[Child]) -> None:
-        """SIGTERM, a while, then SIGKILL to their groups; the last started goes first."""
+        """Send SIGTERM to processes, wait, and send SIGKILL to their process groups. The newest process comes first.
+
+        :param children: the processes.
+        """
         ending = [child for child in reversed(list(children)) if child.alive]
         for child in ending:
             child.expected = True
@@ -146,7 +157,7 @@ class Processes:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Processes of this user that were started under a mark; never this one."""
+    """Return this user's processes that have a mark in their environment, without this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -156,7 +167,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def sweep(mark: str) -> None:
-    """Ends whatever carries the mark. In rounds, since a dying process may still have been starting another."""
+    """Kill all processes with a mark. Search three times, because a process may start another before it ends."""
     for _ in range(3):
         left = marked(mark)
         if not left:
@@ -168,7 +179,7 @@ def sweep(mark: str) -> None:
 
 
 def tail(path: Path, lines: int = 25) -> str:
-    """The last lines of a file, '' where there is none."""
+    """Return the last lines of a file; '' if the file does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536))

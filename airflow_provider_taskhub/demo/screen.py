@@ -1,4 +1,4 @@
-"""What a demo shows while it runs: lines with the time, one live line, and the tables at the end."""
+"""The demo's output on the terminal: lines with the time, one line that changes, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SIGNS = {
 
 
 class Screen:
-    """Lines on the console, each with the seconds since the start. A context manager for its live line.
+    """Prints lines with the seconds since the start, and one line at the bottom that changes. A context manager.
 
-    :param console: where to; where it is no terminal the live line is left out.
+    :param console: the console to print to. If it is not a terminal, there is no changing line.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,17 +50,17 @@ class Screen:
             self._status = None
 
     def say(self, *parts: str | tuple[str, str]) -> None:
-        """A line that stays. :param parts: texts, or pairs of a text and its style."""
+        """Print a line. :param parts: texts, or pairs of a text and its style."""
         self.console.print(Text.assemble((f"{time.monotonic() - self._begun:6.1f} s", "dim"), "  ", *parts))
 
     def now(self, text: str | Text) -> None:
-        """The line that says what is going on right now."""
+        """Set the text of the changing line. :param text: what the demo is doing now."""
         if self._status is not None:
             self._status.update(Text(text) if isinstance(text, str) else text)
 
 
 def months_line(months: Mapping[int, ActivityRecord | None]) -> Text:
-    """``✓01 ▶02 beta ·03``: each month with the state of its last attempt."""
+    """Return a line with the state of each month's last attempt, for example ``✓01 ▶02 beta ·03``."""
     line = Text("months")
     for month, record in months.items():
         line.append("  ")
@@ -74,12 +74,12 @@ def months_line(months: Mapping[int, ActivityRecord | None]) -> Text:
 
 
 def short(worker: str) -> str:
-    """The name in ``name@host/incarnation``."""
+    """Return the name of a worker. :param worker: the full name, ``name@host/incarnation``."""
     return worker.partition("@")[0]
 
 
 def answer_tables(answer: Mapping[str, Any]) -> Iterable[Table]:
-    """The answer: totals, on-time share by carrier, worst routes."""
+    """Yield the tables with the pipeline's result: totals, worst routes, punctuality of each carrier."""
     totals = answer["totals"]
     yield _table(
         f"Flights from New York, {answer['year']}",
@@ -107,14 +107,14 @@ def answer_tables(answer: Mapping[str, Any]) -> Iterable[Table]:
 
 
 def stages_table(stages: Mapping[str, float]) -> Table:
-    """How long each stage of the orchestration took."""
+    """Return a table with the duration of each stage of the orchestration, in seconds."""
     return _table("Stages", ("stage", "# seconds"), [(name, f"{seconds:.1f}") for name, seconds in stages.items()])
 
 
 def attempts_table(rows: Sequence[tuple[str, ActivityRecord]]) -> Table:
-    """Who ran what: one line per attempt.
+    """Return a table with one line for each attempt: its activity, its worker and its outcome.
 
-    :param rows: what the activity is for people, and its record, in the order of their claims.
+    :param rows: a label and the activity record of each attempt, in the order of the table.
     """
     lines = []
     for label, record in rows:
@@ -125,7 +125,7 @@ def attempts_table(rows: Sequence[tuple[str, ActivityRecord]]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """:param columns: headings; one that begins with ``#`` is a number's, set to the right."""
+    """Return a table. :param columns: the headings. A heading with ``#`` at its start has numbers, set to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.lstrip("# "), justify="right" if column.startswith("#") else "left", no_wrap=True)

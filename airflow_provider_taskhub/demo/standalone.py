@@ -1,6 +1,7 @@
-"""A private Airflow: its own AIRFLOW_HOME, SQLite, free ports of this machine, its four components as children.
+"""Runs an Airflow of the demo's own: its own AIRFLOW_HOME, a SQLite database, free ports, four child processes.
 
-``airflow standalone`` would do, but its components share one output and do not tell which one ended.
+``airflow standalone`` is not used, because its components write into one output, and because it does not say which
+component has ended.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from airflow_provider_taskhub.errors import TaskHubError
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 START_LIMIT = 180.0
-"""Seconds until all four are healthy; 10 to 25 are usual on two cores."""
+"""Seconds to wait until all four components are healthy. With two cores this usually takes 10 to 25 s."""
 REQUEST_LIMIT = 20.0
+"""Seconds to wait for the answer to one request."""
 BUSY_TRIES = 10
-"""Times that a request is sent, a second apart, while Airflow answers 5xx: its SQLite file may be held for long."""
+"""Number of tries of a request, with pauses of a second, while Airflow answers with status 5xx. Another process may
+have locked Airflow's SQLite file."""
 _HEARTBEATS = {"scheduler": "scheduler", "dag_processor": "dag-processor", "triggerer": "triggerer"}
 
 
 class AirflowError(TaskHubError):
-    """Airflow did not start, or answered something else than asked for.
+    """Airflow did not start, or answered a request with an error.
 
-    :param status: of the HTTP response, if there was one.
+    :param status: the status of the HTTP response; None: there was no response.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -44,9 +47,12 @@ class AirflowError(TaskHubError):
 
 
 class Airflow:
-    """Airflow's components, and its REST API as far as a demo needs it.
+    """Starts Airflow's components, and calls the parts of Airflow's REST API that the demo needs.
 
-    :param home: AIRFLOW_HOME. :param dags: folder of DAG files. :param env: for every component, e.g. where the hub is.
+    :param processes: starts and ends the processes.
+    :param home: the folder for AIRFLOW_HOME.
+    :param dags: the folder with the DAG files.
+    :param env: environment variables for every component, for example the hub's settings.
     """
 
     def __init__(self, processes: Processes, *, home: Path, dags: Path, env: Mapping[str, str]) -> None:
@@ -60,9 +66,9 @@ class Airflow:
         self.url = f"http://127.0.0.1:{self._ports[0]}"
 
     async def start(self) -> None:
-        """Makes the database, starts the components, waits until all are healthy.
+        """Create the database, start the components, and wait until all are healthy.
 
-        :raises AirflowError: with the last lines of the log that tells why.
+        :raises AirflowError: if Airflow does not start. The text contains the last lines of a log.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         program = str(Path(sys.executable).with_name("airflow"))
@@ -79,11 +85,16 @@ class Airflow:
         self._token = (await self._call("GET", "/auth/token"))["access_token"]
 
     async def stop(self) -> None:
-        """Ends the components."""
+        """End the components."""
         await asyncio.to_thread(self._processes.stop, self._children)
 
     async def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> None:
-        """Starts a DAG run, as soon as the DAG has been parsed. One of this id that is there already is it."""
+        """Wait until Airflow has parsed the DAG, and start a DAG run, unless a run with this id exists.
+
+        :param dag_id: the DAG.
+        :param run_id: the id of the new run.
+        :param conf: the parameters of the run.
+        """
         found: list[str] = []
 
         async def parsed() -> bool:
@@ -102,12 +113,12 @@ class Airflow:
                 raise
 
     async def run_state(self, dag_id: str, run_id: str) -> str:
-        """``queued``, ``running``, ``success`` or ``failed``."""
+        """Return the state of a DAG run: ``queued``, ``running``, ``success`` or ``failed``."""
         answer = await self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}")
         return str(answer["state"])
 
     async def task_log(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """What the task's first try has logged, as far as Airflow has it."""
+        """Return the log of a task's first try, as far as Airflow has stored it."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/logs/1?full_content=true"
         answer = await self._call("GET", path)
         return "\n".join(
@@ -115,14 +126,18 @@ class Airflow:
         )
 
     def run_url(self, dag_id: str, run_id: str) -> str:
-        """The address of a run in Airflow's UI."""
+        """Return the address of a DAG run in Airflow's UI."""
         return f"{self.url}/dags/{dag_id}/runs/{quote(run_id)}"
 
     def _log(self, component: str) -> Path:
         return next(child.log for child in self._children if child.name == f"airflow-{component}")
 
     def _env(self) -> dict[str, str]:
-        """Loopback only and every visitor an admin: this Airflow is for the person at this machine."""
+        """Return the components' environment variables.
+
+        Airflow listens only on the loopback network, and every user is an administrator, because only the user of this
+        machine can reach it.
+        """
         api, worker_logs, trigger_logs = self._ports
         return {
             "AIRFLOW_HOME": str(self._home),
@@ -143,7 +158,7 @@ class Airflow:
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_logs),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
-            # Airflow waits for a whole interval whenever it misses the end of a task
+            # when Airflow does not notice the end of a task at once, it waits for this interval, in seconds
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "PYTHONUNBUFFERED": "1",
@@ -151,7 +166,7 @@ class Airflow:
         }
 
     def _secret(self) -> str:
-        """What signs the components' tokens; one per AIRFLOW_HOME."""
+        """Return the secret that signs the components' tokens. It is created once and kept in AIRFLOW_HOME."""
         path = self._home / "jwt_secret"
         if not path.exists():
             path.touch(mode=0o600)
@@ -212,7 +227,7 @@ class Airflow:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that were free a moment ago, all different."""
+    """Return different ports of the loopback network that were free just now. :param count: the number of ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

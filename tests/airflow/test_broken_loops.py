@@ -58,12 +58,12 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
 
 def test_the_page_opens_another_client_when_the_one_it_keeps_breaks(hub: FakeHub) -> None:
     async def scenario() -> None:
-        desk = client_cache_of(load_settings())
-        await desk.once("members", lambda client: client.admin.workers())
-        (keeping,) = [task for task in asyncio.all_tasks() if task.get_name() == "desk"]
+        cache = client_cache_of(load_settings())
+        await cache.once("members", lambda client: client.admin.workers())
+        (keeping,) = [task for task in asyncio.all_tasks() if task.get_name() == "client"]
         keeping.cancel()
         await asyncio.sleep(5)
-        await desk.once("members", lambda client: client.admin.workers())
+        await cache.once("members", lambda client: client.admin.workers())
         assert hub.opened == 2
 
     run(scenario())

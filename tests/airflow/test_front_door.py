@@ -11,7 +11,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity, TaskIds
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.plugins import client_cache as desks
+from airflow_provider_taskhub.plugins import client_cache as caches
 from airflow_provider_taskhub.plugins import task_instances
 from airflow_provider_taskhub.plugins.client_cache import FRESH, MAX_FRESH, ClientCache, size_of
 from airflow_provider_taskhub.settings import load_settings
@@ -244,12 +244,12 @@ def test_a_damaged_instance_is_shown_as_far_as_it_can_be_read(ask: Any, two_exec
 
 def test_answers_leave_the_memory_when_they_are_no_longer_fresh(hub: FakeHub) -> None:
     async def scenario() -> None:
-        desk = ClientCache(load_settings())
+        cache = ClientCache(load_settings())
         for number in range(50):
-            await desk.once(("log", number), lambda client: told("x" * 1000))
-        assert 50_000 < desk.kept < 60_000
+            await cache.once(("log", number), lambda client: told("x" * 1000))
+        assert 50_000 < cache.kept < 60_000
         await asyncio.sleep(FRESH + 0.1)
-        assert desk.kept == 0
+        assert cache.kept == 0
 
     run(scenario())
 
@@ -265,16 +265,16 @@ def test_a_slow_scan_is_repeated_more_seldom(hub: FakeHub, took: float, scans: i
         await asyncio.sleep(took)
         return "instances"
 
-    async def page(desk: ClientCache) -> None:
+    async def page(cache: ClientCache) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + 59
         while loop.time() < end:
-            assert await desk.once("scan", scan) == "instances"
+            assert await cache.once("scan", scan) == "instances"
             await asyncio.sleep(2)
 
     async def scenario() -> None:
-        desk = ClientCache(load_settings())
-        await asyncio.gather(*(page(desk) for _ in range(3)))
+        cache = ClientCache(load_settings())
+        await asyncio.gather(*(page(cache) for _ in range(3)))
 
     run(scenario())
     assert asked == scans
@@ -286,27 +286,27 @@ def test_a_very_slow_scan_serves_for_half_a_minute(hub: FakeHub) -> None:
         return "instances"
 
     async def scenario() -> None:
-        desk = ClientCache(load_settings())
-        await desk.once("scan", slow)
+        cache = ClientCache(load_settings())
+        await cache.once("scan", slow)
         await asyncio.sleep(MAX_FRESH - 0.1)
-        assert desk.kept > 0
+        assert cache.kept > 0
         await asyncio.sleep(0.2)
-        assert desk.kept == 0
+        assert cache.kept == 0
 
     run(scenario())
 
 
 def test_answers_in_memory_are_bounded_in_bytes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(caches, "MOST_BYTES", 10_000)
 
     async def scenario() -> None:
-        desk = ClientCache(load_settings())
+        cache = ClientCache(load_settings())
         for number in range(20):
-            await desk.once(("log", number), lambda client: told("x" * 3000))
-            assert desk.kept <= 10_000
-        assert desk.kept > 6_000, "the newest are kept"
-        assert len(await desk.once("large", lambda client: told("x" * 20_000))) == 20_000
-        assert desk.kept <= 10_000
+            await cache.once(("log", number), lambda client: told("x" * 3000))
+            assert cache.kept <= 10_000
+        assert cache.kept > 6_000, "the newest are kept"
+        assert len(await cache.once("large", lambda client: told("x" * 20_000))) == 20_000
+        assert cache.kept <= 10_000
 
     run(scenario())
 
@@ -314,13 +314,13 @@ def test_answers_in_memory_are_bounded_in_bytes(hub: FakeHub, monkeypatch: pytes
 def test_counts_of_ended_instances_are_asked_for_once_and_bounded(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desks, "MOST_TALLIES", 3)
+    monkeypatch.setattr(caches, "MOST_TALLIES", 3)
     states = [hub.put(f"i{number}", Status.COMPLETED) for number in range(4)]
 
     async def scenario() -> None:
-        desk = ClientCache(load_settings())
+        cache = ClientCache(load_settings())
         for index, asked in ((0, 1), (1, 2), (2, 3), (0, 3), (3, 4), (0, 4), (1, 5)):
-            await desk.tally(states[index])
+            await cache.tally(states[index])
             assert hub.requests["activities"] == asked
             await asyncio.sleep(2 * FRESH)
 
