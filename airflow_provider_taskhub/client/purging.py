@@ -88,5 +88,5 @@ async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str])
     except (Throttled, Unavailable) as error:
         failed[instance.id] = str(error)
         if isinstance(error, Unavailable):
-            await instance.get(payloads=False)  # raises if the store does not answer at all; ends purge_many
+            await instance.get(payloads=False)  # raises Unavailable if the store answers no request at all
     return False

@@ -125,7 +125,7 @@ def attempts_table(rows: Sequence[tuple[str, ActivityRecord]]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """Return a table. :param columns: the headings. A heading with ``#`` at its start has numbers, set to the right."""
+    """Return a table. :param columns: the headings; the cells of a heading that begins with ``#`` are right-aligned."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.lstrip("# "), justify="right" if column.startswith("#") else "left", no_wrap=True)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
 
 TERMINATE_DEADLINE = 60.0
-"""Seconds to wait until a terminated instance of an older generation has ended. After that the new instance starts
-anyway: if no worker is alive, the old instance cannot end, but nothing of it runs."""
+"""Seconds to wait until a terminated instance of an older generation has ended. After that the start continues: if no
+worker is alive, the old instance cannot end, but nothing of it runs either."""
 _GENERATIONS = 10_000
 """The largest number of generations that are read from the hub to find the newest."""
 

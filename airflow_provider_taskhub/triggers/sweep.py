@@ -3,7 +3,7 @@
 Airflow reports a kill to a trigger only while the trigger runs. A task may be marked, cleared or deleted before a
 triggerer runs its trigger, or while no triggerer runs. Its instance would then continue. Therefore two kinds of
 processes compare the hub's watch rows with the states of the Airflow tasks: every triggerer that has waited for an
-instance of the hub, until no watch row is left; and every API server that shows the hub on its page.
+instance of the hub, until no watch row is left; and every API server that knows the Airflow connection of the hub.
 
 :class:`Sightings` makes the decisions and does no I/O. :class:`Sweep` does the I/O. The sweep terminates an instance
 only if it has found the instance's task final or deleted at least twice, :data:`SETTLE` seconds apart. If Airflow does

@@ -375,7 +375,7 @@ class _UnusableTime:
         self._trouble, self._what = "", "the hub"
 
     def lines(self, seen: WatchedInstance) -> Iterator[str]:
-        """Yield a line if the list of workers has changed, or if the hub can no longer or can again be read."""
+        """Yield a line if the list of workers has changed, if the hub cannot be read, or if it can be read again."""
         from airflow_provider_taskhub.triggers.task_log import served_by
 
         trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
