@@ -33,7 +33,7 @@ only in the message."""
 FIRE_AND_FORGET = "FireAndForget"
 """DurableTask's tag of a child orchestration whose parent does not wait for the child."""
 WATCH_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for. When the instance ends, a row in ``{Hub}Completions`` says so."""
+"""Tag of an instance that an Airflow task waits for. Its end adds a row to ``{Hub}Completions``."""
 TIMER = "timer"
 """The role of a timer that user code made. This role is not stored in the timer's row."""
 _NOT_INHERITED = frozenset({FIRE_AND_FORGET, WATCH_TAG})

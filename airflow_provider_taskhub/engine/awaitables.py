@@ -171,7 +171,7 @@ class EventWait(CancellableTask[Any]):
     :param name: name of the event.
     :param annotation: type to which the event's data are decoded; None: plain JSON.
     :param since: the orchestrator's time when the wait began.
-    :param wait_changes: records the end of the wait.
+    :param wait_changes: recorder that is notified when the wait ends.
     """
 
     __slots__ = ("_annotation", "_wait_changes", "name", "since")

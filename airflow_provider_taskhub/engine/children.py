@@ -72,7 +72,7 @@ def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
-    """Return the open children as text, for the next generation's start event. ``continue_as_new`` calls for it.
+    """Return the open children as text. If the instance continues as new, the next start event carries this text.
 
     :param history: the events of the generation that ends.
     :returns: a JSON list of at most :data:`MAX_CARRIED` characters; None if there are no open children.

@@ -253,7 +253,8 @@ class OrchestrationContext:
             the version, or all tags of the child together, cannot be stored.
         """
         name = _name(orchestrator, "call_sub_orchestrator")
-        # The start of a child with the parent's id would wait for the end of the parent, which waits for the child.
+        # A start message waits until the running instance of its id has ended. If the child had the parent's id, parent
+        # and child would wait for each other and never end.
         if instance_id is not None and instance_id == self.instance_id:
             raise InputError(f"call_sub_orchestrator: {instance_id!r} is the caller's own id: give the child another")
         definition = self._generation.registry.orchestrators.get(name)

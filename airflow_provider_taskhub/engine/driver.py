@@ -54,7 +54,7 @@ class Driver:
     def turn(self) -> Returned | None:
         """Run the function until it waits for a task that is not settled, or until it returns.
 
-        :returns: the return value; None if the function waits.
+        :returns: a :class:`Returned` with the return value; None if the function waits.
         :raises BaseException: any error that the function raised.
         :raises OrchestrationError: the function awaited an object that is not a task, or it awaited completed tasks
             more than :data:`MAX_STEPS` times.
@@ -65,7 +65,7 @@ class Driver:
             if steps > MAX_STEPS:
                 raise self._closed_error(
                     f"awaited completed tasks {MAX_STEPS} times in one turn at {self.line()}: "
-                    "a loop that makes no progress"
+                    "this loop never waits. Await a task that is not complete"
                 )
             try:
                 yielded = _resumed(body, task)
@@ -97,7 +97,7 @@ class Driver:
         return CallSite.of(frame) if frame is not None else "an unknown line"
 
     def doing(self) -> str:
-        """Return a text for errors: the function had ended, or the line at which it waits."""
+        """Return a text for errors that says whether the function had ended, or at which line it waited."""
         return "had ended" if self._body is None else f"waited at {self.line()}"
 
     def _closed_error(self, text: str) -> OrchestrationError:

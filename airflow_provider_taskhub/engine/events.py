@@ -332,7 +332,7 @@ class TimerFired(HistoryEvent):
 
     @property
     def fired_at(self) -> Timestamp:
-        """When the timer fired. The timestamp alone may be too early, because this event is made with the timer."""
+        """When the timer fired. The event is made together with the timer, so its timestamp alone may be too early."""
         return max(self.timestamp, self.fire_at)
 
 

@@ -80,7 +80,7 @@ class Generation:
         self.time = time
         self.status = Status.PENDING
         self.replaying = False
-        self.recorded = False  # whether the history holds the decisions that follow the event which is replayed now
+        self.recorded = False  # True while events are replayed whose following decisions are in the history too
         self.custom_status = custom_status
         self.result: str | None = None
         self.failure: FailureDetails | None = None
@@ -144,7 +144,7 @@ class Generation:
         self._actions.confirm(event, self.numbers, self._driver)
 
     def episode(self, time: Timestamp) -> None:
-        """Begin an episode. All decisions of the episode before must be in the history by now.
+        """Begin an episode. All decisions of earlier episodes must be in the history by now.
 
         :param time: the orchestrator's time in this episode.
         :raises NonDeterminismError: the code has decided an action that the history does not have.
@@ -162,7 +162,7 @@ class Generation:
         return isinstance(event, Answer) and self._actions.mismatch(event, self.numbers) is None
 
     def fail_nondeterministic(self, error: NonDeterminismError, last: int) -> None:
-        """Fail the instance because the code does not fit its history. The present state of the code does not matter.
+        """Fail the instance because its code does not fit its history, even if the code has returned a result.
 
         :param error: the mismatch.
         :param last: the highest action number in the history. The number of the completion event comes after it.
@@ -272,7 +272,7 @@ class Generation:
         self.continue_input = input
         self._keep_events = keep_events
 
-    # ---- events
+    # ---- reactions to events
 
     def _deliver(self, event: HistoryEvent) -> None:
         self._dispatch(self._actions.take(event), event)
@@ -322,7 +322,7 @@ class Generation:
                 self.rewinds += 1
                 self._actions.allow_all_again()
 
-    # ---- the coroutine
+    # ---- calls of the orchestrator function
 
     def _move(self, happening: Happening) -> None:
         self.status = react_instance(self.status, happening).state

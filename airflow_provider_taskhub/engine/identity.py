@@ -32,7 +32,7 @@ def action_id(
     input: str | None = None,
     rewinds: int = 0,
 ) -> str:
-    """Return the identity of an action. Equal decisions have equal identities; different decisions have different ones.
+    """Return the identity of an action. A replay of a decision gives the same identity; no other decision has it.
 
     :param instance: instance and execution id of the generation that made the decision.
     :param number: number of the action in its generation.

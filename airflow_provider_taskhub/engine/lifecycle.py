@@ -118,7 +118,7 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
-    Status.CONTINUED_AS_NEW: {  # the orchestrator has continued as new in this episode; the next generation comes next
+    Status.CONTINUED_AS_NEW: {  # the orchestrator continued as new, and the next generation has not begun
         Happening.STARTED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.ANSWERED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.RAISED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
@@ -131,7 +131,8 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
     },
     Status.COMPLETED: _ended(Status.COMPLETED),
-    Status.FAILED: _ended(Status.FAILED),  # no REWOUND here: a rewind first rewrites the history to a running one
+    # REWOUND is discarded here: a rewind first rewrites the history, so that the instance is not FAILED any more.
+    Status.FAILED: _ended(Status.FAILED),
     Status.CANCELED: _ended(Status.CANCELED),
     Status.TERMINATED: _ended(Status.TERMINATED),
 }
@@ -188,14 +189,14 @@ class ActivityReaction(StrEnum):
     """What the worker does when something happens to an attempt."""
 
     RUN = "run"
-    RUN_NEXT = "run next"  # run the activity as the next attempt; the lost attempt counts against no retry policy
+    RUN_NEXT = "run next"  # run the activity as the next attempt; the retry policy does not count the lost attempt
     REFRESH = "refresh"  # update the activity record
     REPORT = "report"  # store the outcome, put the response message, delete the work item
     REPEAT = "repeat"  # put the stored response again, delete the work item
     REQUEUE = "requeue"  # keep the work item for the next attempt
     ASK = "ask"  # ask the executor to cancel, and wait until it confirms the cancel
     CLOSE = "close"  # record that no code of the attempt runs any more, delete the work item
-    DROP = "drop"  # delete the work item; no code runs
+    DROP = "drop"  # delete the work item without running any code
     WAIT = "wait"  # another worker runs the attempt: check again later
     IGNORE = "ignore"
 
@@ -240,7 +241,8 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         _S.CANCELLING,
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
-        # In each case no code of the attempt runs any more. Its outcome is not stored, because the instance has ended.
+        # After the happenings below no code of the attempt runs any more. The outcome is not stored, because the
+        # instance has ended.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
         FAILED=(_R.CLOSE, _S.CANCELLED),
         TIMED_OUT=(_R.CLOSE, _S.CANCELLED),

@@ -29,8 +29,8 @@ Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrc
 Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 
 ADVICE = (
-    "Orchestrator code must decide the same each time it is replayed: no clocks, random values or I/O of its own, "
-    "and changed code only for new instances (or under a new name)."
+    "Orchestrator code must make the same decisions each time it is replayed. It must not use clocks, random values or "
+    "I/O of its own. Run changed code only for new instances, or under a new name."
 )
 _QUESTION = {
     EventType.TaskCompleted: EventType.TaskScheduled,
@@ -139,7 +139,7 @@ class OpenActions:
         self._allowed_again.add(number)
 
     def allow_all_again(self) -> None:
-        """Do as :meth:`allow_again` for all actions that are unrecorded now."""
+        """Do what :meth:`allow_again` does, for all actions that are unrecorded now."""
         self._allowed_again.update(self.unrecorded)
 
     def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:

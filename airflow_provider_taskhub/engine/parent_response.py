@@ -28,7 +28,7 @@ def response(
     parent = started.parent
     if parent is None or FIRE_AND_FORGET in (started.tags or {}):
         return None
-    # The execution id of a child is made from the identity of its parent's action, so it can stand for that identity.
+    # The response must carry the identity of the parent's action. The child's execution id was made from that identity.
     echo = instance.execution_id
     event: HistoryEvent
     if completed.status is Status.COMPLETED:

@@ -23,9 +23,9 @@ _LIVE = 8 * 1024
 """Bytes of memory of a live orchestrator and its session without its events, rounded up."""
 _ROW = 256
 """Bytes of memory of an event and of the task that waits for it, without the event's texts."""
+# These tuples are constants for speed: `isinstance(event, A | B)` would build the union again for each replayed event.
 _MARKS = (OrchestratorStarted, OrchestratorCompleted)
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
-# Constants for speed: `isinstance(event, A | B)` would build the union again for each replayed event.
 _TEXTS: Mapping[EventType, tuple[str, ...]] = {
     EventType.ExecutionStarted: ("input",),
     EventType.ExecutionCompleted: ("result",),

@@ -44,7 +44,7 @@ class OrchestratorDefinition:
     def accepts(self, version: str | None) -> bool:
         """Return whether this code can run an instance of this version.
 
-        :param version: version of the instance. If it is None or "", the answer is always True.
+        :param version: version of the instance. This code can run every instance without a version (None or "").
         """
         return not version or version == self.version or self.compatible is None or version in self.compatible
 
@@ -61,7 +61,10 @@ class OrchestratorDefinition:
         return annotation_of(self.function, self.parameter)
 
     def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
-        """Return the arguments after the context for a call of this function. Parameters as :func:`input_arguments`."""
+        """Return the arguments that follow the context in a call of this function: the decoded input, or none.
+
+        Parameters as :func:`.inputs.input_arguments`.
+        """
         if self.parameter is None:
             return ()
         return input_arguments(

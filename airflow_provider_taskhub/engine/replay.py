@@ -86,7 +86,7 @@ class Execution:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the history has a completion event. Then all new events are stale."""
+        """Whether the history has a completion event. New events then have no effect."""
         return self._past.completed
 
     @property
@@ -96,15 +96,15 @@ class Execution:
 
     @property
     def instance(self) -> OrchestrationInstance:
-        """The instance and its current generation."""
+        """The instance id, and the execution id of the current generation."""
         return self._instance
 
     def close(self) -> None:
         """Close the orchestrator function now; its ``finally`` blocks run. The history is kept."""
-        if (close := self.rest()) is not None:
+        if (close := self.release()) is not None:
             close()
 
-    def rest(self) -> Callable[[], None] | None:
+    def release(self) -> Callable[[], None] | None:
         """Drop the live orchestrator and keep the history. The next new events make a replay.
 
         :returns: a function that closes the orchestrator function. The caller chooses when to call it, because the
@@ -231,7 +231,7 @@ class Execution:
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
         """Fail the instance without running its code.
 
-        It is used if no worker can run the code, or if the store refuses the code's decisions.
+        A worker calls this method if no worker can run the code, or if the store refuses the code's decisions.
 
         :param new: new events, which are appended to the history unchanged.
         :param failure: the error of the instance.
@@ -243,7 +243,8 @@ class Execution:
     def terminate(self, new: Sequence[HistoryEvent], *, now: Timestamp, also: Sequence[HistoryEvent] = ()) -> Episode:
         """Terminate the instance without running its code.
 
-        It is used if an episode of the code does not end, or if the instance was already reported as terminated.
+        A worker calls this method if an episode of the code does not end, or if the instance was already reported as
+        terminated.
 
         :param new: new events with the ExecutionTerminated event. They are appended to the history unchanged.
         :param now: time of this machine's clock.

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.errors import TaskFailedError
 
 _PRUNE = 16
-"""From this number of groups on, a task removes its settled groups each time when the number has doubled."""
+"""A task removes its settled groups when it has this many groups, and again each time the number has doubled."""
 
 NAME = "__taskhub_name__"
 """Attribute of a declared function. It holds the name under which the function was declared."""
@@ -66,7 +66,7 @@ class Task(Generic[T_co]):
         return self._error
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        # A complete task yields too, because the driver counts awaits: so it stops an endless loop over complete tasks.
+        # A complete task yields too, so that the driver can count awaits and stop an endless loop over complete tasks.
         result: T_co = yield self
         return result
 

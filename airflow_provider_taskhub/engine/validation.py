@@ -87,7 +87,9 @@ def check_tags(tags: Mapping[str, str], of: str, *, spilled: bool = False) -> No
         for part in (name, value):
             _units(part, f"tag {str(name)[:40]!r} of {of}")
         if name == "$type":
-            raise InputError(f"a tag of {of} is named '$type': .NET takes that for the type of the dictionary")
+            raise InputError(
+                f"a tag of {of} is named '$type', which .NET reads as the type of the dictionary: choose another name"
+            )
     size = len(json.dumps(dict(tags), separators=(",", ":")))
     if size > MAX_COLUMN and not spilled:
         raise InputError(f"tags of {of} are {size:,} characters of JSON: at most {MAX_COLUMN:,}. {_WAY_OUT}")

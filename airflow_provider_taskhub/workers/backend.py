@@ -258,7 +258,7 @@ class Backend:
 
     def _close_evicted(self, live: LoadedInstance) -> None:
         """Close the orchestrator of an instance of which only the history stays in memory, or nothing."""
-        if (close := live.execution.rest()) is not None:
+        if (close := live.execution.release()) is not None:
             self._closes(live.execution.instance.instance_id, close)
 
     def _deliver(self, reader: ControlReader, held: Delivery) -> None:

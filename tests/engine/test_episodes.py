@@ -962,9 +962,9 @@ class Test_code:
         live = Execution(Registry.of([own]), (), instance=INSTANCE)
         start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="tidies")
         live.advance([start], now=START)
-        close = live.rest()
+        close = live.release()
         assert close is not None
-        assert live.rest() is None
+        assert live.release() is None
         assert not seen, "whoever lets go of it says when it is closed"
         close()
         assert seen == [ending]
