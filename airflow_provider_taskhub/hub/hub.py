@@ -213,5 +213,5 @@ def processed(batch: Sequence[Delivery], *, leave: bool = False) -> checkpoint.P
 
 
 def brought(held: Delivery) -> HistoryEvent:
-    """Return the event of a delivered message. The event names the identity of the message."""
+    """Return the event of a delivered message. The event's ``taskhub_message_id`` is the identity of the message."""
     return replace(held.message.event, taskhub_message_id=held.identity)

@@ -118,7 +118,7 @@ class WorkerIdentity:
 
 
 class Tenure(Protocol):
-    """One stay of a partition with this worker, from taken to lost."""
+    """The time in which this worker serves a partition: from taking the partition to losing it."""
 
     @property
     def partition(self) -> int: ...
@@ -163,7 +163,7 @@ class TenureListener(Protocol):
 FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
 ORCHESTRATOR: Final = "orchestrator"
 ACTIVITY: Final = "activity"
-"""The kinds of functions. A worker that runs activities has the role ``activity``; the same for orchestrators."""
+"""The kinds of functions. These are also names of roles: a worker that runs activities has the role ``activity``."""
 WATCHER = "watcher"
 """Role of an Airflow triggerer, which waits for instances and runs no functions."""
 

@@ -1,9 +1,9 @@
 """Carry out a rewind of a failed instance.
 
-A rewind first rewrites rows of the history, then rewinds the failed children, then changes the instance row to Pending,
-and then sends the message that wakes the instance. If a rewind is interrupted, a second rewind finishes the work: the
-history counts as failed until its last row is rewritten. After that, the instance row says Failed, or Pending while no
-episode has run since the rewind.
+A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
+change the instance row to Pending, and send the message that wakes the instance. If a rewind is interrupted, a second
+rewind finishes the work. Until the last row of the history is rewritten, the history counts as failed. After that, the
+second rewind sees from the row and the history that no episode has run since the first one.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
         if current is not row:
             history = (await load(hub.store, hub.names, row.instance_id)).past
             if any(isinstance(event, ExecutionCompleted) for event in history):
-                return  # a timer or a child woke the instance, and it failed once more: the row must go on saying so
+                return  # a timer or a child woke the instance, and the instance failed again: the row stays Failed
         merge = rewound_row(row.instance_id, hub.clock.utc_now())
         operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
         try:
@@ -190,7 +190,7 @@ async def _children(
         if child is None:
             continue
         if child.status in (Status.FAILED, Status.PENDING):
-            with suppress(InvalidStateError):  # the child has just been started, or runs again already
+            with suppress(InvalidStateError):  # the child cannot be rewound: it has just been started, or runs again
                 running += await _rewind(hub, child.instance_id, reason)
                 waits = True
                 continue

@@ -43,7 +43,7 @@ class Verdict(StrEnum):
     DISCARD = "discard"  # delete the message, and log the reason
     DEFER = "defer"  # hide the message for a while; no failure is counted
     RETRY_SOON = "retry_soon"  # a checkpoint is under way: hide the message for 0.1, 0.2 … 4 s, and count a failure
-    RETRY_LATER = "retry_later"  # hide for 2, 4 … 600 s, and count a failure; at the limit move it to quarantine
+    RETRY_LATER = "retry_later"  # hide the message for 2, 4 … 600 s, and count a failure; at the limit: quarantine
     ORPHAN = "orphan"  # no run exists for the message, but a start may come: discard the message after two minutes
     NEEDS_ROW = "needs_row"  # read the instance row and the time of the last checkpoint, then judge the message again
     RECORD = "record"  # a suspension or resume came before the first checkpoint: store it in the sentinel

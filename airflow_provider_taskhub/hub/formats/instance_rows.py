@@ -111,8 +111,8 @@ def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
     this end (:func:`ended`).
 
     :param merge: the row with the changed columns.
-    :param etag: ETag of the row as it was read; None: there was no row, and the write fails if a row exists now. The
-        write may be older than that row.
+    :param etag: ETag of the row as it was read; None: there was no row. If another process has written the row since,
+        the write fails, because the columns may be older than that row.
     """
     verb = RowVerb.INSERT if etag is None else RowVerb.MERGE
     row = RowOperation(verb=verb, entity=merge, etag=etag)
@@ -346,7 +346,7 @@ def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
         rewound = any(isinstance(event, GenericEvent) for event in events)
         return status.is_final or not rewound
     if row.status.is_final and not status.is_final and same_start(row.execution_id, started.instance.execution_id):
-        return False  # a rewind is under way
+        return False  # A rewind has rewritten the history and will change the row next. Do not repair the row here.
     return row.execution_id != started.instance.execution_id or row.status is not status
 
 

@@ -111,7 +111,8 @@ def _write_trace(value: TraceContext, typed: bool) -> dict[str, Any]:
         "TraceState": value.trace_state,
         "Id": value.id,
         "SpanId": value.span_id,
-        "ActivityStartTime": None if start is None else start.text().replace("Z", "+00:00"),  # a DateTimeOffset
+        # .NET writes the type DateTimeOffset with "+00:00" in place of "Z".
+        "ActivityStartTime": None if start is None else start.text().replace("Z", "+00:00"),
     }
 
 

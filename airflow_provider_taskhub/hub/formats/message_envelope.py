@@ -217,7 +217,7 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
     :returns: the text for the queue; and, if the message is over 45 KiB, its blob. Write the blob before the text.
     """
     text = encode(envelope)
-    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # ASCII: a character is a byte
+    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # the text is ASCII: 1 byte each
         return text, None
     name = _blob_name(envelope.activity_id, envelope.message)
     return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
@@ -321,7 +321,7 @@ def _read_data(data: JsonObject) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
-    if blob_name:  # The blob holds the whole message. Ignore a message beside the blob's name.
+    if blob_name:  # The blob holds the whole message. Ignore all other members of this message, except TaskHub's own.
         check_blob_name(blob_name)
         return Envelope(
             activity_id=NO_ACTIVITY,

@@ -43,7 +43,7 @@ def spill_columns(
         of a committed checkpoint.
     :returns: the row without the large columns, and the blobs. Write the blobs before the row.
     """
-    if _characters(entity) * 4 <= SPILL_BYTES:  # a character has at most four bytes
+    if _characters(entity) * 4 <= SPILL_BYTES:  # no column is too large: a character has at most four bytes in UTF-16
         return entity, ()
     large = {
         column: value

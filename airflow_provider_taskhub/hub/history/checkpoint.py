@@ -67,7 +67,7 @@ class Stored:
         next generation begins.
     :param unprojected_events: events of the loaded history that the instance row does not show yet. The next write of
         the row shows them.
-    :param row_etag: ETag of the instance row; None: not known, and the row is then written without a condition.
+    :param row_etag: ETag of the instance row; None: no row is known, and the checkpoint inserts the row.
     :param status: status in the instance row.
     :param custom_status: custom status in the instance row.
     :param merged: when this process last wrote the instance row, in seconds of the monotonic clock.
@@ -366,7 +366,8 @@ def _history_steps(
             commit_id=commit_id,
             committed_rows=committed if last else counted,
             consumed=consumed,
-            steered=stored.steered if last or episode.switched else None,  # else the event's row does not count yet
+            # Store the stamp only when the history row of its suspension or resume counts.
+            steered=stored.steered if last or episode.switched else None,
             ended=stored.ended if episode.started else (),
             clears=last and _takes(episode, stored),
             custom_status=custom_status,

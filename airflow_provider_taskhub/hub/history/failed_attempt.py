@@ -86,7 +86,7 @@ async def _failed(store: Store, names: HubNames, state: InstanceState, text: str
 
 
 async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: int) -> FailedAttempt | None:
-    # The worker names the log in the same way.
+    # The worker uses the same pattern when it names the log of an attempt.
     folder = f"{history_folder(state.instance_id)}/{state.execution_id or ''}/{task_id:06d}-"
     logs = await store.list_blobs(names.logs, folder)
     attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}

@@ -114,7 +114,7 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
             now = rows.sentinel
             if now is not None and (now.etag == before.etag or (growing and now.execution_id == before.execution_id)):
                 raise
-            continue  # a new generation began during the reading, and the blobs of the old one were deleted
+            continue  # a new generation began during the reading and deleted the blobs of the old one: read it again
         blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
         return Loaded(
             past=past,

@@ -111,7 +111,8 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
     )
     lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
     current = None if lock is None else lock.properties.get("ExecutionId")
-    if isinstance(current, str) and not same_start(current, row.execution_id):  # delete a damaged sentinel as well
+    # A sentinel without a readable execution id is damaged. The purge deletes it too.
+    if isinstance(current, str) and not same_start(current, row.execution_id):
         raise Conflict(f"instance {row.instance_id!r} is being started again")
     names_of_logs = tuple(blob.name for blob in logs)
     return StoredParts(

@@ -204,9 +204,9 @@ class _Plan:
         owners: dict[int, int] = {}
         retried: set[int] = set()
         neutral: set[int] = set()
-        failed: list[int] = []  # numbers of the actions that failed in the present episode
+        failed: list[int] = []  # numbers of the actions that failed in the episode that the loop has reached
         again: dict[int, str] = {}  # by the event id of a retry timer, the name of the function that is tried again
-        due: list[str] = []  # names of the functions whose retry timers fired in the present episode
+        due: list[str] = []  # names of the functions whose retry timers fired in this episode
         rewinds = 0
         time = Timestamp(0)
         for at, event in enumerate(self._past):

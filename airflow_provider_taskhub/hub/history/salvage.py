@@ -64,7 +64,7 @@ async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: b
             line = f"{torn_text('the history')}: the rows that are shown may be of different moments"
             return replace(found, unreadable=(line, *found.unreadable))
         if not found.unreadable or _same(await lock_of(store, names, instance_id), reading.lock, growing=growing):
-            break  # else a new generation began during the reading, and the blobs of the old one were deleted
+            break  # else a new generation has deleted the blobs of the old one during the reading: read again
     return found
 
 

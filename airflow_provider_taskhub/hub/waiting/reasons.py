@@ -336,7 +336,8 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         yield Why(
             reason=Reason.EVENTS,
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
-            remedy=send if len(first) < LONGEST_NAME else "",  # a longer name is stored without its end: no command
+            # The sentinel stores a longer name without its end, so the command would name a wrong event.
+            remedy=send if len(first) < LONGEST_NAME else "",
         )
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")

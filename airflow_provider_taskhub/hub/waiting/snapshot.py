@@ -28,7 +28,8 @@ from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Rea
 PARALLEL = 16
 """How many sentinels are read at the same time."""
 SENTINELS = 100
-"""How many sentinels of running and suspended instances one call reads. It stays unknown what the others await."""
+"""How many sentinels of running and suspended instances one call reads. For the other instances, it is unknown what
+they await."""
 ROWS = 500
 """How many rows of one status a scan reads."""
 PAGES = 10
@@ -38,7 +39,8 @@ QUARANTINED = 1000
 EXAMPLES = 3
 """How many instances a scan names for each reason."""
 REUSED = 5.0
-"""How long the state of the hub is used again after it was read, in seconds. The page asks every 2 s."""
+"""For this time, in seconds, calls use the state of the hub that was read last, and do not read it again. The web page
+calls every 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
