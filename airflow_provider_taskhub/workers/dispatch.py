@@ -23,7 +23,7 @@ class Processor(Protocol[Item]):
     """Fetches and processes items of one kind."""
 
     async def next(self) -> Item:
-        """Wait for the next item."""
+        """Wait for the next item, and return it."""
 
     async def process(self, item: Item) -> None:
         """Process an item, and complete it or give it back."""

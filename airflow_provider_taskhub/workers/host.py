@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a worker is started.
+    """The options of a worker process.
 
     :param apps: the apps of the worker, each as ``module:attribute``.
     :param name: the name of the worker, for people; it need not be unique. "" stands for the host name.

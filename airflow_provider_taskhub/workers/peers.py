@@ -21,7 +21,7 @@ DEATH_CHECK = 0.1
 """Seconds between two checks of the lock files of other workers on this machine. A check needs no storage request."""
 
 
-def _nobody() -> Collection[str]:
+def _no_workers() -> Collection[str]:
     return ()
 
 
@@ -44,7 +44,7 @@ class Peers:
 
         :param worker: the full name of the worker.
         """
-        return worker in (self.dead or _nobody)()
+        return worker in (self.dead or _no_workers)()
 
     def watch(self, hub: Hub, supervisor: Supervisor) -> None:
         """Start the loops that react to dead workers and to released partitions.
@@ -67,7 +67,7 @@ class Peers:
         """Make the messages of dead workers visible at once. Otherwise they stay hidden until their visibility ends."""
         known: frozenset[str] = frozenset()
         while True:
-            dead, pause = frozenset((self.dead or _nobody)()), DEATH_CHECK
+            dead, pause = frozenset((self.dead or _no_workers)()), DEATH_CHECK
             if fresh := dead - known:
                 try:
                     released = await hub.store.release_claims(fresh)

@@ -119,7 +119,7 @@ class ServedQueues:
             for reader in self:
                 reader.poll_soon(pace)
 
-    # LocalQueues
+    # the methods of LocalQueues
 
     def claimable(self, queue: str) -> tuple[int, timedelta]:
         if queue == self._work_items.reader.queue:

@@ -141,7 +141,7 @@ class Recorded:
             reaction, silent = self._reaction(event, last, silence)
             match reaction:
                 case ActivityReaction.REPEAT if last is not None:
-                    await self._again(held, event, *last)
+                    await self._respond_again(held, event, *last)
                     return None
                 case ActivityReaction.DROP:
                     await self._responses.drop(held, "its instance was ended")
@@ -279,7 +279,7 @@ class Recorded:
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
-                await self._again(
+                await self._respond_again(
                     held, event, *found
                 )  # an earlier try has written the outcome, but its answer was lost
                 return
@@ -321,7 +321,9 @@ class Recorded:
             activity=event.name,
         )
 
-    async def _again(self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+    async def _respond_again(
+        self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity
+    ) -> None:
         """Send the response again whose outcome is in the record."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))

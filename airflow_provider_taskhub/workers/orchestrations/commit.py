@@ -139,7 +139,7 @@ class Committer:
         put: list[Delivery] = []  # messages that failed tries have put and claimed
         refused = True  # True while all tries have certainly left the history unchanged
         last: StorageError | None = None
-        for turn in range(TRIES):  # retries.retry does not fit: the sentinel is read between two tries
+        for turn in range(TRIES):  # not retries.retry: the sentinel is read between two tries
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)

@@ -115,9 +115,7 @@ class Sessions(Generic[State]):
         self._active: dict[str, Session[State]] = {}
         self._sessions: dict[str, Session[State]] = {}
         self._resting: OrderedDict[str, Session[State]] = OrderedDict()
-        self._histories: OrderedDict[str, Session[State]] = (
-            OrderedDict()
-        )  # used longer ago than every session in _resting
+        self._histories: OrderedDict[str, Session[State]] = OrderedDict()  # used before all sessions in _resting
         self._live: deque[Session[State]] = deque()
         self._new: deque[Session[State]] = deque()
         self._passed_over = 0

@@ -137,7 +137,7 @@ class Triage:
         event = held.message.event
         found.process.append(held)
         if isinstance(event, ExecutionStarted):
-            found.facts = _begun(found.facts, event)
+            found.facts = _facts_after_start(found.facts, event)
         elif isinstance(event, STEERING):
             found.facts = replace(found.facts, steered=held.stamp)
 
@@ -161,7 +161,7 @@ class Triage:
             raise Aborted("the instance row was changed while its batch was judged")
         found.process += [*(earlier for earlier, _ in found.record), held]
         found.record = []
-        found.facts = _begun(found.facts, found.made)
+        found.facts = _facts_after_start(found.facts, found.made)
 
     async def _read_row(self, instance_id: str, event: HistoryEvent, facts: Facts, etag: str | None) -> Facts:
         """Read the facts that a session does not keep: the instance row, and the time of the last checkpoint.
@@ -191,7 +191,7 @@ class Triage:
         return row
 
 
-def _begun(facts: Facts, start: ExecutionStarted) -> Facts:
+def _facts_after_start(facts: Facts, start: ExecutionStarted) -> Facts:
     """Return the facts of an instance after its start has been processed."""
     return Facts(
         execution_id=start.instance.execution_id,
