@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader
+from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.local_queues import ServedQueues
@@ -130,20 +130,26 @@ class Backend:
     def _work_items(self, activities: Collection[str]) -> WorkItems:
         slots = Slots(self._settings.activities, self.hub.clock)
         reader = Reader(
-            store=self.hub.store,
-            names=self.hub.names,
+            self._reader_context(),
             queue=self.hub.names.work_items,
             carries=WORK_EVENTS,
             runs=lambda held: getattr(held.message.event, "name", None) in activities,
+            room=lambda: 0 if reader.stopping else slots.room,
+            deliver=slots.put,
+        )
+        return WorkItems(reader, slots)
+
+    def _reader_context(self) -> ReaderContext:
+        """Return what all readers of this worker share."""
+        return ReaderContext(
+            store=self.hub.store,
+            names=self.hub.names,
             clock=self.hub.clock,
             visibility=self._settings.lease_times.visibility,
             max_polling=self._settings.max_polling,
-            room=lambda: 0 if reader.stopping else slots.room,
-            deliver=slots.put,
             quarantined=self._count_quarantined,
             supervisor=self.supervisor,
         )
-        return WorkItems(reader, slots)
 
     def services(self) -> Mapping[int, Service]:
         """Return the load and progress of each partition that this worker serves.
@@ -198,17 +204,11 @@ class Backend:
         if ORCHESTRATOR not in self.roles:
             return
         reader = ControlReader(
-            store=self.hub.store,
-            names=self.hub.names,
+            self._reader_context(),
             tenure=tenure,
-            clock=self.hub.clock,
-            visibility=self._settings.lease_times.visibility,
-            max_polling=self._settings.max_polling,
             limit=self._settings.buffer,
             limit_bytes=self._settings.buffer_bytes,
             deliver=self._deliver,
-            quarantined=self._count_quarantined,
-            supervisor=self.supervisor,
         )
         self.queues.add(reader)
         self.demand.begin(tenure.partition)

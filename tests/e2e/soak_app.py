@@ -36,8 +36,8 @@ def _note(line: str) -> None:
 
 
 def _look_first(begin: Callable[..., None]) -> Callable[..., None]:
-    def begun(self: ControlReader, **named: Any) -> None:
-        begin(self, **named)
+    def begun(self: ControlReader, *shared: Any, **named: Any) -> None:
+        begin(self, *shared, **named)
         check = self._check
 
         def look() -> None:

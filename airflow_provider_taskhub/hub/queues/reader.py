@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import structlog
@@ -86,13 +86,34 @@ async def decode_message(store: Store, names: HubNames, queue: str, message: Mes
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderContext:
+    """What all readers of one worker share.
+
+    :param store: the store of the queues.
+    :param names: names of the hub's tables, queues and containers.
+    :param clock: the worker's clock.
+    :param visibility: how long a received message stays invisible to other readers without a renewal.
+    :param max_polling: the longest pause between two polls of an empty queue.
+    :param quarantined: called once for each message that a reader has put into quarantine.
+    :param supervisor: runs the loops that renew held messages. None: each reader makes its own supervisor.
+    """
+
+    store: Store
+    names: HubNames
+    clock: Clock
+    visibility: timedelta
+    max_polling: timedelta
+    quarantined: Callable[[], None] = lambda: None
+    supervisor: Supervisor | None = None
+
+
 class Reader:
     """Receive the messages of a queue, decode them, and keep them invisible until they are deleted or given back.
 
+    :param context: what all readers of this worker share.
     :param queue: name of the queue.
     :param carries: types of the events that this queue may carry. A message with another event goes to quarantine.
-    :param visibility: how long a received message stays invisible to other readers without a renewal.
-    :param max_polling: the longest pause between two polls of an empty queue.
     :param room: returns how many messages may be received now. After 0 the reader waits for :meth:`freed` or
         :meth:`wake`.
     :param deliver: called with each new message. It is not called if a message is received again while this reader
@@ -101,37 +122,30 @@ class Reader:
     :param runs: returns whether this worker can run a message. A receive that brings only messages that this worker
         cannot run does not shorten the pause between polls. Otherwise this worker would receive these messages again
         and again, and a worker that can run them would never receive them.
-    :param quarantined: called once for each message that this reader has put into quarantine.
-    :param supervisor: runs the loop that renews the held messages. None: the reader makes its own supervisor.
     """
 
     def __init__(
         self,
+        context: ReaderContext,
         *,
-        store: Store,
-        names: HubNames,
         queue: str,
         carries: Collection[EventType],
-        clock: Clock,
-        visibility: timedelta,
-        max_polling: timedelta,
         room: Callable[[], int],
         deliver: Callable[[Delivery], None],
         check: Callable[[], None] = lambda: None,
         runs: Callable[[Delivery], bool] = lambda held: True,
-        quarantined: Callable[[], None] = lambda: None,
-        supervisor: Supervisor | None = None,
     ) -> None:
+        store, clock, visibility = context.store, context.clock, context.visibility
         self.queue = queue
-        self._supervisor = supervisor or Supervisor(clock)
+        self._supervisor = context.supervisor or Supervisor(clock)
         self._carries = carries
         self.stopping = False
-        self._store, self._names, self._clock = store, names, clock
+        self._store, self._names, self._clock = store, context.names, clock
         self.visibility = visibility
         self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
-        self._count = quarantined
+        self._count = context.quarantined
         self._renewer = VisibilityRenewer(store, clock, visibility)
-        self._backoff = PollingBackoff(ceiling=max_polling.total_seconds())
+        self._backoff = PollingBackoff(ceiling=context.max_polling.total_seconds())
         self._draw = random.Random()  # only for jitter, so the numbers may be predictable
         self._space = asyncio.Event()
         self._woken = False
@@ -424,6 +438,7 @@ class Reader:
 class ControlReader(Reader):
     """The reader of a control queue while this worker owns the partition. It counts the messages in a bounded buffer.
 
+    :param context: what all readers of this worker share.
     :param tenure: the time for which this worker owns the partition.
     :param limit: the most messages that may be delivered but not yet taken into an episode.
     :param limit_bytes: the most bytes of such messages.
@@ -432,27 +447,17 @@ class ControlReader(Reader):
 
     def __init__(
         self,
+        context: ReaderContext,
         *,
-        store: Store,
-        names: HubNames,
         tenure: Tenure,
-        clock: Clock,
-        visibility: timedelta,
-        max_polling: timedelta,
         limit: int,
         limit_bytes: int,
         deliver: Callable[[ControlReader, Delivery], None],
-        quarantined: Callable[[], None] = lambda: None,
-        supervisor: Supervisor | None = None,
     ) -> None:
         super().__init__(
-            store=store,
-            names=names,
+            context,
             queue=tenure.queue,
             carries=CONTROL_EVENTS,
-            clock=clock,
-            visibility=visibility,
-            max_polling=max_polling,
             room=lambda: (
                 0
                 if self.stopping
@@ -462,12 +467,10 @@ class ControlReader(Reader):
             ),
             deliver=self._buffer,
             check=tenure.check,  # a paused process may continue here after its lease has expired
-            quarantined=quarantined,
-            supervisor=supervisor,
         )
         self.tenure = tenure
-        self.load = Load(clock.monotonic())
-        self._moved = clock.monotonic()
+        self.load = Load(context.clock.monotonic())
+        self._moved = context.clock.monotonic()
         self.buffered = 0
         self.buffered_bytes = 0
         self.stuck: set[tuple[str, str]] = set()

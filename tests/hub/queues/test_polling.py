@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.queues.pacing import (
     PollingBackoff,
     batching_delay,
 )
-from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, Reader
+from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, Reader, ReaderContext
 from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.primitives import Message, PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -102,13 +102,15 @@ class Stay:
 
 def reader_of(store: Remote, clock: VirtualClock, *, room: int = 4) -> Reader:
     return Reader(
-        store=store,
-        names=HubNames("Polled"),
+        ReaderContext(
+            store=store,
+            names=HubNames("Polled"),
+            clock=clock,
+            visibility=timedelta(seconds=30),
+            max_polling=timedelta(seconds=30),
+        ),
         queue="polled-queue",
         carries=CONTROL_EVENTS,
-        clock=clock,
-        visibility=timedelta(seconds=30),
-        max_polling=timedelta(seconds=30),
         room=lambda: room,
         deliver=lambda held: None,
     )

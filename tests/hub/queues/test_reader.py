@@ -32,7 +32,7 @@ from airflow_provider_taskhub.hub.queues.delivery import (
     renew,
 )
 from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit
-from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader
+from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, Message, PutMessage, Store
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -89,6 +89,12 @@ def test_the_load_is_messages_a_second_over_about_a_minute() -> None:
 # --- over a store -------------------------------------------------------------------------------------------------
 
 
+def context(store: Store, clock: VirtualClock) -> ReaderContext:
+    return ReaderContext(
+        store=store, names=NAMES, clock=clock, visibility=VISIBILITY, max_polling=timedelta(seconds=30)
+    )
+
+
 class Desk:
     """A reader of one partition and what it delivers."""
 
@@ -97,12 +103,8 @@ class Desk:
         self.got: list[Delivery] = []
         given: dict[str, Any] = {"limit": 64, "limit_bytes": 1 << 20} | options
         self.reader = ControlReader(
-            store=store,
-            names=NAMES,
+            context(store, self.clock),
             tenure=self.tenure,
-            clock=self.clock,
-            visibility=VISIBILITY,
-            max_polling=timedelta(seconds=30),
             deliver=lambda _, message: self.got.append(message),
             **given,
         )
@@ -566,13 +568,9 @@ def test_what_a_queue_never_carries_goes_to_quarantine(event_type: EventType, ca
     async def work(desk: Desk) -> None:
         await desk.end()
         reader = Reader(
-            store=desk.store,
-            names=NAMES,
+            context(desk.store, desk.clock),
             queue=QUEUE,
             carries=carries,
-            clock=desk.clock,
-            visibility=VISIBILITY,
-            max_polling=timedelta(seconds=30),
             room=lambda: 10,
             deliver=desk.got.append,
         )
