@@ -249,7 +249,7 @@ class Generation:
         :param number: action number of the attempt that failed.
         :returns: STOP if the next action in the history is not a timer of this attempt's retry policy.
         """
-        return self._past.verdict(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
+        return self._past.decision(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
 
     def wait(self, name: str, annotation: Any) -> EventWait:
         """Return a wait for an external event. It is complete at once if an unused event of this name came before.

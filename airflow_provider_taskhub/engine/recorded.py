@@ -12,14 +12,14 @@ from airflow_provider_taskhub.engine.retry import RetryDecision
 _RETRY = "retry"
 
 
-def retry_role(verdict: RetryDecision, number: int) -> str:
+def retry_role(decision: RetryDecision, number: int) -> str:
     """Return the role of the timer that follows a failed attempt. The timer's row stores it as ``TaskHubRole``.
 
-    :param verdict: decision of the retry policy.
+    :param decision: decision of the retry policy.
     :param number: number of the failed attempt's action. It shows which attempt the timer belongs to if several tasks
         fail one after the other.
     """
-    return f"{_RETRY} {verdict} {number}"
+    return f"{_RETRY} {decision} {number}"
 
 
 def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
@@ -29,10 +29,10 @@ def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
     :returns: None if the row has no retry decision.
     """
     word, _, rest = (timer.taskhub_role or "").partition(" ")
-    verdict, _, number = rest.partition(" ")
-    if word != _RETRY or verdict not in (RetryDecision.AGAIN, RetryDecision.LAST) or not number.isdecimal():
+    decision, _, number = rest.partition(" ")
+    if word != _RETRY or decision not in (RetryDecision.AGAIN, RetryDecision.LAST) or not number.isdecimal():
         return None
-    return RetryDecision(verdict), int(number)
+    return RetryDecision(decision), int(number)
 
 
 def verdict_of(
@@ -53,11 +53,11 @@ def verdict_of(
     if told is not None:
         return told[0] if told[1] == number else None
     for count in range(rewinds + 1):
-        for verdict in (RetryDecision.AGAIN, RetryDecision.LAST):
-            role = retry_role(verdict, number)
+        for decision in (RetryDecision.AGAIN, RetryDecision.LAST):
+            role = retry_role(decision, number)
             name = action_id(instance, timer.event_id, role, "", input=timer.fire_at.text(), rewinds=count)
             if name == timer.taskhub_action_id:
-                return verdict
+                return decision
     return None
 
 
@@ -78,7 +78,7 @@ class Recorded:
                 self.rewound += event.is_rewind
                 self._rewinds += event.is_rewind or event.is_message
 
-    def verdict(
+    def decision(
         self, timer: int, attempt: int, instance: OrchestrationInstance
     ) -> tuple[RetryDecision, Timestamp] | None:
         """Return the retry decision about a failed attempt, and when the timer of this decision fires.
@@ -89,5 +89,5 @@ class Recorded:
         :returns: None if no timer of a retry policy followed.
         """
         event = self._timers.get(timer)
-        verdict = event and verdict_of(event, attempt, instance, rewinds=self._rewinds)
-        return (verdict, event.fire_at) if event and verdict else None
+        decision = event and verdict_of(event, attempt, instance, rewinds=self._rewinds)
+        return (decision, event.fire_at) if event and decision else None

@@ -195,9 +195,9 @@ def test_the_role_of_a_timer_tells_its_retry_whatever_its_identity() -> None:
     """No identity is made for comparison: the row says the verdict and the attempt."""
     timer = TimerCreated(timestamp=START, event_id=7, fire_at=START, taskhub_role=retry_role(RetryDecision.LAST, 3))
     past = Recorded([timer])
-    assert past.verdict(7, 3, INSTANCE) == (RetryDecision.LAST, START)
-    assert past.verdict(7, 2, INSTANCE) is None, "another attempt's"
-    assert past.verdict(8, 3, INSTANCE) is None, "no timer of that number"
+    assert past.decision(7, 3, INSTANCE) == (RetryDecision.LAST, START)
+    assert past.decision(7, 2, INSTANCE) is None, "another attempt's"
+    assert past.decision(8, 3, INSTANCE) is None, "no timer of that number"
 
 
 @pytest.mark.parametrize("role", ["", "timer", "retry", "retry again", "retry never 3", "retry again x", "again 3"])
