@@ -1,7 +1,8 @@
-"""Settings: one frozen object, validated at construction, each default with its source.
+"""The settings of a process of TaskHub: one immutable object, which is checked when it is made.
 
-Values come, in this order, from arguments, the environment (``TASKHUB_HUB``, ``TASKHUB_CONNECTION`` …) and the file
-``$TASKHUB_CONFIG`` (else ``~/.taskhub/config.toml``). Nested values use two underscores: ``TASKHUB_LEASE__TAKE=PT40S``.
+Values come from arguments, from the environment (``TASKHUB_HUB``, ``TASKHUB_CONNECTION`` …) and from the file
+``$TASKHUB_CONFIG`` (default: ``~/.taskhub/config.toml``). An argument overrides the environment, and the environment
+overrides the file. The name of a nested setting has two underscores: ``TASKHUB_LEASE__TAKE=PT40S``.
 """
 
 from __future__ import annotations
@@ -39,26 +40,28 @@ from airflow_provider_taskhub.errors import ConfigurationError
 __all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
 
 PREFIX = "TASKHUB_"
-_BESIDE = ("HOME", "CONFIG", "DEMO_RUN")
-"""Variables that are no settings: see :func:`home` and :func:`_file`; the last is the mark of a demo's processes."""
+_OTHER_VARIABLES = ("HOME", "CONFIG", "DEMO_RUN")
+"""Variables of TaskHub that are no settings, without prefix. HOME and CONFIG name the folder and the file of settings.
+DEMO_RUN marks the processes of a demo."""
 _NESTED = ("lease", "spark")
 _KUBERNETES = re.compile(r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-"""What Kubernetes puts into each container's environment for a service whose name begins with ``taskhub``."""
+"""Variables that Kubernetes adds to each container for a service whose name begins with ``taskhub``, without prefix.
+These variables must not be taken for misspelt settings."""
 _HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
 MAX_RESULT = 64 * 1024 * 1024
-"""Bytes: every replay of an orchestration reads the results of its activities again."""
+"""Default of the largest result of an activity, in bytes. Each replay of an orchestration reads all results again."""
 LEASE_MARGIN = timedelta(milliseconds=500)
-"""Least distance between renew, give up and take: scheduling noise of a loaded machine."""
+"""Least time from ``renew`` to ``give_up``, and from ``give_up`` to ``take``. A busy machine may be late by so much."""
 LEASE_DRIFT = 0.003
-"""Of take, the least distance of give up from it: two clocks that are 0.1 % wrong each, one fast, one slow, and a half
-more."""
+"""Least time from ``give_up`` to ``take``, as a part of ``take``. Two clocks that are wrong by 0.1 % each, one fast and
+one slow, differ by 0.2 %. The value adds half of that as a reserve."""
 
 
 _ZERO = timedelta(0)
 
 
 def home() -> Path:
-    """``$TASKHUB_HOME``, else ``~/.taskhub``: the embedded hub, its logs and the lock files of incarnations."""
+    """Return TaskHub's folder, for the embedded hub, logs and lock files: ``$TASKHUB_HOME``, or else ``~/.taskhub``."""
     return Path(os.environ.get("TASKHUB_HOME") or Path.home() / ".taskhub").expanduser().absolute()
 
 
@@ -67,11 +70,9 @@ def _file() -> Path:
 
 
 def hub_name(value: str) -> str:
-    """A hub name that can be part of the names of Azure's queues, tables and containers.
+    """Check the name of a hub, and return it. The name must fit into names of Azure queues, tables and containers.
 
-    It has 3 to 45 letters and digits, a letter first.
-
-    :raises ValueError: naming the value and the rule.
+    :raises ValueError: if the name is not made of 3 to 45 letters and digits, a letter first.
     """
     if not _HUB_NAME.fullmatch(value):
         raise ValueError(
@@ -85,10 +86,10 @@ class LeaseTimes(BaseModel):
 
     All workers of a hub should have the same times: one slowly renewing worker delays failover for all.
 
-    :param renew: between two renewals of a lease.
-    :param give_up: a worker that has not renewed its lease for so long stops to serve the partition.
-    :param take: a worker that has seen a lease unchanged for so long takes the partition.
-    :param scan: between two looks at all leases.
+    :param renew: time between two renewals of a lease.
+    :param give_up: a worker stops serving a partition if it could not renew the lease for this time.
+    :param take: a worker takes a partition if it has seen no renewal of the lease for this time.
+    :param scan: time between two reads of all leases.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,7 +99,7 @@ class LeaseTimes(BaseModel):
     take: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO)
     scan: timedelta = Field(default=timedelta(seconds=10), gt=_ZERO)
     visibility: timedelta = Field(default=timedelta(seconds=30), gt=_ZERO, le=timedelta(days=7))
-    """How long a received message stays invisible unless renewed; Azure hides a message for 7 days at most."""
+    """How long a received message stays hidden from other receivers unless the worker extends it; 7 days at most."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -137,7 +138,7 @@ class SparkSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """Everything a process of TaskHub can be told. Immutable; secrets are masked in its repr."""
+    """All settings of a process of TaskHub. The object is immutable, and its ``repr`` masks secrets."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
@@ -227,12 +228,12 @@ class Settings(BaseSettings):
 
     @property
     def asked_partitions(self) -> int | None:
-        """The partition count that somebody asked for by name; None where it is only our default."""
+        """The partition count that the user has set; None if the count is only the default."""
         return self.partitions if "partitions" in self.model_fields_set else None
 
     @property
     def lease_times(self) -> LeaseTimes:
-        """The times of leases: those that were given, else those of the hub's kind of storage."""
+        """The times of leases: the setting ``lease``, or else the default for the hub's storage."""
         return self.lease or (EMBEDDED_LEASE if self.embedded else AZURE_LEASE)
 
 
@@ -241,18 +242,18 @@ def _embedded(connection: SecretStr | None) -> bool:
 
 
 def load_settings(**arguments: object) -> Settings:
-    """Settings from arguments, environment and file, in this order.
+    """Read the settings from arguments, the environment and the file, in this order of precedence.
 
-    :param arguments: settings by name, as :class:`Settings` has them; None counts as not given.
-    :raises ConfigurationError: naming each wrong value, and each variable or key that no setting has; never the value
-        of a secret.
+    :param arguments: settings by name, as in :class:`Settings`; None counts as not given.
+    :raises ConfigurationError: if a value is wrong, or a variable or key of the file is no setting. The text names each
+        of them, and never has the value of a secret.
     """
     check_environment(os.environ)
     given = {name: value for name, value in arguments.items() if value is not None}
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic validates
     except ValidationError as error:
-        raise ConfigurationError("; ".join(_told(item, given) for item in error.errors())) from None
+        raise ConfigurationError("; ".join(_describe(item, given) for item in error.errors())) from None
     except SettingsError as error:
         raise ConfigurationError(_not_json(os.environ) or f"environment: {error}: {error.__cause__}") from None
     except tomllib.TOMLDecodeError as error:
@@ -260,19 +261,19 @@ def load_settings(**arguments: object) -> Settings:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables with TaskHub's prefix that are no setting.
+    """Raise an error if the environment has variables with TaskHub's prefix that are no settings.
 
-    :raises ConfigurationError: naming each, with the nearest name that there is.
+    :raises ConfigurationError: if there is such a variable. The text names each, with the most similar setting.
     """
     misspelt = unread(environment)
     if misspelt:
-        told = "; ".join(f"{name}: there is no such setting{_nearest_variable(name)}" for name in misspelt)
-        raise ConfigurationError(f"environment: {told}. Correct or unset {'it' if len(misspelt) == 1 else 'them'}")
+        wrong = "; ".join(f"{name}: there is no such setting{_nearest_variable(name)}" for name in misspelt)
+        raise ConfigurationError(f"environment: {wrong}. Correct or unset {'it' if len(misspelt) == 1 else 'them'}")
 
 
 def unread(environment: Mapping[str, str]) -> list[str]:
-    """Variables of the environment that look like TaskHub's and that nothing reads: misspelt ones."""
-    known = {name.upper() for name in Settings.model_fields} | set(_BESIDE)
+    """Return the variables with TaskHub's prefix that no code reads, because their names are misspelt."""
+    known = {name.upper() for name in Settings.model_fields} | set(_OTHER_VARIABLES)
     found = []
     for name, value in environment.items():
         rest = name.upper().removeprefix(PREFIX)
@@ -285,21 +286,24 @@ def unread(environment: Mapping[str, str]) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str], *, before: str = "") -> str:
-    """A hint for an error: the known name that is most like a misspelt one; empty if none is.
+    """Return a hint for an error text: the known name that is most similar to a misspelt name.
 
-    :param before: stands before every name when it is shown.
+    :param name: the misspelt name.
+    :param known: all names that are right.
+    :param before: a prefix for the name in the hint.
+    :returns: the hint; "" if no known name is similar.
     """
     found = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {before}{found[0]}?)" if found else ""
 
 
 def _nearest_variable(name: str) -> str:
-    known = [*(name.replace(".", "__").upper() for name in _names()), *_BESIDE]
+    known = [*(name.replace(".", "__").upper() for name in _names()), *_OTHER_VARIABLES]
     return nearest(name.upper().removeprefix(PREFIX), known, before=PREFIX)
 
 
 def _names() -> list[str]:
-    """All settings, as the file has them, with a dot for nested ones."""
+    """Return the names of all settings as in the file; the name of a nested setting has a dot."""
     lease = [f"lease.{name}" for name in LeaseTimes.model_fields]
     return [*Settings.model_fields, *lease, *(f"spark.{name}" for name in SparkSettings.model_fields)]
 
@@ -315,12 +319,12 @@ _PARTS = {
     "spark": f"it has parts: set {PREFIX}SPARK__MASTER and {PREFIX}SPARK__CONF, or [spark] in the file",
     "spark.conf": """give names with values as JSON, such as {"spark.executor.memory": "2g"}""",
 }
-"""What to give for a setting that is no single value."""
+"""For each setting that has several values: the hint for an error text."""
 _MAY_BE_ZERO = ("drain_timeout", "session_idle")
 
 
 def _bound(name: str, value: object) -> str:
-    """What else is wrong with a bare number that was given for a duration."""
+    """Return a hint for a number that was given for a duration, if the number is 0 or out of range; else ""."""
     try:
         number = float(str(value))
     except ValueError:
@@ -331,11 +335,11 @@ def _bound(name: str, value: object) -> str:
 
 
 def _not_json(environment: Mapping[str, str]) -> str:
-    """Each variable of several values that is not JSON, but for its value, which may be a secret; "" if there is none.
+    """Return an error text about variables that must be JSON and are not; "" if there are none.
 
-    The library that reads them names only the setting.
+    The text has no values, because they may be secret. The library's own error does not name the variable.
     """
-    told = []
+    found = []
     for name, value in sorted(environment.items()):
         setting = name.upper().removeprefix(PREFIX).lower().replace("__", ".")
         if not name.upper().startswith(PREFIX) or setting not in _PARTS or not value:
@@ -343,12 +347,12 @@ def _not_json(environment: Mapping[str, str]) -> str:
         try:
             json.loads(value)
         except ValueError as error:
-            told.append(f"{name} is not JSON ({error}): {_PARTS[setting]}")
-    return "; ".join(told)
+            found.append(f"{name} is not JSON ({error}): {_PARTS[setting]}")
+    return "; ".join(found)
 
 
-def _told(item: Any, arguments: Iterable[str]) -> str:
-    """One of pydantic's errors: which setting, its value, what it may be."""
+def _describe(item: Any, arguments: Iterable[str]) -> str:
+    """Describe one of pydantic's errors: the setting, its value unless it may be secret, and what the value may be."""
     path = [str(part) for part in item["loc"]]
     variable = PREFIX + "__".join(path).upper()
     path_name = ".".join(path) or "settings"
@@ -369,7 +373,7 @@ def _told(item: Any, arguments: Iterable[str]) -> str:
         text = f"give a duration such as PT30S{_bound(path_name, wrong)}"
     if item["type"] in ("model_type", "dict_type") and path_name in _PARTS:
         text = _PARTS[path_name]
-    # of Spark's configuration only the names are known to be no secrets
+    # Values of Spark's configuration may be secrets, so only their names are shown.
     shown = isinstance(wrong, str | int | float | timedelta) and path[:1] not in (["connection"], ["spark"])
     value = repr(wrong)
     if isinstance(wrong, timedelta):  # a duration, and out of its bounds
