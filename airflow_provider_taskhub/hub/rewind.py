@@ -126,7 +126,7 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
     current: InstanceState | None = row
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):
-            raise Conflict(f"instance {row.instance_id!r} was purged or started anew meanwhile")
+            raise Conflict(f"instance {row.instance_id!r} was purged or started again during the rewind")
         if current.status is not Status.FAILED or current.execution_id != row.execution_id:
             return
         if current is not row:

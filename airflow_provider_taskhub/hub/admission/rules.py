@@ -67,7 +67,7 @@ def _until(due: Timestamp | None, now: Timestamp) -> Judged | None:
     """
     if due is None or due.ticks - now.ticks < SECOND:
         return None
-    return Judged(verdict=Verdict.DEFER, reason=f"its instance is to start at {due}", pause=due - now)
+    return Judged(verdict=Verdict.DEFER, reason=f"its instance has a scheduled start at {due}", pause=due - now)
 
 
 def process(message: Incoming, facts: Facts) -> Judged:

@@ -263,7 +263,7 @@ def unspill(wrapper: Envelope, text: str) -> Envelope:
     """
     inner = decode(text)
     if inner.message is None:
-        raise MessageError(f"blob {wrapper.blob_name!r} holds no message, but a wrapper or nothing")
+        raise MessageError(f"blob {wrapper.blob_name!r} does not contain a message")
     return replace(
         inner,
         blob_name=wrapper.blob_name,
@@ -287,7 +287,7 @@ def _parse(text: str) -> Any:
     except MessageError:
         raise
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"it is not JSON: {error}: {json_values.shown(plain)}") from error
+        raise MessageError(f"the message is not JSON: {error}: {json_values.shown(plain)}") from error
     return value
 
 
@@ -300,7 +300,7 @@ def _check_surrogates(text: str, value: Any) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise MessageError("it holds an unpaired surrogate, which no table can store") from error
+            raise MessageError("the message contains an unpaired surrogate, which no table can store") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -314,7 +314,7 @@ def _unbase64(text: str) -> str:
     try:
         return base64.b64decode(text.strip(), validate=True).decode("utf-8-sig").lstrip()
     except (binascii.Error, ValueError) as error:
-        raise MessageError(f"it is neither JSON nor Base64 of it: {json_values.shown(text)}") from error
+        raise MessageError(f"the message is neither JSON nor Base64 of JSON: {json_values.shown(text)}") from error
 
 
 def _read_data(data: JsonObject) -> Envelope:

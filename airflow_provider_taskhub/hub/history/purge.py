@@ -73,7 +73,7 @@ async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
     """
     found = await _read(store, names, row)
     if await _etag(store, names, row.instance_id) != row.etag:
-        raise Conflict(f"instance {row.instance_id!r} was changed while it was to be purged")
+        raise Conflict(f"instance {row.instance_id!r} was changed during the purge, and was not deleted")
     await _delete(store, names, found)
 
 
