@@ -263,7 +263,7 @@ def unspill(wrapper: Envelope, text: str) -> Envelope:
     """
     inner = decode(text)
     if inner.message is None:
-        raise MessageError(f"blob {wrapper.blob_name!r} does not contain a message")
+        raise MessageError(f"blob {wrapper.blob_name!r} holds no message")
     return replace(
         inner,
         blob_name=wrapper.blob_name,
