@@ -1,7 +1,8 @@
-"""Who put something into a queue wakes who waits for it, within this process.
+"""Wake-ups inside one process: a store that puts a message wakes the tasks that wait for the queue.
 
-Stores of several threads and event loops share one bell per account, so that a client in one thread wakes the worker of
-another. Only a hint: whoever misses a ring polls.
+All stores of a process on one account share one :class:`LocalWakeups`, even in several threads and event loops. So a
+client in one thread wakes a worker in another thread. A wake-up is a hint: a task that misses a wake-up finds the
+message at its next poll.
 """
 
 from __future__ import annotations
@@ -12,51 +13,55 @@ import threading
 from collections.abc import Sequence
 
 MAX_PENDING = 1024
-"""Delayed rings remembered per queue. Beyond it further ones are left to polling."""
+"""Most delayed wake-ups that are remembered for each queue. Polling finds the messages of further ones."""
 
 
 class LocalWakeups:
-    """Counts of rings per queue, rings to come, and those who wait. Safe to use from every thread."""
+    """For each queue the number of its wake-ups, its delayed wake-ups, and the tasks that wait. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rings: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._pending: dict[str, list[float]] = {}
         self._waiting: dict[str, set[Waiter]] = {}
 
     def ring(self, queue: str, *, now: float, delay: float = 0.0) -> None:
-        """Something can be received from the queue now, or after a delay in seconds."""
+        """Send a wake-up: a message of the queue is visible now, or becomes visible after a delay.
+
+        :param now: current time of the event loop, in seconds.
+        :param delay: seconds until the message becomes visible.
+        """
         with self._lock:
             if delay > 0:
                 pending = self._pending.setdefault(queue, [])
                 if len(pending) < MAX_PENDING:
                     heapq.heappush(pending, now + delay)
                 if pending[0] < now + delay:
-                    return  # an earlier ring is due: who waits knows of that one already
+                    return  # the waiting tasks already wait for an earlier wake-up
             else:
-                self._rings[queue] = self._rings.get(queue, 0) + 1
+                self._counts[queue] = self._counts.get(queue, 0) + 1
             waiters = tuple(self._waiting.get(queue, ()))
         for waiter in waiters:
             waiter.wake()
 
     def announce(self, name: str) -> None:
-        """There is news under this name. Nothing is kept of it for those who do not wait yet."""
+        """Wake the tasks that wait for a topic now. A task that begins to wait later does not get this wake-up."""
         with self._lock:
             waiters = tuple(self._waiting.get(name, ()))
         for waiter in waiters:
             waiter.wake()
 
     def count(self, queue: str, *, now: float) -> int:
-        """Rings so far, those included whose delay is over."""
+        """Return the number of the queue's wake-ups so far. A delayed wake-up counts after its delay is over."""
         with self._lock:
             pending = self._pending.get(queue)
             while pending and pending[0] <= now:
                 heapq.heappop(pending)
-                self._rings[queue] = self._rings.get(queue, 0) + 1
-            return self._rings.get(queue, 0)
+                self._counts[queue] = self._counts.get(queue, 0) + 1
+            return self._counts.get(queue, 0)
 
     def due(self, queues: Sequence[str]) -> float | None:
-        """When the next delayed ring comes."""
+        """Return the time of the next delayed wake-up, on the clock of the event loop; None if there is none."""
         with self._lock:
             return min((self._pending[queue][0] for queue in queues if self._pending.get(queue)), default=None)
 
@@ -76,7 +81,7 @@ class LocalWakeups:
 
 
 class Waiter:
-    """One task that waits, woken from any thread."""
+    """One task that waits. Any thread can wake the task."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -86,10 +91,10 @@ class Waiter:
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            return  # its loop has ended: nobody waits
+            return  # the task's event loop is closed, so the task does not wait any more
 
     async def wait(self, seconds: float) -> None:
-        """Until woken, at most so long."""
+        """Wait until another task calls :meth:`wake`, at most this number of seconds."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._event.wait()
@@ -103,31 +108,38 @@ _BELLS_LOCK = threading.Lock()
 
 
 def bell_of(account: str) -> LocalWakeups:
-    """The process's one bell of an account."""
+    """Return the wake-ups of an account, which all stores of this process share."""
     with _BELLS_LOCK:
         return _BELLS.setdefault(account, LocalWakeups())
 
 
 class Listener:
-    """One store's ear: it remembers what it has heard, so that no ring falls between a receive and a wait."""
+    """Waits for wake-ups on behalf of one store.
+
+    The listener remembers for each queue the number of wake-ups before the store's last receive. So a wake-up between
+    the receive and the wait is not lost.
+    """
 
     def __init__(self, bell: LocalWakeups) -> None:
         self._bell = bell
-        self._heard: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     def receiving(self, queue: str) -> None:
-        """To be called before a receive: what rang before, it will find."""
-        self._heard[queue] = self._bell.count(queue, now=_now())
+        """Note that the store receives from a queue now. The receive finds the messages of all wake-ups so far."""
+        self._seen[queue] = self._bell.count(queue, now=_now())
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
-        """Whether one of the queues rings within ``timeout`` seconds, or rang since its last receive."""
+        """Wait for a wake-up for one of the queues, at most ``timeout`` seconds.
+
+        :returns: True if there was a wake-up, now or since the last receive.
+        """
         deadline = _now() + timeout
         waiter = Waiter()
         self._bell.enter(queues, waiter)
         try:
             while True:
                 now = _now()
-                if self._rang(queues, now):
+                if self._has_new_wakeup(queues, now):
                     return True
                 if now >= deadline:
                     return False
@@ -136,15 +148,16 @@ class Listener:
         finally:
             self._bell.leave(queues, waiter)
 
-    def _rang(self, queues: Sequence[str], now: float) -> bool:
+    def _has_new_wakeup(self, queues: Sequence[str], now: float) -> bool:
         found = False
         for queue in queues:
             count = self._bell.count(queue, now=now)
-            found = found or count > self._heard.get(queue, 0)
-            self._heard[queue] = count
+            found = found or count > self._seen.get(queue, 0)
+            self._seen[queue] = count
         return found
 
 
 def _now() -> float:
-    """Of the event loop's clock, which all loops of a process share (and a jumping one replaces)."""
+    """Return the time of the event loop's clock. All event loops of a process share this clock, except in tests with
+    virtual time."""
     return asyncio.get_running_loop().time()

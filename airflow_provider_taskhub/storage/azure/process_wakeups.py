@@ -1,8 +1,8 @@
 """Wake-ups between the processes of one user on one machine that work on the same Azure Storage account.
 
-Azure Storage tells nobody that a message has come, so a worker polls. A process that puts a message on the machine of
-the worker (Airflow, or another worker) wakes the worker's store (``wakeups``). Sockets are listed by a folder of the
-user among the temporary ones, one folder for each account.
+Azure Storage does not notify a worker of a new message, so each worker polls. If another process on the worker's
+machine puts the message (Airflow, or another worker), that process also wakes the worker's store (``wakeups``). The
+sockets of all stores of one account are in one folder, which is in the user's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from pathlib import Path
 from airflow_provider_taskhub.storage.azure.local_wakeups import LocalWakeups
 from airflow_provider_taskhub.storage.wakeups import WakeupReceiver, WakeupSender
 
-LOOK_EVERY = 1.0
-"""Seconds for which a list of the neighbours is good."""
-MAX_NEIGHBOURS = 64
+LIST_EVERY = 1.0
+"""Seconds after which a store lists the sockets of the other stores again."""
+MAX_RECEIVERS = 64
+"""Most other stores that one store wakes."""
 
 
 class ProcessWakeups:
-    """One store's ear and voice.
+    """Sends and receives wake-ups of one store to and from the other processes of this user on this machine.
 
-    :param account: as people see it; who shares it are neighbours. :param bell: rung by what is heard.
-    :param folder: where the sockets lie; None: this user's own folder among the temporary ones.
+    :param account: address of the storage account. Only stores of the same account wake each other.
+    :param bell: wake-ups of this process, which get each wake-up that another process sends.
+    :param folder: folder of the sockets; None: a folder of this user in the folder for temporary files.
     """
 
     def __init__(self, account: str, bell: LocalWakeups, *, folder: Path | None = None) -> None:
@@ -38,12 +40,12 @@ class ProcessWakeups:
         self._receiver: WakeupReceiver | None = None
         self._sender = WakeupSender()
         self._others: tuple[str, ...] = ()
-        self._looked = float("-inf")
+        self._listed_at = float("-inf")
         self._queues: set[str] = set()
         self._has_no_socket = False
 
     def listen(self, queues: Iterable[str]) -> None:
-        """Hear of these queues from now on, if the machine has a place for a socket that only this user can reach."""
+        """Receive wake-ups for these queues from now on, if there is a folder that only this user can use."""
         self._queues.update(queues)
         if self._receiver is not None or self._has_no_socket:
             return
@@ -51,38 +53,39 @@ class ProcessWakeups:
             for folder in (self._folder.parent, self._folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
                 _check_private(folder)
-            self._receiver = WakeupReceiver([str(self._folder / f"{os.getpid():x}-{os.urandom(4).hex()}")], self._hear)
+            address = self._folder / f"{os.getpid():x}-{os.urandom(4).hex()}"
+            self._receiver = WakeupReceiver([str(address)], self._on_wakeup)
         except OSError:
             self._has_no_socket = True
 
     def tell(self, queue: str) -> None:
-        """Something can be received from the queue now."""
+        """Wake the other stores: the queue has a new visible message, or a transaction of the topic is done."""
         now = time.monotonic()
-        if now - self._looked >= LOOK_EVERY:
-            self._looked, self._others = now, self._look()
+        if now - self._listed_at >= LIST_EVERY:
+            self._listed_at, self._others = now, self._list_receivers()
         if self._others:
             dead = self._sender.send((queue,), self._others)
             self._others = tuple(other for other in self._others if other not in dead)
 
     def close(self) -> None:
-        """Hear and say nothing any more."""
+        """Close the sockets."""
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
         self._sender.close()
 
-    def _look(self) -> tuple[str, ...]:
+    def _list_receivers(self) -> tuple[str, ...]:
         try:
             for folder in (self._folder.parent, self._folder):
                 _check_private(folder)
-            names = sorted(os.listdir(self._folder))[:MAX_NEIGHBOURS]
+            names = sorted(os.listdir(self._folder))[:MAX_RECEIVERS]
         except OSError:
             return ()
         own = self._receiver.address if self._receiver is not None else ""
         addresses = (str(self._folder / name) for name in names)
         return tuple(address for address in addresses if address != own)
 
-    def _hear(self, queues: Sequence[str] | None) -> None:
+    def _on_wakeup(self, queues: Sequence[str] | None) -> None:
         for queue in self._queues if queues is None else queues:
             if queue in self._queues:
                 self._bell.ring(queue, now=asyncio.get_running_loop().time())
@@ -91,7 +94,10 @@ class ProcessWakeups:
 
 
 def _check_private(folder: Path) -> None:
-    """:raises OSError: when it is not this user's alone: others shall neither wake anybody nor listen."""
+    """Check that only this user can use a folder, so that other users can neither send nor read wake-ups.
+
+    :raises OSError: if other users can use the folder.
+    """
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"other users can use the folder {folder}")

@@ -1,10 +1,11 @@
-"""The production store: Azure Storage, or its emulator.
+"""The store on Azure Storage, or on its emulator Azurite.
 
-Owns the order of a unit's steps and what may go in parallel. What each step of an orchestration sends goes by our own
-requests (``rest``), all else through Microsoft's clients (``sdk``); both share one session, one
-credential, one rule for deadlines and repetitions, and one translation of errors. A unit is not atomic
-here: an error or a crash leaves the steps before it done, and the order of a checkpoint's steps makes that harmless
-(docs/concepts/checkpoint.md).
+The requests that each step of an orchestration needs are written in this package (``rest``). All other requests go
+through Microsoft's clients (``sdk``). Both share one HTTP session, one credential, one rule for deadlines and retries,
+and one translation of errors.
+
+A unit is not atomic here: after an error or a crash the earlier steps of the unit stay done. The order of the steps of
+a checkpoint makes this harmless (docs/concepts/checkpoint.md).
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ from airflow_provider_taskhub.storage.steps import carry_out
 
 T = TypeVar("T")
 PARALLEL = 16
-"""Operations of one step under way at once. The emulator and one partition of Azure gain nothing from more."""
+"""Most operations of one step that run at the same time. More are not faster, on the emulator or on one partition of
+Azure."""
 GIVEN_BACK = timedelta(seconds=10)
-"""An update up to this visibility gives a message back, now or after a back-off, and is signalled when it is over. A
-longer one renews a claim: its end is hardly ever reached, and to wake for it would cost a receive per renewal."""
+"""Longest visibility of an update that plans a wake-up for the time when the message becomes visible again. Such an
+update gives a message back, at once or after a back-off. A longer visibility renews a claim: the worker usually deletes
+the message before it becomes visible, so a wake-up would only cause a useless receive."""
 
 
 class AzureStore(Paged):
@@ -67,9 +70,9 @@ class AzureStore(Paged):
     :param connection: a connection string (account key or shared access signature), or the account's address
         (``https://NAME.blob.core.windows.net``) for ``DefaultAzureCredential``.
     :param timeout: deadline of one call.
-    :param crash: awaited before and after each step of a unit, for tests.
-    :raises ConfigurationError: for a connection that lacks something, never with a part of a secret; and for a missing
-        package.
+    :param crash: function of a test, awaited before and after each step of a unit.
+    :raises ConfigurationError: if the connection is not complete, or if a package is missing. The text never contains a
+        part of a secret.
     """
 
     local = False
@@ -88,14 +91,14 @@ class AzureStore(Paged):
         self._blob_service = BlobService(self._clients)
         self._bell = bell_of(self._account.describe())
         self._listener = Listener(self._bell)
-        self._neighbours = ProcessWakeups(self._account.describe(), self._bell)
+        self._process_wakeups = ProcessWakeups(self._account.describe(), self._bell)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
-        async with AsyncExitStack() as opened:  # what was opened is closed again if the rest cannot be
+        async with AsyncExitStack() as opened:  # if a later step fails, this closes what is open
             await opened.enter_async_context(self._wire)
             await opened.enter_async_context(self._clients)
-            opened.callback(self._neighbours.close)
+            opened.callback(self._process_wakeups.close)
             self._stack = opened.pop_all()
         return self
 
@@ -128,7 +131,7 @@ class AzureStore(Paged):
         match operation:
             case PutMessage():
                 receipt = await self._messages.put(operation)
-                self._ring(operation.queue, operation.visibility)
+                self._wake_receivers(operation.queue, operation.visibility)
                 return receipt
             case UpdateMessage():
                 return await self._update(operation)
@@ -138,7 +141,7 @@ class AzureStore(Paged):
                 etags = await self._rows.transact(operation)
                 if operation.topic:
                     self._bell.announce(operation.topic)
-                    self._neighbours.tell(operation.topic)
+                    self._process_wakeups.tell(operation.topic)
                 return etags
             case PutBlob():
                 return await self._blobs.put(operation)
@@ -149,15 +152,15 @@ class AzureStore(Paged):
     async def _update(self, operation: UpdateMessage) -> Receipt:
         receipt = await self._messages.update(operation)
         if operation.signal and operation.visibility <= GIVEN_BACK:
-            self._ring(operation.queue, operation.visibility)
+            self._wake_receivers(operation.queue, operation.visibility)
         return receipt
 
-    def _ring(self, queue: str, visibility: timedelta) -> None:
+    def _wake_receivers(self, queue: str, visibility: timedelta) -> None:
         now = asyncio.get_running_loop().time()
         delay = rules.whole_seconds(visibility)
         self._bell.ring(queue, now=now, delay=float(delay))
         if not delay:
-            self._neighbours.tell(queue)
+            self._process_wakeups.tell(queue)
 
     # queues
 
@@ -189,12 +192,12 @@ class AzureStore(Paged):
         return 0
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
-        self._neighbours.listen(queues)
+        self._process_wakeups.listen(queues)
         return await self._listener.arrival(queues, timeout)
 
     @asynccontextmanager
     async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
-        self._neighbours.listen(())
+        self._process_wakeups.listen(())
         waiter = Waiter()
         self._bell.enter((name,), waiter)
         try:
@@ -285,7 +288,7 @@ class AzureStore(Paged):
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
     """Carry out the operations of a step. After an error the operations that were not begun are dropped."""
-    if len(operations) == 1:  # most steps: no task is made
+    if len(operations) == 1:  # most steps have one operation; this saves the task
         return (await operations[0],)
 
     async def result(operation: Coroutine[Any, Any, Result]) -> Result:
@@ -295,4 +298,4 @@ async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[
         return tuple(await gather_bounded(result, operations, limit=PARALLEL))
     finally:
         for operation in operations:
-            operation.close()  # an operation that never began would warn about itself
+            operation.close()  # otherwise Python warns about each coroutine that was never awaited

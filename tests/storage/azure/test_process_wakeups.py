@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_wakeups, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(process_wakeups, "LIST_EVERY", 0.0)
 
 
 @pytest.mark.process

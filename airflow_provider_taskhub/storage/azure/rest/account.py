@@ -1,6 +1,6 @@
-"""Who we are and where the account is: connection strings, addresses, and the signing of requests.
+"""The storage account's addresses and credential, read from a connection string, and the signing of requests.
 
-Owns every secret of the Azure store. No secret stands in a repr or in the text of an error.
+All secrets of the Azure store are in this module. No repr and no error text contains a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 SERVICES = ("blob", "queue", "table")
 _EMULATOR_NAME = "devstoreaccount1"
 _EMULATOR_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The emulator's documented key: the same on every machine, no secret."""
+"""The documented account key of the emulator. It is the same on each machine, so it is no secret."""
 _EMULATOR_PORTS = {"blob": 10000, "queue": 10001, "table": 10002}
 _WAY_OUT = (
     "Pass the connection string shown under 'Access keys' of the storage account "
@@ -31,7 +31,7 @@ Query: TypeAlias = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedKey:
-    """An account's key: signs each request."""
+    """The key of an account. It signs each request."""
 
     name: str
     key: bytes = field(repr=False)
@@ -39,12 +39,12 @@ class SharedKey:
     def authorization(
         self, service: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int
     ) -> str:
-        """The ``Authorization`` header of Azure's Shared Key scheme.
+        """Return the ``Authorization`` header of Azure's Shared Key scheme.
 
-        :param path: the encoded path as it stands in the request line.
-        :param query: the parameters, not encoded.
-        :param headers: all headers of the request, names in lower case.
-        :param length: bytes of the body.
+        :param path: percent-encoded path of the request.
+        :param query: query parameters of the request, not encoded.
+        :param headers: all headers of the request, with names in lower case.
+        :param length: length of the body in bytes.
         """
         sign = _table_text if service == "table" else _storage_text
         text = sign(self.name, method=method, path=path, query=query, headers=headers, length=length)
@@ -65,7 +65,7 @@ def _storage_text(name: str, *, method: str, path: str, query: Query, headers: M
         str(length) if length else "",
         "",  # Content-MD5
         headers.get("content-type", ""),
-        "",  # Date: x-ms-date stands among the canonical headers
+        "",  # Date: empty because x-ms-date is used
         "",  # If-Modified-Since
         headers.get("if-match", ""),
         headers.get("if-none-match", ""),
@@ -79,14 +79,14 @@ def _storage_text(name: str, *, method: str, path: str, query: Query, headers: M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """A shared access signature: goes along in each address."""
+    """A shared access signature. It is added to the URL of each request."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """``DefaultAzureCredential``: managed identity, environment, or a developer's login."""
+    """Marks an account that uses ``DefaultAzureCredential``: managed identity, environment, or a developer's login."""
 
 
 Credential: TypeAlias = SharedKey | Signature | Identity
@@ -105,20 +105,20 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A storage account: its three addresses and how to be let in."""
+    """A storage account: the addresses of its three services, and its credential."""
 
     endpoints: Mapping[str, Endpoint]
     credential: Credential
 
     def describe(self) -> str:
-        """The account's address, without any secret."""
+        """Return the address of the account's queue service, without any secret."""
         return str(self.endpoints["queue"])
 
 
 def parse_account(connection: str) -> Account:
-    """An account from a connection string or from its address.
+    """Return the account that a connection string or an address names.
 
-    :raises ConfigurationError: naming what is missing or wrong, never a part of a secret.
+    :raises ConfigurationError: if a part is missing or wrong. The text names the part, and never contains a secret.
     """
     text = connection.strip()
     if text.lower().startswith(("https://", "http://")):
@@ -127,7 +127,7 @@ def parse_account(connection: str) -> Account:
 
 
 def encode_query(query: Query) -> str:
-    """``name=value&…``, percent-encoded so that nothing on the way encodes it again."""
+    """Return the query string ``name=value&…``, percent-encoded."""
     return "&".join(f"{quote(name, safe='$')}={quote(value, safe='')}" for name, value in query)
 
 

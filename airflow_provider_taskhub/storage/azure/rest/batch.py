@@ -1,6 +1,6 @@
-"""The body of an entity-group transaction, and its answer.
+"""Encode the body of an entity-group transaction (a batch request), and decode its answer.
 
-Written and read here because the SDK makes a MIME message of each row, at 0.3 ms a row.
+Microsoft's table client is not used, because it builds a MIME message for each row, which takes 0.3 ms.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3})[^\r\n]*", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One row's request in a batch.
+    """The request for one row in a batch.
 
-    :param url: of the row or its table, with the account's address.
+    :param url: complete URL of the row, or of the table for an insert.
     """
 
     method: str
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartAnswer:
-    """One row's answer; a refused batch answers for the row at fault only."""
+    """The answer for one row in a batch. A refused batch has an answer only for the row that caused the error."""
 
     status: int
     etag: str
@@ -39,7 +39,7 @@ class PartAnswer:
 
 
 def encode_batch(parts: Sequence[Part]) -> tuple[str, bytes]:
-    """Content type and body."""
+    """Return the content type and the body of a batch request."""
     batch, changes = f"batch_{uuid4()}", f"changeset_{uuid4()}"
     pieces = [f"--{batch}\r\nContent-Type: multipart/mixed; boundary={changes}\r\n\r\n".encode()]
     for number, part in enumerate(parts):
@@ -55,9 +55,9 @@ def encode_batch(parts: Sequence[Part]) -> tuple[str, bytes]:
 
 
 def decode_batch(content_type: str, body: bytes) -> tuple[PartAnswer, ...]:
-    """The answers of a batch, in the order of its rows.
+    """Return the answers in the body of a batch's answer, in the order of the rows.
 
-    :raises Unavailable: when the answer is not a batch's: what was done is unknown.
+    :raises Unavailable: if the body is not an answer to a batch. It is unknown if the rows were written.
     """
     outer = _split(content_type, body)
     inner_type, _, inner = (outer[0] if outer else b"").partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Block blobs, the hot path of the blob service: put and get."""
+"""The frequent requests to the blob service: put and get block blobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ABSENT = frozenset({404})
 
 
 class Blobs:
-    """Operations on block blobs over a wire."""
+    """The operations on block blobs, as HTTP requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,6 +1,6 @@
-"""Messages, the hot path of the queue service: put, receive, update, delete.
+"""The frequent requests to the queue service: put, receive, update and delete messages.
 
-Texts go in and come out as they are: no Base64, no policy in between. Times are the service's own, in whole seconds.
+Texts are sent and received unchanged, without Base64. Times come from the clock of the service, in whole seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ABSENT = frozenset({404})
 
 
 def receipt_of(message: Receipt | ReceiptHolder) -> Receipt:
-    """The newest receipt, asked for when it is needed."""
+    """Return the newest receipt of a message. Call this right before the request: a renewal replaces the receipt."""
     return message if isinstance(message, Receipt) else message.receipt
 
 
@@ -43,7 +43,7 @@ def _body(text: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def _time(text: str | None) -> Timestamp:
-    """To the second: many messages have the same."""
+    """Parse a time of the service. The cache helps because times have whole seconds, so many messages have the same."""
     if not text:
         raise Unavailable("the queue service's answer lacks a time")
     return Timestamp.from_datetime(parsedate_to_datetime(text))
@@ -71,7 +71,7 @@ def _message(element: ElementTree.Element) -> Message:
 
 
 class Messages:
-    """Operations on messages over a wire."""
+    """The operations on messages, as HTTP requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -95,7 +95,8 @@ class Messages:
         return _receipt(element)
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
-        # Not a safe read: repeated after a lost answer, the first answer's messages would be claimed by nobody.
+        # Not `safe`: if the answer is lost and the request is repeated, the messages of the lost answer stay invisible
+        # although no worker has them.
         answer = await self._wire.send(
             Request(
                 kind="queue.receive",

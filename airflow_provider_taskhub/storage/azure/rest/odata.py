@@ -1,6 +1,7 @@
-"""Rows and filters as the table service reads and writes them (JSON, minimal metadata).
+"""Encode and decode rows and filters for the table service (JSON with minimal metadata).
 
-Exact both ways: times keep their 100 ns, Int32 and Int64 stay apart, a Double stays one when it is whole.
+No value changes: times keep their units of 100 ns, Int32 and Int64 stay different types, and a Double with a whole
+number stays a Double.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 def encode_row(entity: Entity) -> bytes:
-    """A row's body, keys included; columns of None are left out, as the primitives say."""
+    """Return the JSON of a row with its keys. Columns with the value ``None`` are omitted."""
     row: dict[str, object] = {"PartitionKey": entity.partition_key, "RowKey": entity.row_key}
     for name, value in entity.properties.items():
         if value is None:
@@ -35,7 +36,8 @@ def encode_row(entity: Entity) -> bytes:
         if edm:
             row[name + TYPE] = edm
         row[name] = plain
-    return to_json(row, ensure_ascii=True)  # rules.py has refused unpaired surrogates, _encode writes NaN as text
+    # to_json cannot fail here: rules.py has refused unpaired surrogates, and _encode writes NaN as a text
+    return to_json(row, ensure_ascii=True)
 
 
 def _encode(value: Property) -> tuple[str | None, object]:
@@ -64,9 +66,9 @@ def _not_finite(value: float) -> str:
 
 
 def decode_row(row: Mapping[str, Any], *, etag: str = "") -> Entity:
-    """A row as the service sent it.
+    """Return the row that an answer of the service contains.
 
-    :param etag: of the answer's header, for a row whose body has none.
+    :param etag: ETag from the answer's header, for a row without ``odata.etag`` in the body.
     """
     properties: dict[str, Property] = {}
     for name, value in row.items():
@@ -109,7 +111,7 @@ _DECODERS: Mapping[str, Callable[[Any], Property]] = {
 
 
 def encode_filter(filter: Filter) -> str:
-    """A filter in OData's words."""
+    """Return a filter as the text of an OData ``$filter``."""
     match filter:
         case Compare():
             return f"{filter.column} {filter.operator} {_literal(filter.value)}"
@@ -148,7 +150,7 @@ def _quoted(text: str) -> str:
 
 
 def row_path(table: str, partition_key: str, row_key: str) -> str:
-    """The encoded path of a row."""
+    """Return the percent-encoded path of a row."""
     return f"/{table}(PartitionKey={_key(partition_key)},RowKey={_key(row_key)})"
 
 

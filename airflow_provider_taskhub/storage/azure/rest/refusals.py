@@ -1,10 +1,10 @@
-"""Logs that an account refuses requests: at once, then once a minute, and when it accepts them again.
+"""Log that a storage account refuses the credentials: at the first refusal, then once a minute, and at the end.
 
-A refusal (401, 403, no token) is an outage like any other: each caller tries again by its own rules. Together they
-would log it a hundred times a second, so it is logged here, once for all stores of a process on one account.
+A refusal is status 401 or 403, or no token. Each caller retries by its own rules. If each caller logged the refusal,
+there might be a hundred log lines a second. So this module logs it once for all stores of a process on one account.
 
-A refusal at the start ends workers and commands, and they print it as their error. So a process that was never accepted
-logs it only if it is still refused :data:`START` seconds later.
+A refusal at the start of a worker or command ends the process, which prints the error. So a process whose requests were
+never accepted logs a refusal only if the refusals last for :data:`START` seconds.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from airflow_provider_taskhub.errors import AccessDenied
 log = structlog.get_logger("taskhub.storage")
 
 EVERY = 60.0
-"""Seconds between two lines. A kind of request that was not refused for so long counts as accepted."""
+"""Seconds between two log lines. A kind of request that was not refused for this time counts as accepted."""
 
 AGAIN = 5.0
-"""The same, once another kind that was refused is accepted again: then the credentials are good, and a kind that is
-seldom asked for need not be waited for. Not zero: refusals of requests that were under way may still come."""
+"""Used instead of :data:`EVERY` when a refused kind of request is accepted again. The credentials are then good, so a
+rare kind of request need not be seen accepted. The time is not zero, because refusals of earlier requests may still
+arrive."""
 
 START = 10.0
-"""Seconds of refusals at the start of a process that are not logged: the caller gets the error and usually ends."""
+"""Seconds at the start of a process in which refusals are not logged. The caller gets the error and usually ends."""
 
 
 class Refusals:
-    """Counts refused requests by kind: a wrong key refuses all kinds, a missing role only some.
+    """Records refused requests by kind. With a wrong key all kinds are refused, with a missing role only some kinds.
 
-    :param monotonic: seconds that only grow.
+    :param monotonic: function that returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -48,9 +49,10 @@ class Refusals:
         self._count = 0
 
     def refused(self, kind: str, error: AccessDenied, *, account: str) -> None:
-        """A request was refused.
+        """Record that a request was refused, and log the refusal if it is time.
 
-        :param account: the address of the service that refused it.
+        :param kind: kind of the request, as in ``Store.requests``.
+        :param account: address of the service that refused the request.
         """
         with self._lock:
             now = self._monotonic()
@@ -76,7 +78,7 @@ class Refusals:
             )
 
     def accepted(self, kind: str) -> None:
-        """A request was answered, with a success or with an error of another sort."""
+        """Record that a request was not refused: it succeeded, or failed with another error than ``AccessDenied``."""
         self._known = True
         if not self._refused:
             return
@@ -101,6 +103,6 @@ _ALL_LOCK = threading.Lock()
 
 
 def refusals_of(account: str) -> Refusals:
-    """The shared instance of an account: a worker opens several stores, which are refused together."""
+    """Return the object of an account that all stores of this process share."""
     with _ALL_LOCK:
         return _ALL.setdefault(account, Refusals())

@@ -1,8 +1,8 @@
-"""One request of our own to the service: credentials, deadline, count; and the session that all requests share.
+"""Send one request to Azure Storage with credentials and a deadline, over the HTTP session that all requests share.
 
-aiohttp by itself repeats a PUT or DELETE over a connection that broke, which turns a conditional write that was done
-into a false Conflict. :func:`_once` switches that off for the whole session, and so for Microsoft's clients as well;
-what is sent again is decided by ``attempts``.
+If a connection breaks, aiohttp itself repeats a PUT or DELETE. A conditional write that was done would then be refused
+with a false Conflict. :func:`_once` switches this off for the whole session, also for Microsoft's clients. Only
+``resend`` decides which requests are sent again.
 """
 
 from __future__ import annotations
@@ -42,26 +42,29 @@ from airflow_provider_taskhub.storage.azure.rest.tokens import Tokens
 
 T = TypeVar("T")
 API_VERSION = "2020-12-06"
-"""The oldest that takes tokens for tables: anything that speaks Azure Storage knows it, the emulator included."""
+"""Version of Azure Storage's API. It is the oldest version that accepts tokens for tables, so that all services and the
+emulator know it."""
 CONNECTIONS = 128
 KEEP_ALIVE = 3.0
-"""Seconds. Below the 5 s after which the emulator closes an idle connection: a request must not meet that moment."""
+"""Seconds after which an idle connection is closed. The emulator closes it after 5 s, and a request at that moment
+would be lost."""
 CONNECT_TIMEOUT = 10.0
 MAX_AT_ONCE = 1024 * 1024
-"""Bytes of a body that go to the socket in one piece; a larger one goes as a stream, and others get their turn."""
+"""Largest body that is written to the socket in one piece, in bytes. A larger body is sent as a stream, so that other
+tasks of the event loop can run meanwhile."""
 USER_AGENT = f"airflow-provider-taskhub/{__version__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be sent.
+    """An HTTP request to Azure Storage.
 
-    :param kind: as counted in ``Store.requests``.
-    :param service: blob, queue or table.
-    :param path: percent-encoded, below the account's address.
-    :param what: what is asked, for the texts of errors.
-    :param safe: a read: may be sent again without harm.
-    :param accept: refusals that the caller wants as answers, by status.
+    :param kind: kind of the request, as in ``Store.requests``.
+    :param service: ``blob``, ``queue`` or ``table``.
+    :param path: percent-encoded path after the service's address.
+    :param what: description of the request for error texts.
+    :param safe: True if the request changes nothing, so that it may be sent again.
+    :param accept: HTTP statuses of 300 or above that are returned as answers instead of raised as errors.
     """
 
     kind: str
@@ -78,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back. Header names are looked up in any case."""
+    """The answer to a request. The case of header names does not matter."""
 
     status: int
     headers: Mapping[str, str]
@@ -86,22 +89,28 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """Azure's error code, or ""."""
+        """Azure's error code; "" if the answer has none."""
         return self.headers.get("x-ms-error-code", "") or error_of(self.body)[0]
 
     def json(self) -> Any:
-        """The body of a table's answer. :raises Unavailable: when it is none (something between us answered)."""
+        """Return the body of an answer of the table service.
+
+        :raises Unavailable: if the body is no JSON, for example because a proxy has answered.
+        """
         try:
             return from_json(self.body)
         except ValueError:
-            pass  # half as fast and more lenient: json reads unpaired surrogates, which a row of others may hold
+            pass  # json is slower, but accepts the unpaired surrogates that other programs may have written
         try:
             return json.loads(self.body)
         except ValueError:
             raise Unavailable("the answer is no JSON: is there a proxy in between?") from None
 
     def xml(self) -> ElementTree.Element:
-        """The body of a queue's or container's answer. :raises Unavailable: when it is none."""
+        """Return the body of an answer of the queue or blob service.
+
+        :raises Unavailable: if the body is no XML, for example because a proxy has answered.
+        """
         try:
             return ElementTree.fromstring(self.body.removeprefix(codecs.BOM_UTF8))
         except ElementTree.ParseError:
@@ -109,7 +118,7 @@ class Answer:
 
 
 class _AnswerLost(aiohttp.ClientError):
-    """The connection broke after the request went out."""
+    """The connection broke after the request was sent. aiohttp does not repeat a request that raised this error."""
 
 
 async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -122,11 +131,11 @@ async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
 
 
 class Wire:
-    """Requests over one aiohttp session. An asynchronous context manager, bound to its event loop.
+    """Sends requests over one aiohttp session. An asynchronous context manager, for one event loop.
 
-    :param timeout: deadline of one call, repetitions included.
-    :param requests: counted into, by kind, one per request sent.
-    :param tokens: for an account by identity; None: those of ``DefaultAzureCredential``.
+    :param timeout: deadline of one call with all its retries.
+    :param requests: counter that counts each sent request by its kind.
+    :param tokens: tokens for an account with :class:`Identity`; None: tokens of ``DefaultAzureCredential``.
     """
 
     def __init__(
@@ -142,13 +151,13 @@ class Wire:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Wire:
-        async with AsyncExitStack() as opened:  # what was opened is closed again if the rest cannot be
+        async with AsyncExitStack() as opened:  # if a later step fails, this closes what is open
             if isinstance(self.account.credential, Identity):
                 self.tokens = await opened.enter_async_context(self.tokens or Tokens())
             self._session = await opened.enter_async_context(
                 aiohttp.ClientSession(
                     connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE),
-                    trust_env=False,  # the look-up of proxies costs a third of a request
+                    trust_env=False,  # searching for proxies takes a third of a request's time
                     auto_decompress=False,
                     cookie_jar=aiohttp.DummyCookieJar(),
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout),
@@ -164,24 +173,29 @@ class Wire:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The session that all requests share. :raises RuntimeError: when the store is not open."""
+        """The aiohttp session that all requests share.
+
+        :raises RuntimeError: if the store is not open.
+        """
         if self._session is None:
             raise RuntimeError("the store is not open: use it in `async with`")
         return self._session
 
     async def send(self, request: Request) -> Answer:
-        """Send a request, again where that is safe.
+        """Send a request. Send it again after an error if that is safe.
 
-        :raises StorageError: as ``answers.refusal`` says, or Unavailable without an answer in time.
+        :raises StorageError: as ``service_errors.refusal`` says, or ``Unavailable`` if no answer comes in time.
         """
         return await self.persistently(
             lambda: self._attempt(request), kind=request.kind, what=request.what, safe=request.safe
         )
 
     async def persistently(self, attempt: Callable[[], Awaitable[T]], *, kind: str, what: str, safe: bool) -> T:
-        """Carry out an attempt, again where that is safe, and say so when the account refuses it.
+        """Call ``attempt``, again after an error if that is safe. Log it if the account refuses the credentials.
 
-        :param kind: of the request, as counted. The others as for ``attempts.persistently``.
+        ``resend.persistently`` documents the other parameters.
+
+        :param kind: kind of the request, as in ``Store.requests``.
         """
         try:
             done = await persistently(attempt, what=what, timeout=self.timeout, safe=safe)
@@ -190,7 +204,7 @@ class Wire:
             self.refusals.refused(kind, error, account=str(service or self.account.describe()))
             raise
         except (Unavailable, Throttled):
-            raise  # says nothing of the credentials
+            raise  # these errors do not tell if the credentials are good
         except TaskHubError:
             self.refusals.accepted(kind)
             raise
@@ -236,7 +250,7 @@ class Wire:
             "x-ms-version": API_VERSION,
             "x-ms-date": _date(int(time.time())),
             "user-agent": USER_AGENT,
-            "accept-encoding": "identity",  # the bytes as they are stored: our blobs are compressed by ourselves
+            "accept-encoding": "identity",  # get the bytes as stored: TaskHub compresses blobs itself
             **request.headers,
         }
         if request.method in ("PUT", "POST") and not request.body:
@@ -261,7 +275,7 @@ class Wire:
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """Of many requests in one second."""
+    """Return a time as an HTTP date. The cache serves all requests of the same second."""
     return formatdate(second, usegmt=True)
 
 

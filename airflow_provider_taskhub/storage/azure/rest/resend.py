@@ -1,8 +1,9 @@
-"""What is sent again, and until when: the one rule for our own requests and for those of Microsoft's clients.
+"""Retries of requests, with one rule for ``rest`` and for Microsoft's clients (``sdk``).
 
-A read is sent up to three times. A write is sent again only when it certainly never reached the service (no connection
-was made): after a lost answer a conditional write that had been done would be refused, and the caller must read back
-instead. The clients' own retries are switched off: they repeat writes, and wait 15 s and more in between.
+A read is sent up to three times. A write is sent again only if it certainly did not reach the service, because no
+connection was made. If the answer of a write is lost, the caller must read the data instead: the write may be done, and
+a second conditional write would then be refused. The retries of Microsoft's clients are switched off, because they also
+repeat writes, and wait 15 s and more between two tries.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from airflow_provider_taskhub.retries import Retries, retry
 
 
 def _is_refused(error: Exception) -> bool:
-    """A short pause does not change a refusal, and tries with a wrong key may lock an identity."""
+    """Return True for refused credentials. Retries would not help, and with a wrong key they may lock an identity."""
     return isinstance(error, AccessDenied)
 
 
 def _may_be_done(error: Exception) -> bool:
+    """Return True if a write must not be sent again."""
     return _is_refused(error) or (isinstance(error, Unavailable) and error.maybe_done)
 
 
@@ -32,13 +34,13 @@ T = TypeVar("T")
 
 
 async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, timeout: float, safe: bool) -> T:
-    """Carry out an attempt, again where that is safe.
+    """Call ``attempt``, and call it again after an error if that is safe.
 
-    :param attempt: sends once; only its ``Unavailable`` is tried again, but for a refusal (``AccessDenied``).
-    :param what: what is asked, for the text of an error.
-    :param timeout: seconds, all attempts together.
-    :param safe: a read: may be sent again whatever became of the first.
-    :raises Unavailable: without an answer in time, or when the last attempt had none.
+    :param attempt: function that sends the request once. Only its error ``Unavailable`` is followed by another call.
+    :param what: description of the request for error texts.
+    :param timeout: longest time for all attempts together, in seconds.
+    :param safe: True if the request changes nothing, so that it may be sent again after any ``Unavailable``.
+    :raises Unavailable: if no answer comes in time, or if the last attempt gets no answer.
     """
     try:
         async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""Rows, the hot path of the table service: single writes, entity-group transactions, reads and queries."""
+"""The frequent requests to the table service: single writes, entity-group transactions, reads and queries of rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ _ABSENT = frozenset({404})
 
 
 def _row_part(table: str, row: RowOperation, verb: RowVerb) -> Part:
-    """:param verb: with which the row is sent."""
+    """Return the HTTP request for the write of a row.
+
+    :param verb: kind of write. It differs from ``row.verb`` if an upsert is sent as an insert.
+    """
     entity, headers = row.entity, dict(_JSON)
     if row.etag is not None:
-        assert isinstance(row.etag, str)  # storage.steps has resolved it
+        assert isinstance(row.etag, str)  # storage.steps has replaced each EtagOf
         headers["if-match"] = row.etag
     body = b""
     if verb is not RowVerb.DELETE:
@@ -55,13 +58,14 @@ def _row_part(table: str, row: RowOperation, verb: RowVerb) -> Part:
 
 
 class _Present(Exception):
-    """An insert met a row. Nothing of its transaction was done."""
+    """A transaction was refused because a row to insert exists already. No row was written."""
 
 
 class Rows:
-    """Operations on rows over a wire.
+    """The operations on rows, as HTTP requests.
 
-    :param address: of the table service, for the requests inside a batch.
+    :param wire: object that sends the requests.
+    :param address: address of the table service. Each request inside a batch needs this address.
     """
 
     def __init__(self, wire: Wire, address: str) -> None:
@@ -69,11 +73,12 @@ class Rows:
         self._address = address
 
     async def transact(self, operation: Transact) -> tuple[str, ...]:
-        """Carry out a write; the ETags of its rows."""
+        """Write the rows of an operation, and return their ETags."""
         if len(operation.rows) == 1:
             return (await self._single(operation),)
         if any(row.absent for row in operation.rows):
-            # The emulator looks through the rows of this key in all partitions, for an upsert twice.
+            # First try inserts instead of upserts: they are faster on the emulator. For each upsert the emulator
+            # searches the rows with the same RowKey in all partitions twice, for an insert once.
             with contextlib.suppress(_Present):
                 return await self._batch(operation, inserting=True)
         return await self._batch(operation)
@@ -95,7 +100,11 @@ class Rows:
         return "" if row.verb is RowVerb.DELETE else answer.headers.get("etag", "")
 
     async def _batch(self, operation: Transact, *, inserting: bool = False) -> tuple[str, ...]:
-        """:param inserting: send what is hardly there as an insert. :raises _Present: when something was there."""
+        """Write several rows in one entity-group transaction.
+
+        :param inserting: True: send an insert for each row with the hint ``absent``.
+        :raises _Present: if ``inserting`` is True and one of the rows exists.
+        """
         parts = [
             _row_part(operation.table, row, RowVerb.INSERT if inserting and row.absent else row.verb)
             for row in operation.rows
@@ -182,10 +191,11 @@ def _name(table: str, row: RowOperation) -> str:
 
 
 def _batch_error(operation: Transact, position: int, part: PartAnswer) -> Exception:
-    """The error of a refused transaction, with the row at fault in its text and in a note (``row: 3``)."""
+    """Return the error for a refused transaction. Its text names the row that caused it; a note has the row's index
+    (``row: 3``)."""
     code, prose = error_of(part.body)
     number, colon, rest = prose.partition(":")
-    if colon and number.isdigit():  # "3:The update condition …": the service names the row so
+    if colon and number.isdigit():  # the service's text begins with the row's index: "3:The update condition …"
         position, prose = int(number), rest
     if position >= len(operation.rows):
         position = 0
@@ -203,6 +213,6 @@ def _position(continuation: str) -> list[tuple[str, str]]:
     try:
         partition, row = json.loads(continuation)
     except ValueError:
-        raise InputError(f"continuation {continuation[:80]!r} is not one of this store") from None
+        raise InputError(f"continuation {continuation[:80]!r} is not valid; pass the continuation of a Page") from None
     names = ("NextPartitionKey", "NextRowKey")
     return [(name, str(value)) for name, value in zip(names, (partition, row), strict=True) if value]

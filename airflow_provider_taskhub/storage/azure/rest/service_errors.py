@@ -1,8 +1,9 @@
-"""Every error of the service, translated here and nowhere else, whoever sent the request: we, or Microsoft's clients.
+"""Translate each error of Azure Storage to an error of TaskHub, for ``rest`` and for Microsoft's clients (``sdk``).
 
-A refusal is judged by status and error code, never by its prose. What it cannot tell: Azure documents for a pop receipt
-that no longer holds both 400 ``PopReceiptMismatch`` and 404 ``MessageNotFound``, so a NotFound of an update or a delete
-may be a message that somebody else holds now; both mean "no longer mine", and callers must treat them alike.
+The translation uses the status and the error code, never the text. One case stays open. For a stale pop receipt Azure
+documents both 400 ``PopReceiptMismatch`` and 404 ``MessageNotFound``. So a ``NotFound`` for an update or a delete can
+mean that another worker has received the message. Callers must handle both errors alike: the message is not theirs any
+more.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ _MAX_PROSE = 200
 def refusal(
     *, what: str, status: int, code: str = "", prose: str = "", retry_after: float | None = None, creating: bool = False
 ) -> TaskHubError:
-    """The error for an answer with a status of 400 or above.
+    """Return the error for an answer with a status of 400 or above.
 
-    :param what: what was asked, for people: ``put into queue 'hub-control-00'``.
-    :param code: Azure's error code (header ``x-ms-error-code`` or from the body).
-    :param prose: the service's own sentence; left out where it may quote credentials.
-    :param retry_after: seconds of the ``Retry-After`` header.
-    :param creating: whether a queue, table or container was to be made: then one that is still being deleted asks for
-        patience (Azure keeps the name for 30 to 40 s); else it is as good as gone.
+    :param what: description of the request for people, such as ``put into queue 'hub-control-00'``.
+    :param code: Azure's error code, from the header ``x-ms-error-code`` or from the body.
+    :param prose: the service's error text. The error omits this text if it may contain credentials.
+    :param retry_after: value of the ``Retry-After`` header, in seconds.
+    :param creating: True if the request creates a queue, table or container. Azure reserves the name of a deleted one
+        for 30 to 40 s; the error is then ``Throttled``, so that the caller retries. For other requests it is
+        ``NotFound``.
     """
     if status in (401, 403):
         return AccessDenied(
@@ -83,11 +85,11 @@ def refusal(
 
 
 def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavailable:
-    """The error for a request without a whole answer.
+    """Return the error for a request without a complete answer.
 
-    :param error: as aiohttp raised it. Its class is named and its text is not quoted: some of aiohttp's texts hold the
-        whole address, signature included.
-    :param origin: of the service that was asked.
+    :param error: error of aiohttp. The returned error has its class name but not its text: some texts of aiohttp
+        contain the whole URL with the signature.
+    :param origin: scheme, host and port of the service.
     """
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return Unavailable(f"{what}: no connection to {origin} ({type(error).__name__})", maybe_done=False)
@@ -95,19 +97,19 @@ def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavai
 
 
 def unreadable(what: str) -> Unavailable:
-    """The error for a success whose body is not the service's."""
+    """Return the error for an answer with a success status and a body that does not come from Azure Storage."""
     return Unavailable(f"{what}: the answer cannot be read: is there a proxy in between?")
 
 
 def translated(error: AzureError, *, what: str, origin: str, creating: bool = False) -> TaskHubError:
-    """The error for one of Microsoft's clients' errors, by the same table as for our own requests.
+    """Return the error for an error of Microsoft's clients, by the rules of :func:`refusal` and :func:`unanswered`.
 
-    :param creating: see :func:`refusal`.
+    :param creating: True if the request creates a queue, table or container (see :func:`refusal`).
     """
     from azure.core.exceptions import HttpResponseError
 
     if not isinstance(error, HttpResponseError) or error.status_code is None:
-        # the transport's class of an error does not tell whether a connection was made; what it wraps does
+        # only the wrapped error of aiohttp tells whether a connection was made
         return unanswered(error.inner_exception or error, what=what, origin=origin)
     if error.status_code < 300:
         return unreadable(what)
@@ -122,9 +124,9 @@ def translated(error: AzureError, *, what: str, origin: str, creating: bool = Fa
 
 
 def code_of(error: AzureError) -> str:
-    """Azure's code in an error of Microsoft's clients, or ""."""
+    """Return Azure's error code of an error of Microsoft's clients; "" if the error has none."""
     found = _header(error, "x-ms-error-code") or getattr(error, "error_code", None) or ""
-    return str(getattr(found, "value", found))  # their enumerations, or plain text for a code they do not know
+    return str(getattr(found, "value", found))  # an enum member, or a text if the client does not know the code
 
 
 def _header(error: AzureError, name: str) -> str | None:
@@ -133,7 +135,7 @@ def _header(error: AzureError, name: str) -> str | None:
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Code and sentence of an error's body, which tables write as JSON and the others as XML."""
+    """Return the code and the text in the body of an error. The table service sends JSON, the other services XML."""
     if body.lstrip()[:1] == b"{":
         try:
             found = json.loads(body)["odata.error"]
@@ -148,7 +150,7 @@ def error_of(body: bytes) -> tuple[str, str]:
 
 
 def seconds_of(header: str | None) -> float | None:
-    """``Retry-After`` in seconds; None when absent or a date (Azure sends seconds)."""
+    """Return the value of a ``Retry-After`` header in seconds; None if the header is missing or contains a date."""
     try:
         return max(0.0, float(header)) if header else None
     except ValueError:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 SCOPE = "https://storage.azure.com/.default"
 REFRESH_BEFORE = 300
-"""Seconds before its end at which a token is replaced; tokens live for an hour or more."""
+"""Seconds before the end of a token at which it is replaced. A token is valid for an hour or more."""
 
 
 class Tokens:
-    """The current token, fetched when needed and shared by all requests. An asynchronous context manager.
+    """The token that all requests of a store share, fetched when a request needs it. An asynchronous context manager.
 
-    Our own requests ask for :meth:`current`; Microsoft's clients take it as their credential, an
+    The requests of ``rest`` use :meth:`current`. Microsoft's clients use this object as their credential, an
     ``AsyncTokenCredential``.
 
-    :param credential: a token credential of azure-identity; None: ``DefaultAzureCredential``.
-    :raises ConfigurationError: when azure-identity is not installed.
+    :param credential: token credential of azure-identity; None: ``DefaultAzureCredential``.
+    :raises ConfigurationError: if azure-identity is not installed.
     """
 
     def __init__(self, credential: AsyncTokenCredential | None = None) -> None:
@@ -50,9 +50,9 @@ class Tokens:
         await self._credential.close()
 
     async def current(self) -> str:
-        """A token that is good for the next minutes.
+        """Return a token that is valid for at least the next five minutes.
 
-        :raises AccessDenied: when none can be had now; names the ways that were tried.
+        :raises AccessDenied: if no token can be fetched now. The text names the ways that were tried.
         """
         return (await self._usual()).token
 
@@ -64,10 +64,11 @@ class Tokens:
         enable_cae: bool = False,
         **more: Any,
     ) -> AccessToken:
-        """A token for one of Microsoft's clients.
+        """Return a token for one of Microsoft's clients.
 
-        :param claims: with ``tenant_id``, what a refusal of the service asked for: then the usual token will not do.
-        :raises AccessDenied: as :meth:`current`.
+        :param claims: claims that the service has asked for when it refused a token; the shared token is not used then.
+        :param tenant_id: tenant that the service has asked for; the shared token is not used then.
+        :raises AccessDenied: if no token can be fetched now.
         """
         if claims is None and tenant_id is None:
             return await self._usual()
@@ -75,7 +76,8 @@ class Tokens:
 
     async def _usual(self) -> AccessToken:
         async with self._lock:
-            # A token's end is a time of the wall clock by its nature; a wrong clock costs a refusal, never safety.
+            # The end of a token is a time of the wall clock. With a wrong clock the service refuses the token; no data
+            # is at risk.
             if self._token is None or self._token.expires_on - time.time() < REFRESH_BEFORE:
                 self._token = await self._fetch(SCOPE)
             return self._token
@@ -85,12 +87,12 @@ class Tokens:
 
         try:
             return await self._credential.get_token(*scopes, **more)
-        except Exception as error:  # each way to a token raises its own: AzureError, OSError, errors of JSON ...
-            # only Azure's texts are known to be meant for people
+        except Exception as error:  # each way to get a token has its own errors: AzureError, OSError, ...
+            # only the text of an AzureError is written for people; others might contain secrets
             text = str(error.message) if isinstance(error, AzureError) else type(error).__name__
             tried = next(iter(text.splitlines()), "")
             raise AccessDenied(
-                "no token for Azure Storage could be had here: sign in with `az login`, set AZURE_CLIENT_ID, "
+                "cannot get a token for Azure Storage: sign in with `az login`, set AZURE_CLIENT_ID, "
                 "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, give the machine a managed identity, or use a connection "
                 f"string with a key ({tried})"
             ) from None

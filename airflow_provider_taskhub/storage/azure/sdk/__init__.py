@@ -1,8 +1,8 @@
-"""Microsoft's own clients (azure-storage-queue, azure-data-tables, azure-storage-blob), for all that is not hot.
+"""Requests through Microsoft's clients: azure-storage-queue, azure-data-tables, azure-storage-blob.
 
-Queues, tables and containers themselves; peeking, counting and listing; append blobs, deletions and leases. What every
-step of an orchestration sends goes through ``storage/azure/rest``, which says why.
+These requests are less frequent: create, delete and list queues, tables and containers; peek and count messages; append
+to blobs, delete blobs, and lease blobs. ``storage/azure/rest`` sends the frequent requests, and says why.
 
-``clients`` the three clients over the session, credential, deadline and rule of repetition that ``rest`` has too ·
-``queues``, ``tables``, ``blobs`` the operations.
+``clients`` creates the three clients, which share the HTTP session, credential, deadline and retries of ``rest``.
+``queues``, ``tables`` and ``blobs`` are the operations.
 """

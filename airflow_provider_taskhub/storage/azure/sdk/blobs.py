@@ -1,4 +1,4 @@
-"""Containers, listings, append blobs, deletions, and the leases of blobs and containers."""
+"""Create and delete containers, list and delete blobs, append to blobs, and lease both, through Microsoft's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BlobService:
-    """Operations on blobs and containers through azure-storage-blob."""
+    """The operations on blobs and containers through azure-storage-blob."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -77,7 +77,7 @@ class BlobService:
     async def _append(self, blob: BlobClient, where: str, data: bytes) -> None:
         ask = Ask(kind="blob.append", service="blob", what=f"append to blob {where}")
         await self._clients.call(
-            # a stream, for aiohttp then sends it in pieces; a new one for each attempt
+            # A stream, so that aiohttp sends the data in pieces. Each attempt needs a new stream.
             ask,
             lambda hook: blob.append_block(BytesIO(data), length=len(data), raw_request_hook=hook),
         )
@@ -97,9 +97,9 @@ class BlobService:
                 ),
             )
         except Conflict:
-            return  # somebody else made it at the same moment
+            return  # another worker created the blob at the same time
 
-    # leases; ``name=None`` is the container itself
+    # leases; ``name=None`` means the container itself
 
     async def acquire(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
         lease = await self._lease(container, name, lease_id)

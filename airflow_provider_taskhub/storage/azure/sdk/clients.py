@@ -1,7 +1,7 @@
-"""Microsoft's asynchronous clients: made when first needed, closed with the store, called by our rules.
+"""Microsoft's asynchronous clients. The first use creates a client, and the store closes the clients.
 
-They share the wire's session, credential, count and deadline; their own retries, redirects and look-up of proxies are
-off. No client's error leaves this module: ``rest/answers`` translates it.
+The clients share the HTTP session, credential, counter and deadline of ``rest/request``. Their own retries, redirects
+and search for proxies are switched off. ``rest/service_errors`` translates each error of a client.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Hook: TypeAlias = Callable[[object], None]
-"""A client's ``raw_request_hook``: counts each request as it is sent."""
+"""Function that a client calls for each request that it sends (``raw_request_hook``). It counts the requests."""
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "queue": ("azure.storage.queue", "QueueServiceClient"),
     "table": ("azure.data.tables", "TableServiceClient"),
     "blob": ("azure.storage.blob", "BlobServiceClient"),
 }
-"""Per service, its package and its client."""
+"""For each service the package and the class of its client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is asked of a client.
+    """Describes a call of a client.
 
-    :param kind: as counted in ``Store.requests``.
-    :param service: blob, queue or table.
-    :param what: what is asked, for the texts of errors.
-    :param safe: a read: may be sent again without harm.
-    :param accept: error codes that the caller wants as ``None``.
-    :param creating: see :func:`~airflow_provider_taskhub.storage.azure.rest.service_errors.refusal`.
+    :param kind: kind of the request, as in ``Store.requests``.
+    :param service: ``blob``, ``queue`` or ``table``.
+    :param what: description of the call for error texts.
+    :param safe: True if the call changes nothing, so that it may be repeated.
+    :param accept: Azure's error codes for which the call returns ``None`` instead of raising an error.
+    :param creating: True if the call creates a queue, table or container (see
+        :func:`~airflow_provider_taskhub.storage.azure.rest.service_errors.refusal`).
     """
 
     kind: str
@@ -63,12 +64,12 @@ class Ask:
 
 
 class Clients:
-    """The clients of an account. An asynchronous context manager, inside its wire's.
+    """The clients of an account. An asynchronous context manager. The wire must be open while the clients are open.
 
-    A client is made at its first use: the packages take most of a second to import, and a DAG's task that starts an
-    instance and waits for it needs none of them.
+    The first use creates a client: importing the packages takes most of a second, and a task of a DAG that starts an
+    instance and waits for its end needs no client.
 
-    :raises ConfigurationError: when one of the packages is not installed.
+    :raises ConfigurationError: if one of the packages is not installed.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -95,20 +96,20 @@ class Clients:
         return cast("BlobServiceClient", await self._client("blob"))
 
     async def call(self, ask: Ask, action: Callable[[Hook], Awaitable[T]]) -> T | None:
-        """Carry out a call of a client, again where that is safe.
+        """Call a client. Repeat the call after an error if that is safe.
 
-        :param action: makes the call; passes the hook on as ``raw_request_hook``.
-        :returns: what the client did, or None for an accepted refusal.
-        :raises StorageError: as ``answers.refusal`` says, or Unavailable without an answer in time.
+        :param action: function that calls the client. It gets a hook, which it passes as ``raw_request_hook``.
+        :returns: result of the client; None for an error code in ``ask.accept``.
+        :raises StorageError: as ``service_errors.refusal`` says, or ``Unavailable`` if no answer comes in time.
         """
         return await self._wire.persistently(
             lambda: self._attempt(ask, action), kind=ask.kind, what=ask.what, safe=ask.safe
         )
 
     async def all(self, ask: Ask, items: Callable[[Hook], AsyncItemPaged[T]]) -> list[T]:
-        """All items of a listing. Each page is a call of its own, with a deadline of its own.
+        """Return all items of a listing. Each page is a separate call with its own deadline.
 
-        :param items: begins the listing; passes the hook on as ``raw_request_hook``.
+        :param items: function that begins the listing. It gets a hook, which it passes as ``raw_request_hook``.
         """
         pages = items(self._hook(ask)).by_page()
         found: list[T] = []
@@ -123,7 +124,7 @@ class Clients:
 
         try:
             return await action(self._hook(ask))
-        except (DeserializationError, ParseError):  # which the clients let through as they are
+        except (DeserializationError, ParseError):  # the clients do not wrap these errors
             raise unreadable(ask.what) from None
         except AzureError as error:
             if code_of(error) in ask.accept:
@@ -140,7 +141,7 @@ class Clients:
     async def _client(self, service: str) -> Any:
         async with self._lock:
             if service not in self._made:
-                # in a thread: an import that holds up the event loop would hold up whatever else it serves
+                # in a thread, because the import takes most of a second and would block the event loop
                 package, name = PACKAGES[service]
                 module = await asyncio.to_thread(importlib.import_module, f"{package}.aio")
                 self._made[service] = await self._stack.enter_async_context(self._make(service, getattr(module, name)))
@@ -175,7 +176,7 @@ class Clients:
             case Signature(token=token):
                 return AzureSasCredential(token)
             case _:
-                assert self._wire.tokens is not None  # the wire is open: its session was asked for
+                assert self._wire.tokens is not None  # an open wire of such an account has tokens
                 return self._wire.tokens
 
 

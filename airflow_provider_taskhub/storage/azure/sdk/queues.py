@@ -1,4 +1,4 @@
-"""Queues themselves, and looks into them that claim nothing."""
+"""Create, delete and list queues through Microsoft's client; peek and count their messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _MADE = 201
 
 
 class QueueService:
-    """Operations on queues through azure-storage-queue."""
+    """The operations on queues through azure-storage-queue."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     async def create(self, name: str) -> bool:
         client = await self._clients.queues()
-        statuses: list[int] = []  # 204: it was there. The client takes both for success, and only its hook tells
+        # 201: the queue was created, 204: it existed. The client returns success for both; only the hook sees it.
+        statuses: list[int] = []
 
         def note(response: Any) -> None:
             statuses.append(response.http_response.status_code)
@@ -69,7 +70,7 @@ class QueueService:
         ask = Ask(kind="admin", service="queue", what=f"length of queue {name!r}", safe=True)
         found = await self._clients.call(ask, lambda hook: queue.get_queue_properties(raw_request_hook=hook))
         if found is None or found.approximate_message_count is None:
-            raise Unavailable(f"{ask.what}: the queue service's answer lacks it")
+            raise Unavailable(f"{ask.what}: the queue service's answer does not contain the length")
         return found.approximate_message_count
 
 
@@ -79,7 +80,7 @@ def _peeked(message: QueueMessage) -> Message:
     inserted = Timestamp.from_datetime(message.inserted_on)
     return Message(
         text=message.content or "",
-        # a peek tells no next visible time: the message is visible, and was so when it was put at the earliest
+        # A peek does not return the time at which the message became visible. The insertion time is its earliest value.
         receipt=Receipt(message_id=message.id, pop_receipt="", next_visible=inserted),
         dequeue_count=message.dequeue_count or 0,
         inserted=inserted,

@@ -1,4 +1,4 @@
-"""Tables themselves; their rows are ``rest/rows``'s."""
+"""Create, delete and list tables through Microsoft's client. ``rest/rows`` reads and writes rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TableService:
-    """Operations on tables through azure-data-tables."""
+    """The operations on tables through azure-data-tables."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -44,7 +44,7 @@ class TableService:
         def items(hook: Hook) -> AsyncItemPaged[TableItem]:
             if not prefix:
                 return client.list_tables(raw_request_hook=hook)
-            # '{' follows 'z': table names are letters and digits, compared without regard to case by Azure
+            # '{' follows 'z' in ASCII, and table names have only letters and digits. Azure ignores their case.
             return client.query_tables(
                 "TableName ge @first and TableName lt @end",
                 parameters={"first": prefix, "end": prefix + "{"},
