@@ -355,21 +355,21 @@ class Distant(SqliteStore):
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(None, clock=clock)
-        self._bell = LocalWakeups()
-        self._listener = Listener(self._bell)
+        self._wakeups = LocalWakeups()
+        self._listener = Listener(self._wakeups)
 
     def held_by(self, holder: str) -> SqliteStore:
         other = super().held_by(holder)
         assert isinstance(other, Distant)
-        other._bell = LocalWakeups()
-        other._listener = Listener(other._bell)
+        other._wakeups = LocalWakeups()
+        other._listener = Listener(other._wakeups)
         return other
 
     async def execute(self, operation: Operation) -> Result:
         result = await super().execute(operation)
         if isinstance(operation, PutMessage) or (isinstance(operation, UpdateMessage) and operation.signal):
             now, delay = asyncio.get_running_loop().time(), operation.visibility.total_seconds()
-            self._bell.ring(operation.queue, now=now, delay=delay)
+            self._wakeups.notify(operation.queue, now=now, delay=delay)
         return result
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:

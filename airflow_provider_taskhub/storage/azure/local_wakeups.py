@@ -25,7 +25,7 @@ class LocalWakeups:
         self._pending: dict[str, list[float]] = {}
         self._waiting: dict[str, set[Waiter]] = {}
 
-    def ring(self, queue: str, *, now: float, delay: float = 0.0) -> None:
+    def notify(self, queue: str, *, now: float, delay: float = 0.0) -> None:
         """Send a wake-up: a message of the queue is visible now, or becomes visible after a delay.
 
         :param now: current time of the event loop, in seconds.
@@ -44,7 +44,7 @@ class LocalWakeups:
         for waiter in waiters:
             waiter.wake()
 
-    def announce(self, name: str) -> None:
+    def notify_topic(self, name: str) -> None:
         """Wake the tasks that wait for a topic now. A task that begins to wait later does not get this wake-up."""
         with self._lock:
             waiters = tuple(self._waiting.get(name, ()))
@@ -103,14 +103,14 @@ class Waiter:
         self._event.clear()
 
 
-_BELLS: dict[str, LocalWakeups] = {}
-_BELLS_LOCK = threading.Lock()
+_SHARED: dict[str, LocalWakeups] = {}
+_SHARED_LOCK = threading.Lock()
 
 
-def bell_of(account: str) -> LocalWakeups:
+def wakeups_of(account: str) -> LocalWakeups:
     """Return the wake-ups of an account, which all stores of this process share."""
-    with _BELLS_LOCK:
-        return _BELLS.setdefault(account, LocalWakeups())
+    with _SHARED_LOCK:
+        return _SHARED.setdefault(account, LocalWakeups())
 
 
 class Listener:
@@ -120,13 +120,13 @@ class Listener:
     the receive and the wait is not lost.
     """
 
-    def __init__(self, bell: LocalWakeups) -> None:
-        self._bell = bell
+    def __init__(self, wakeups: LocalWakeups) -> None:
+        self._wakeups = wakeups
         self._seen: dict[str, int] = {}
 
     def receiving(self, queue: str) -> None:
         """Note that the store receives from a queue now. The receive finds the messages of all wake-ups so far."""
-        self._seen[queue] = self._bell.count(queue, now=_now())
+        self._seen[queue] = self._wakeups.count(queue, now=_now())
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         """Wait for a wake-up for one of the queues, at most ``timeout`` seconds.
@@ -135,7 +135,7 @@ class Listener:
         """
         deadline = _now() + timeout
         waiter = Waiter()
-        self._bell.enter(queues, waiter)
+        self._wakeups.enter(queues, waiter)
         try:
             while True:
                 now = _now()
@@ -143,15 +143,15 @@ class Listener:
                     return True
                 if now >= deadline:
                     return False
-                due = self._bell.due(queues)
+                due = self._wakeups.due(queues)
                 await waiter.wait(min(deadline, deadline if due is None else due) - now)
         finally:
-            self._bell.leave(queues, waiter)
+            self._wakeups.leave(queues, waiter)
 
     def _has_new_wakeup(self, queues: Sequence[str], now: float) -> bool:
         found = False
         for queue in queues:
-            count = self._bell.count(queue, now=now)
+            count = self._wakeups.count(queue, now=now)
             found = found or count > self._seen.get(queue, 0)
             self._seen[queue] = count
         return found

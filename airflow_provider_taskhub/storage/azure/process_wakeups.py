@@ -29,14 +29,14 @@ class ProcessWakeups:
     """Sends and receives wake-ups of one store to and from the other processes of this user on this machine.
 
     :param account: address of the storage account. Only stores of the same account wake each other.
-    :param bell: wake-ups of this process, which get each wake-up that another process sends.
+    :param wakeups: wake-ups of this process, which get each wake-up that another process sends.
     :param folder: folder of the sockets; None: a folder of this user in the folder for temporary files.
     """
 
-    def __init__(self, account: str, bell: LocalWakeups, *, folder: Path | None = None) -> None:
+    def __init__(self, account: str, wakeups: LocalWakeups, *, folder: Path | None = None) -> None:
         own = folder or Path(tempfile.gettempdir()) / f"taskhub-{os.getuid()}"
         self._folder = own / hashlib.sha256(account.encode()).hexdigest()[:16]
-        self._bell = bell
+        self._wakeups = wakeups
         self._receiver: WakeupReceiver | None = None
         self._sender = WakeupSender()
         self._others: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class ProcessWakeups:
         except OSError:
             self._has_no_socket = True
 
-    def tell(self, queue: str) -> None:
+    def notify(self, queue: str) -> None:
         """Wake the other stores: the queue has a new visible message, or a transaction of the topic is done."""
         now = time.monotonic()
         if now - self._listed_at >= LIST_EVERY:
@@ -88,9 +88,9 @@ class ProcessWakeups:
     def _on_wakeup(self, queues: Sequence[str] | None) -> None:
         for queue in self._queues if queues is None else queues:
             if queue in self._queues:
-                self._bell.ring(queue, now=asyncio.get_running_loop().time())
+                self._wakeups.notify(queue, now=asyncio.get_running_loop().time())
             else:
-                self._bell.announce(queue)
+                self._wakeups.notify_topic(queue)
 
 
 def _check_private(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.storage import rules
-from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, Waiter, bell_of
+from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, Waiter, wakeups_of
 from airflow_provider_taskhub.storage.azure.process_wakeups import ProcessWakeups
 from airflow_provider_taskhub.storage.azure.rest.account import parse_account
 from airflow_provider_taskhub.storage.azure.rest.blobs import Blobs
@@ -89,9 +89,9 @@ class AzureStore(Paged):
         self._queue_service = QueueService(self._clients)
         self._table_service = TableService(self._clients)
         self._blob_service = BlobService(self._clients)
-        self._bell = bell_of(self._account.describe())
-        self._listener = Listener(self._bell)
-        self._process_wakeups = ProcessWakeups(self._account.describe(), self._bell)
+        self._wakeups = wakeups_of(self._account.describe())
+        self._listener = Listener(self._wakeups)
+        self._process_wakeups = ProcessWakeups(self._account.describe(), self._wakeups)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
@@ -140,8 +140,8 @@ class AzureStore(Paged):
             case Transact():
                 etags = await self._rows.transact(operation)
                 if operation.topic:
-                    self._bell.announce(operation.topic)
-                    self._process_wakeups.tell(operation.topic)
+                    self._wakeups.notify_topic(operation.topic)
+                    self._process_wakeups.notify(operation.topic)
                 return etags
             case PutBlob():
                 return await self._blobs.put(operation)
@@ -158,9 +158,9 @@ class AzureStore(Paged):
     def _wake_receivers(self, queue: str, visibility: timedelta) -> None:
         now = asyncio.get_running_loop().time()
         delay = rules.whole_seconds(visibility)
-        self._bell.ring(queue, now=now, delay=float(delay))
+        self._wakeups.notify(queue, now=now, delay=float(delay))
         if not delay:
-            self._process_wakeups.tell(queue)
+            self._process_wakeups.notify(queue)
 
     # queues
 
@@ -199,11 +199,11 @@ class AzureStore(Paged):
     async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         self._process_wakeups.listen(())
         waiter = Waiter()
-        self._bell.enter((name,), waiter)
+        self._wakeups.enter((name,), waiter)
         try:
             yield waiter.wait
         finally:
-            self._bell.leave((name,), waiter)
+            self._wakeups.leave((name,), waiter)
 
     # tables
 
@@ -287,7 +287,7 @@ class AzureStore(Paged):
 
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
-    """Carry out the operations of a step. After an error the operations that were not begun are dropped."""
+    """Carry out the operations of a step. After an error no further operation begins."""
     if len(operations) == 1:  # most steps have one operation; this saves the task
         return (await operations[0],)
 

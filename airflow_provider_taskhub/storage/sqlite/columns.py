@@ -65,7 +65,7 @@ def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
     """Return all properties that are not None, as JSON values."""
     packed: dict[str, Packed] = {}
     for name, value in properties.items():
-        if type(value) is str:  # the most frequent first
+        if type(value) is str:  # the most frequent type first
             packed[name] = value
         elif type(value) is Timestamp:
             packed[name] = {"t": value.ticks}

@@ -120,7 +120,7 @@ def _text_of(compare: Compare) -> str | None:
     if compare.operator != "eq" or not isinstance(value, str) or compare.column in _STORED:
         return None
     plain = value.isascii() and value.isprintable() and not {'"', "\\"} & set(value)
-    return f'"{compare.column}":"{value}"' if plain else None  # as `columns.dump` writes it
+    return f'"{compare.column}":"{value}"' if plain else None  # the same text as `columns.dump` writes
 
 
 def sql_of(filter: Filter) -> tuple[str, list[str | int]]:

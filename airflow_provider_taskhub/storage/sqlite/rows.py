@@ -154,7 +154,7 @@ def get(connection: sqlite3.Connection, table: str, partition_key: str, row_key:
 
 
 def drop(change: Change, table: str) -> None:
-    """Remove a table and its rows; none is no error."""
+    """Delete a table and its rows. It is no error if the table does not exist."""
     row = change.connection.execute("DELETE FROM tables WHERE name = ? RETURNING id", (table,)).fetchone()
     change.forget()
     if row is not None:

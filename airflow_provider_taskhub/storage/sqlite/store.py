@@ -160,7 +160,7 @@ class SqliteStore(Paged):
         rules.check_receive(queue, limit, visibility)
         self.requests["queue.receive"] += 1
         if not await self._access.read(lambda connection: self._due(queues.earliest(connection, queue))):
-            return []  # an empty poll writes nothing
+            return []  # a poll of a queue without visible messages needs no write transaction
         messages: list[Message] = await self._access.write(
             lambda change: queues.receive(change, queue, limit, visibility, self._holder)
         )

@@ -27,7 +27,7 @@ def perform(change: Change, operation: Operation, earlier: Results, holder: str)
     :param earlier: results of the unit's earlier steps, to which an :class:`EtagOf` refers.
     :param holder: full name of the worker that holds the messages which the operation claims.
     """
-    match operation:  # the most frequent first
+    match operation:  # the most frequent operation first
         case Transact():
             return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
         case PutMessage():

@@ -1,4 +1,4 @@
-"""Wake-ups between processes: two stores with a bell each stand for two processes, and one process is real."""
+"""Wake-ups between processes: two stores with a wakeups each stand for two processes, and one process is real."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ACCOUNT = "https://account"
 
 
 class House:
-    """A store's bell, ear and voice."""
+    """A store's wake-ups, inside the process and between processes."""
 
     def __init__(self, folder: Path, account: str = ACCOUNT) -> None:
-        self.bell = LocalWakeups()
-        self.listener = Listener(self.bell)
-        self.neighbours = ProcessWakeups(account, self.bell, folder=folder)
+        self.wakeups = LocalWakeups()
+        self.listener = Listener(self.wakeups)
+        self.process_wakeups = ProcessWakeups(account, self.wakeups, folder=folder)
 
     def hears(self, *queues: str) -> None:
         for queue in queues:
             self.listener.receiving(queue)
-        self.neighbours.listen(queues)
+        self.process_wakeups.listen(queues)
 
-    async def rings(self, queue: str, *, within: float) -> bool:
+    async def is_woken(self, queue: str, *, within: float) -> bool:
         return await self.listener.arrival([queue], within)
 
 
@@ -58,65 +58,65 @@ async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
     house = House(folder)
     house.hears("a")
     made = "import sys; from tests.storage.azure.test_process_wakeups import *"
-    code = f"{made}; Neighbours(ACCOUNT, Bell(), folder=Path(sys.argv[1]))"
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.tell('a')", str(folder)], check=True)
-    assert await house.rings("a", within=10)
-    house.neighbours.close()
+    code = f"{made}; ProcessWakeups(ACCOUNT, LocalWakeups(), folder=Path(sys.argv[1]))"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.notify('a')", str(folder)], check=True)
+    assert await house.is_woken("a", within=10)
+    house.process_wakeups.close()
 
 
 async def test_who_waits_for_a_name_is_woken_by_another_process(folder: Path) -> None:
     house, other = House(folder), House(folder)
-    house.neighbours.listen(())
+    house.process_wakeups.listen(())
     one, two = Waiter(), Waiter()
-    house.bell.enter(("=one",), one)
-    house.bell.enter(("=two",), two)
+    house.wakeups.enter(("=one",), one)
+    house.wakeups.enter(("=two",), two)
     waiting = asyncio.ensure_future(one.wait(3600.0))
-    other.neighbours.tell("=two")
+    other.process_wakeups.notify("=two")
     await asyncio.wait_for(two.wait(3600.0), 10)
     assert not waiting.done()
-    other.neighbours.tell("=one")
+    other.process_wakeups.notify("=one")
     await asyncio.wait_for(waiting, 10)
     for end in (house, other):
-        end.neighbours.close()
+        end.process_wakeups.close()
 
 
 async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) -> None:
     house, other = House(folder), House(folder, "https://another")
     house.hears("a")
     other.hears("a")
-    House(folder).neighbours.tell("b")
-    House(folder).neighbours.tell("a")
-    assert await house.rings("a", within=10)
-    assert house.bell.count("b", now=0.0) == 0
-    assert other.bell.count("a", now=0.0) == 0
-    house.neighbours.close()
-    other.neighbours.close()
+    House(folder).process_wakeups.notify("b")
+    House(folder).process_wakeups.notify("a")
+    assert await house.is_woken("a", within=10)
+    assert house.wakeups.count("b", now=0.0) == 0
+    assert other.wakeups.count("a", now=0.0) == 0
+    house.process_wakeups.close()
+    other.process_wakeups.close()
 
 
 async def test_nobody_tells_itself(folder: Path) -> None:
     house = House(folder)
     house.hears("a")
-    house.neighbours.tell("a")
-    House(folder).neighbours.tell("a")
-    assert await house.rings("a", within=10)
-    assert house.bell.count("a", now=0.0) == 1
-    house.neighbours.close()
+    house.process_wakeups.notify("a")
+    House(folder).process_wakeups.notify("a")
+    assert await house.is_woken("a", within=10)
+    assert house.wakeups.count("a", now=0.0) == 1
+    house.process_wakeups.close()
 
 
 async def test_what_the_killed_and_the_closed_leave_is_cleared(folder: Path) -> None:
     house, gone = House(folder), House(folder)
     house.hears("a")
     gone.hears("a")
-    gone.neighbours.close()
+    gone.process_wakeups.close()
     (place,) = children(folder)
     assert len(children(place)) == 1
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as killed:
         killed.bind(str(place / "0-killed"))
     assert len(children(place)) == 2
-    House(folder).neighbours.tell("a")
-    assert await house.rings("a", within=10)
+    House(folder).process_wakeups.notify("a")
+    assert await house.is_woken("a", within=10)
     assert len(children(place)) == 1
-    house.neighbours.close()
+    house.process_wakeups.close()
     assert not children(place)
 
 
@@ -124,8 +124,8 @@ async def test_a_folder_that_others_can_reach_is_not_used(folder: Path) -> None:
     open_to_all(folder)
     house = House(folder)
     house.hears("a")
-    House(folder).neighbours.tell("a")
-    assert not await house.rings("a", within=0)
+    House(folder).process_wakeups.notify("a")
+    assert not await house.is_woken("a", within=0)
     assert not children(folder)
 
 
@@ -133,6 +133,6 @@ async def test_a_deaf_neighbour_holds_nobody_up(folder: Path) -> None:
     house, teller = House(folder), House(folder)
     house.hears("a")
     for _ in range(5_000):  # far more than a socket takes
-        teller.neighbours.tell("a")
-    assert await house.rings("a", within=10)
-    house.neighbours.close()
+        teller.process_wakeups.notify("a")
+    assert await house.is_woken("a", within=10)
+    house.process_wakeups.close()

@@ -218,6 +218,6 @@ def _endpoint(parts: Mapping[str, str], service: str) -> Endpoint:
         usable = False
     if not usable:
         raise ConfigurationError(
-            f"{service.capitalize()}Endpoint in the storage connection string is no http(s) address. {_WAY_OUT}"
+            f"{service.capitalize()}Endpoint in the storage connection string is not an http(s) address. {_WAY_OUT}"
         )
     return Endpoint(origin=f"{url.scheme}://{url.netloc}", path=url.path.rstrip("/"))

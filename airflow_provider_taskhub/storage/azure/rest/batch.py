@@ -63,7 +63,7 @@ def decode_batch(content_type: str, body: bytes) -> tuple[PartAnswer, ...]:
     inner_type, _, inner = (outer[0] if outer else b"").partition(b"\r\n\r\n")
     answers = tuple(_answer(part) for part in _split(inner_type.decode(errors="replace"), inner))
     if not answers:
-        raise Unavailable("the answer to a batch could not be read")
+        raise Unavailable("the answer to a batch request cannot be read")
     return answers
 
 
@@ -77,7 +77,7 @@ def _split(content_type: str, body: bytes) -> list[bytes]:
 def _answer(part: bytes) -> PartAnswer:
     status = _STATUS.search(part)
     if status is None:
-        raise Unavailable("a part of the answer to a batch could not be read")
+        raise Unavailable("a part of the answer to a batch request cannot be read")
     head, _, body = part[status.end() :].partition(b"\r\n\r\n")
     etag = ""
     for line in head.splitlines():

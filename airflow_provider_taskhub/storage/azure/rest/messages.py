@@ -45,7 +45,7 @@ def _body(text: str) -> bytes:
 def _time(text: str | None) -> Timestamp:
     """Parse a time of the service. The cache helps because times have whole seconds, so many messages have the same."""
     if not text:
-        raise Unavailable("the queue service's answer lacks a time")
+        raise Unavailable("the answer of the queue service does not contain a time")
     return Timestamp.from_datetime(parsedate_to_datetime(text))
 
 
@@ -91,7 +91,7 @@ class Messages:
         )
         element = next(_elements(answer), None)
         if element is None:
-            raise Unavailable(f"put into queue {operation.queue!r}: the answer names no message")
+            raise Unavailable(f"put into queue {operation.queue!r}: the answer does not contain the message")
         return _receipt(element)
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:

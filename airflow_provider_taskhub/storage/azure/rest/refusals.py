@@ -41,11 +41,11 @@ class Refusals:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._refused: dict[str, float] = {}
-        self._again = False  # whether a kind that was refused was accepted since the last refusal
+        self._again = False  # True if a refused kind of request was accepted again since the last refusal
         self._account = ""
-        self._known = False  # whether a request was ever accepted
+        self._was_accepted = False  # True if any request of this process was ever accepted
         self._began = 0.0
-        self._told: float | None = None  # None: not in this outage
+        self._logged_at: float | None = None  # time of the last log line; None: the current refusals are not logged yet
         self._count = 0
 
     def refused(self, kind: str, error: AccessDenied, *, account: str) -> None:
@@ -58,15 +58,15 @@ class Refusals:
             now = self._monotonic()
             first = not self._refused
             if first:
-                self._began, self._count, self._told = now, 0, None
+                self._began, self._count, self._logged_at = now, 0, None
             self._refused[kind] = now
             self._again = False
             self._count += 1
-            if self._told is None and not self._known and now - self._began < START:
+            if self._logged_at is None and not self._was_accepted and now - self._began < START:
                 return
-            if self._told is not None and now - self._told < EVERY:
+            if self._logged_at is not None and now - self._logged_at < EVERY:
                 return
-            self._told, self._account = now, account
+            self._logged_at, self._account = now, account
             log.error(
                 "store_refused",
                 account=account,
@@ -79,7 +79,7 @@ class Refusals:
 
     def accepted(self, kind: str) -> None:
         """Record that a request was not refused: it succeeded, or failed with another error than ``AccessDenied``."""
-        self._known = True
+        self._was_accepted = True
         if not self._refused:
             return
         with self._lock:
@@ -89,7 +89,7 @@ class Refusals:
             left = {name: at for name, at in self._refused.items() if name != kind and now - at < believed}
             over = bool(self._refused) and not left
             self._refused = left
-            if over and self._told is not None:
+            if over and self._logged_at is not None:
                 log.info(
                     "store_accepts_again",
                     account=self._account,

@@ -104,7 +104,7 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError:
-            raise Unavailable("the answer is no JSON: is there a proxy in between?") from None
+            raise Unavailable("the answer is not JSON; perhaps a proxy has sent it") from None
 
     def xml(self) -> ElementTree.Element:
         """Return the body of an answer of the queue or blob service.
@@ -114,7 +114,7 @@ class Answer:
         try:
             return ElementTree.fromstring(self.body.removeprefix(codecs.BOM_UTF8))
         except ElementTree.ParseError:
-            raise Unavailable("the answer is no XML: is there a proxy in between?") from None
+            raise Unavailable("the answer is not XML; perhaps a proxy has sent it") from None
 
 
 class _AnswerLost(aiohttp.ClientError):

@@ -98,7 +98,7 @@ def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavai
 
 def unreadable(what: str) -> Unavailable:
     """Return the error for an answer with a success status and a body that does not come from Azure Storage."""
-    return Unavailable(f"{what}: the answer cannot be read: is there a proxy in between?")
+    return Unavailable(f"{what}: the answer cannot be read; perhaps a proxy has sent it")
 
 
 def translated(error: AzureError, *, what: str, origin: str, creating: bool = False) -> TaskHubError:

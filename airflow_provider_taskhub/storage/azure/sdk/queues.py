@@ -76,7 +76,7 @@ class QueueService:
 
 def _peeked(message: QueueMessage) -> Message:
     if message.inserted_on is None:
-        raise Unavailable("the queue service's answer lacks a time")
+        raise Unavailable("the answer of the queue service does not contain a time")
     inserted = Timestamp.from_datetime(message.inserted_on)
     return Message(
         text=message.content or "",
