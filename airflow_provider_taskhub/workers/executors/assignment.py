@@ -14,7 +14,7 @@ from airflow_provider_taskhub.workers.executors.executor import Executor, Execut
 from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
-"""Pauses before an executor is started again. After its first death in a row an executor is started without a pause."""
+"""Pauses before the start of an executor after its second and later failures in a row (:attr:`Seat.backoff`)."""
 
 
 class Ticket:

@@ -12,14 +12,12 @@ import contextlib
 import faulthandler
 import inspect
 import os
-import queue
 import socket
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextvars import Context
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -33,6 +31,7 @@ from airflow_provider_taskhub.errors import InputError, TaskHubError
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.child import capture, invocation
 from airflow_provider_taskhub.workers.executors.child.spark import LaunchError, WarmSpark
+from airflow_provider_taskhub.workers.executors.child.threads import Threads
 from airflow_provider_taskhub.workers.executors.protocol import (
     Cancel,
     Configure,
@@ -105,42 +104,6 @@ def end() -> NoReturn:
     if os.getsid(0) == os.getpid():
         process_session.kill(os.getpid())
     os._exit(1)
-
-
-class Threads:
-    """Threads for user code. A thread is kept for later jobs, because a new thread costs as much as a small activity.
-
-    Each job has new context variables, as it has in a new thread. But a later job sees the thread-local variables that
-    an earlier job has set in the same thread, as in any thread pool.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-        """Number of threads that wait for a job, minus the number of jobs that are queued for these threads."""
-
-    def run(self, name: str, job: Callable[[], None]) -> None:
-        """Run a job in an idle thread, or in a new thread if none is idle. The job starts at once.
-
-        :param name: name of the thread while it runs the job.
-        """
-        with self._lock:
-            idle = self._idle > 0
-            self._idle -= idle
-        if idle:
-            self._jobs.put((name, job))
-        else:
-            threading.Thread(target=self._serve, args=(name, job), daemon=True).start()
-
-    def _serve(self, name: str, job: Callable[[], None]) -> NoReturn:
-        while True:
-            threading.current_thread().name = name
-            Context().run(job)
-            del job  # frees the objects that the job refers to while this thread waits
-            with self._lock:
-                self._idle += 1
-            name, job = self._jobs.get()
 
 
 class RunningActivity:
