@@ -145,7 +145,7 @@ class SharedFile:
         try:
             return self.glance(reading)
         except _Busy:
-            pass  # This is rare. A first try without the retry loop below keeps all other reads fast.
+            pass  # This is rare. The first try does not use the retry loop below, because the loop makes reads slower.
 
         async def again() -> T:
             return self.glance(reading)

@@ -1,4 +1,4 @@
-"""Operations and units of the embedded store as works: functions that run inside one transaction."""
+"""Operations and units of the embedded store as works: functions that run inside a transaction."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ from airflow_provider_taskhub.storage.sqlite.transactions import (
 )
 
 MAX_GROUP = 512
-"""Most works in one transaction."""
+"""Most works (functions that change the database) that one transaction runs."""
 MAX_HOLD = 0.02
-"""Seconds after which a transaction takes no further work."""
+"""Seconds after its begin at which a transaction is committed, even if more works wait."""
 MAX_WAITING = 10_000
-"""Most works that wait for the thread. The writer refuses further works."""
+"""Most works that can wait for the writer thread. The writer refuses further works with ``Throttled``."""
 COURTESY = RETRY[1] * 0.6
 """Longest time in seconds for which the writer leaves the lock free after a commit, if other processes write too. About
 half of the waiting processes try to get the lock in this time."""
