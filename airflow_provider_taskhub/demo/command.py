@@ -61,7 +61,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where to write; default: .demo in the checkout.")] = None,
 ) -> None:
-    """Airflow, two workers and Spark on this machine: a pipeline runs, a worker is killed, the pipeline goes on."""
+    """Airflow, two workers and Spark on this machine: a pipeline runs, a worker is killed, the pipeline ends."""
     console = writer(width=None if sys.stdout.isatty() else WIDE)
     try:
         checkout = _checkout()
@@ -88,7 +88,7 @@ def _play(plan: Plan, console: Console) -> int:
         signal.signal(number, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(("TASKHUB_", "AIRFLOW_", "AIRFLOW__"))]:
         del os.environ[name]  # settings of the user's environment must not change the demo
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Airflow's start takes twice as long with it
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with this variable, Airflow's start takes twice as long
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder), Processes(plan.folder / "logs") as processes:
         _clear(plan.folder)

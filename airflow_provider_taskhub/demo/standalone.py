@@ -215,7 +215,7 @@ class Airflow:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never a proxy for loopback
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
         try:
             with opener.open(request, timeout=REQUEST_LIMIT) as answer:
                 return json.loads(answer.read())

@@ -77,7 +77,7 @@ _REACTION_TEXTS = {
 class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Runs an orchestration in a task hub; its output is the task's XCom.
 
-    A retry of the task looks at its instance. If the instance still runs, the retry waits for it. If the instance has
+    A retry of the task reads its instance. If the instance still runs, the retry waits for it. If the instance has
     completed, the retry returns its result. If the instance has failed or was terminated, the retry starts it again.
     A clear of the task terminates an instance that still runs, and starts a new generation. The error of the
     orchestration fails the task; an error with ``retryable=False`` fails the task without retries.
@@ -130,7 +130,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         deadline = self._deadline()
         request = self._request(context)
         link = self.operator_extra_links[0]
-        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first: the page can be opened
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first: the link soon works
         store = context["task_state_store"]
         generation: int | None = None
 

@@ -37,7 +37,7 @@ class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not foll
     name = "taskhub"
     fastapi_apps = [{"app": LazyApplication(), "url_prefix": URL_PREFIX, "name": "TaskHub"}]  # noqa: RUF012
     fastapi_root_middlewares = [  # noqa: RUF012
-        {"middleware": SweepingMiddleware, "args": [], "kwargs": {}, "name": "TaskHub: end instances nobody waits for"}
+        {"middleware": SweepingMiddleware, "args": [], "kwargs": {}, "name": "TaskHub: end instances without a task"}
     ]
     external_views = [  # noqa: RUF012  # lists, as Airflow declares them
         {

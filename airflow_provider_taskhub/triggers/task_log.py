@@ -59,7 +59,7 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
     return f"hub served by {len(live)} live workers: {names}; {known} {orchestrator!r}"
 
 
-def nobody(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
+def no_worker(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
     """Return the error text of a task that gives up because no live worker knows its orchestrator.
 
     The text names the live workers and their orchestrators.

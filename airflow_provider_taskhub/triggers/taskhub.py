@@ -144,7 +144,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             left = began + SETTLE - self.clock.monotonic()
             if left >= 1:
                 self.log.info(
-                    "the wait for %s has ended; the task goes on in a worker in %.0f s, "
+                    "the wait for %s has ended; the task continues in a worker in %.0f s, "
                     "because Airflow may fail a task that is resumed sooner",
                     self.instance_id,
                     left,
@@ -397,7 +397,7 @@ class _UnusableTime:
         """Return the error text with which the wait ends if one of the times is over its limit; else None."""
         from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
         from airflow_provider_taskhub.hub.partitions.capabilities import able
-        from airflow_provider_taskhub.triggers.task_log import lacking, nobody
+        from airflow_provider_taskhub.triggers.task_log import lacking, no_worker
 
         now = self._clock.monotonic()
         if not isinstance(seen.trouble, ConfigurationError):
@@ -414,5 +414,5 @@ class _UnusableTime:
         elif now - self._last_known >= self._limit:
             if known and lacks is not None:
                 return lacks
-            return nobody(seen.members, self._orchestrator, self._limit)
+            return no_worker(seen.members, self._orchestrator, self._limit)
         return None

@@ -115,13 +115,13 @@ def test_it_hands_a_task_back_once_the_process_that_deferred_it_has_surely_ended
         assert airflow.pushed == {}
 
     play(scenario)
-    told = [line for line in said(capsys) if "goes on in a worker" in line]
+    told = [line for line in said(capsys) if "continues in a worker" in line]
     if end > SETTLE:
         assert told == [], "at once"
     else:
         (line,) = told
         ended, seconds = re.match(
-            r"the wait for (\w+) has ended; the task goes on in a worker in (\d+) s, ", line
+            r"the wait for (\w+) has ended; the task continues in a worker in (\d+) s, ", line
         ).groups()
         assert (ended, float(seconds)) == ("i", pytest.approx(SETTLE - end, abs=2))
         assert line.endswith(", because Airflow may fail a task that is resumed sooner")
