@@ -173,7 +173,7 @@ def test_a_triggerer_that_stood_still_kills_nothing(real: RealAirflow) -> None:
         until("the other one waits", lambda: real.log("told", run).count("waiting for told:") == 2)
         first.signal(signal.SIGCONT)
         until("on_kill", lambda: "invoking on_kill" in real.log("told", run))
-        until("seen through", lambda: "the task still waits elsewhere" in real.log("told", run))
+        until("seen through", lambda: "the task waits in another triggerer" in real.log("told", run))
         assert real.status(hub_id("told", run)) == "Running"
         real.tell(hub_id("told", run), 60)
         real.reaches("told", run, "success")
