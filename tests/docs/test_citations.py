@@ -10,7 +10,8 @@ import pytest
 from tests.docs.blocks import ROOT
 
 CITED = re.compile(
-    r"\bDESIGN\b|\bSTYLE\b|shared/(?:spec|seeds|review|design)|\bspec(?:ification)? ?§|\bspec/|§|(?<!U\+)\b[KTED]\d\d\d?\b"
+    r"\bDESIGN\b|\bSTYLE\b|shared/(?:spec|seeds|review|design)|\bspec(?:ification)? ?§|\bspec/|§"
+    r"|(?<!U\+)\b[KTED]\d\d\d?\b"
 )
 """Design notes, chapters of a specification, and its rows, which docs/contributing/rows.md has in words."""
 PACKAGE = sorted((ROOT / "airflow_provider_taskhub").rglob("*.py")) + sorted((ROOT / "dags_examples").rglob("*.py"))
