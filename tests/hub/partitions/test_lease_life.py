@@ -439,7 +439,7 @@ def test_the_request_budget_is_what_the_arithmetic_says(monkeypatch: pytest.Monk
     Exactly, without the jitter; ``test_a_stable_cluster_only_renews`` counts with it. Beside it each node writes and
     reads the list of the nodes, reads the orders, and keeps the app lease every 20 s.
     """
-    monkeypatch.setattr(LeaseMap, "told", lambda self, *arguments, **named: None)
+    monkeypatch.setattr(LeaseMap, "by_advertisements", lambda self, *arguments, **named: None)
     partitions, nodes, period = 1024, 64, 120
     used = cost(partitions, nodes, period=period, periods=1)
     assert (round(partitions / period, 1), round(nodes * partitions / period)) == (8.5, 546)
