@@ -55,7 +55,7 @@ endif
 
 .PHONY: quick
 quick: check ## the inner loop, under 2 minutes on 2 cores: check, then the tests that start no process and are not long
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --numprocesses $$(nproc) -m 'not process and not long' $(TESTS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --numprocesses $$(nproc) --dist worksteal -m 'not process and not long' $(TESTS)
 
 .PHONY: check
 check: .venv/.test ## lint, format, types and layers

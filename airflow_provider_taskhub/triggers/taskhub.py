@@ -8,7 +8,7 @@ has passed. A shutdown of the triggerer does not terminate the instance.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.settings import Settings
     from airflow_provider_taskhub.triggers.sweep import Sweep
     from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
+    from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
     from airflow_provider_taskhub.triggers.watcher import WatchedInstance
 
 __all__ = ["TaskHubTrigger"]
@@ -207,6 +208,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
         from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
+        from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
@@ -216,7 +218,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
         task_log, waits, progress = TaskLog(), Waits(), Progress()
-        presence, unusable = Presence(), _UnusableTime(self, settings)
+        presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
                 await change(wait, longest=self._longest_pause())
@@ -243,7 +245,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         waits: Waits,
         progress: Progress,
         presence: Presence,
-        unusable: _UnusableTime,
+        unusable: UnusableTime,
     ) -> None:
         for line in unusable.lines(seen):
             self.log.info(line)
@@ -260,7 +262,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             for line in progress.lines(seen.state, seen.records, seen.whys, self.clock.monotonic()):
                 self.log.info(line)
 
-    def _end_event(self, seen: WatchedInstance, unusable: _UnusableTime) -> TriggerEvent | None:
+    def _end_event(self, seen: WatchedInstance, unusable: UnusableTime) -> TriggerEvent | None:
         """Return the event with which the wait ends; None: the wait continues."""
         state = seen.state
         if state is not None and (state.status.is_final or state.status in self.statuses):
@@ -341,6 +343,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return None
         return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
 
+    def _no_worker_limit(self, settings: Settings) -> float:
+        limit = self.no_worker_timeout
+        return settings.no_worker_timeout.total_seconds() if limit is None else limit
+
     def _late(self) -> bool:
         return self.deadline is not None and self.clock.utc_now() >= Timestamp.parse(self.deadline)
 
@@ -355,64 +361,3 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         status = str(state.status) if state is not None else None
         waited = {"instance_id": self.instance_id, "owner": self.owner}
         return TriggerEvent({"reason": reason, **waited, "status": status, "message": message})
-
-
-class _UnusableTime:
-    """Measures how long no live worker could run the instance, and how long the hub could not be used at all.
-
-    No worker can run the instance if no live worker knows its orchestrator or an activity that it awaits, if no live
-    worker has its version, or if the worker that owns its partition cannot run it. Times come from this process's
-    monotonic clock and count from the beginning of the wait in this process.
-    """
-
-    def __init__(self, trigger: TaskHubTrigger, settings: Settings) -> None:
-        self._clock = trigger.clock
-        self._orchestrator = trigger.orchestrator
-        limit = trigger.no_worker_timeout
-        self._limit = settings.no_worker_timeout.total_seconds() if limit is None else limit
-        self._last_usable = self._last_known = self._clock.monotonic()
-        self._workers_text: str | None = None
-        self._trouble, self._what = "", "the hub"
-
-    def lines(self, seen: WatchedInstance) -> Iterator[str]:
-        """Yield a line if the list of workers has changed, if the hub cannot be read, or if it can be read again."""
-        from airflow_provider_taskhub.triggers.task_log import served_by
-
-        trouble = f"{type(seen.trouble).__name__}: {seen.trouble}" if seen.trouble else ""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            if trouble:
-                self._what = f"instance {seen.instance_id}" if seen.alone else "the hub"
-                yield f"{self._what} cannot be read, trying again: {trouble}"
-            else:
-                yield f"{self._what} can be read again"
-        if seen.members is None or not self._orchestrator:
-            return
-        text = served_by(seen.members, self._orchestrator)
-        if text != self._workers_text:
-            self._workers_text = text
-            yield text
-
-    def error(self, seen: WatchedInstance) -> str | None:
-        """Return the error text with which the wait ends if one of the times is over its limit; else None."""
-        from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
-        from airflow_provider_taskhub.hub.partitions.capabilities import able
-        from airflow_provider_taskhub.triggers.task_log import lacking, no_worker
-
-        now = self._clock.monotonic()
-        if not isinstance(seen.trouble, ConfigurationError):
-            self._last_usable = now
-        elif now - self._last_usable >= self._limit:
-            return f"the hub cannot be used: {seen.trouble}"
-        if seen.members is None or seen.trouble or not self._orchestrator:
-            self._last_known = now
-            return None
-        lacks = lacking(seen.whys, self._limit)
-        known = able(seen.members, Need(ORCHESTRATOR, self._orchestrator))
-        if known and lacks is None:
-            self._last_known = now
-        elif now - self._last_known >= self._limit:
-            if known and lacks is not None:
-                return lacks
-            return no_worker(seen.members, self._orchestrator, self._limit)
-        return None

@@ -146,6 +146,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "quick",
         "check",
         "docs",
+        "pictures",
         "rows",
         "simulate",
         "simulate-deaths",

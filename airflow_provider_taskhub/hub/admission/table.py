@@ -151,4 +151,4 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.ended),
     },
 }
-TABLE = {(kind, *place): rule for kind, rules in _RULES.items() for place, rule in rules.items()}
+TABLE = {(kind, *place): rule for kind, row in _RULES.items() for place, rule in row.items()}
