@@ -80,6 +80,10 @@ pictures: .venv/.browser ## take the documentation's pictures of the page again,
 rows: .venv/.test ## which rows of the specification have tests, which have none, which are met otherwise
 	@$(BIN)/python -m tests.rows
 
+.PHONY: sample
+sample: .venv/.test ## N=40 docstrings and comments of the package, picked at random from SEED, to give to a reader
+	@$(BIN)/python -m tests.sample --seed $(SEED) --count $(if $(filter file,$(origin N)),40,$(N))
+
 .PHONY: simulate
 simulate: .venv/.test ## the partition service under all that can go wrong: HOURS virtual hours, seeds from SEED on
 	@$(BIN)/python -m tests.simulation.partitions --hours $(HOURS) --seed $(SEED) --jobs $$(nproc)

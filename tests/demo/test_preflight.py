@@ -148,6 +148,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "docs",
         "pictures",
         "rows",
+        "sample",
         "simulate",
         "simulate-deaths",
         "simulate-programs",
