@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.identity import generation_of, run_name, same_start
-from airflow_provider_taskhub.hub.admission import rules as rules
+from airflow_provider_taskhub.hub.admission import rules
 from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged, Kind, Verdict
 from airflow_provider_taskhub.hub.admission.rules import Rule
 
