@@ -1,4 +1,4 @@
-"""``make sample SEED=1 N=40``: docstrings and comments of the package, picked at random, each with the code it describes.
+"""``make sample SEED=1 N=40``: docstrings and comments of the package, picked at random, each with its line of code.
 
 A reader who does not know the project says in his own words what each text means. A text that he gets wrong is
 rewritten. Docstrings of modules, classes, functions and constants count, and comments: lines of comment that follow
