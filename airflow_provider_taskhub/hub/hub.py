@@ -61,14 +61,14 @@ class Hub:
         """Address of the container of large payloads. Instance rows contain this address."""
         return self.store.container_url(self.names.large_messages)
 
-    # rows
+    # Methods that read instance rows:
 
     async def instance(self, instance_id: str, *, payloads: bool | Collection[str] = False) -> InstanceState | None:
         """Read the row of an instance.
 
         :param payloads: True: also read the texts that are stored in blobs. A collection of field names: read only the
             blobs of these fields. Texts in blobs that are not read are None.
-        :returns: the instance; None if it has no row.
+        :returns: the instance; None if there is no row.
         """
         entity = await self._row(instance_id)
         while entity is not None:
@@ -81,7 +81,7 @@ class Hub:
             texts = {column: await self._text(name) for column, name in large.items()}
             missing = [column for column, text in texts.items() if text is None]
             if missing and (again := await self._row(instance_id)) != entity:
-                entity = again  # the row changed during the read, and the blobs of its old generation were deleted
+                entity = again  # the row has changed, and the blobs that the old row names were deleted: read again
                 continue
             found = {
                 column: inline_text(entity, column) if text is None else text_of_blob(large[column], text)
@@ -118,7 +118,7 @@ class Hub:
         """Decode an instance row that was just read or written."""
         return decode_instance(entity, container_url=self.container_url)
 
-    # messages
+    # Methods that make and send messages:
 
     def mail(
         self,
@@ -133,10 +133,11 @@ class Hub:
     ) -> OutboundMessage:
         """Make a message to an instance. The message is not sent yet.
 
-        :param claim: for this time, the message is hidden from other workers after the put, because this worker hands
-            the message over in memory. None: the message is visible at once.
-        :param action_id: identity of the action of the sender that this message carries out.
-        :param now: present time by the clock that set the timer's time; None: the present time of this machine.
+        :param claim: how long the message is hidden from other workers after the put, because this worker hands the
+            message over in memory. None: the message is visible at once.
+        :param action_id: identity of the sender's action that this message carries out; None: there is no such action.
+        :param now: present time, from which the delay of a timer's message is counted. It must come from the clock that
+            set the timer. None: the present time of this machine.
         """
         return outbound_message(
             event,
@@ -157,7 +158,7 @@ class Hub:
         steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
         await self.store.commit(Unit(steps=steps))
 
-    # checkpoints
+    # Methods that build a checkpoint:
 
     def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
@@ -205,7 +206,7 @@ class Hub:
 def processed(batch: Sequence[Delivery], *, leave: bool = False) -> checkpoint.Processed:
     """Return the messages that an episode consumed, for its checkpoint.
 
-    :param leave: the checkpoint deletes no message.
+    :param leave: True: the checkpoint must delete no message.
     :returns: the identity of each message and its deletion with the newest pop receipt.
     """
     deletes = () if leave else tuple([held.deletion() for held in batch])

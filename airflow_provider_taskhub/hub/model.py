@@ -1,7 +1,7 @@
-"""Names, identities and plain values that all packages of the hub share. No I/O, no decisions.
+"""Define the names, identities and value classes that all packages of the hub share.
 
-This module has more than 400 lines because it defines all the words of the hub in one place. It contains only values,
-and nearly all of them are public.
+The module reads and writes nothing, and decides nothing. It has more than 400 lines because all these classes are
+together in one place. Nearly all of them are public.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import hub_name
 
 FORMAT_VERSION = 1
-"""Version of the tables and columns that DurableTask does not have. A hub with a higher version is refused."""
+"""Version of the tables and columns that TaskHub has and DurableTask does not have. This package refuses to open a hub
+with a higher version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class HubNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Identity of a worker process: ``name@host/incarnation``. Processes of the same name have different identities."""
+    """Identity of a worker process: ``name@host/incarnation``. Two processes of one name differ in the incarnation."""
 
     name: str
     host: str
@@ -129,7 +130,7 @@ class Tenure(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How many owners the partition has had. For display and logs only: no decision depends on the number."""
+        """How many owners the partition has had. This count is only for display and logs: no decision depends on it."""
 
     @property
     def draining(self) -> bool:
@@ -137,19 +138,19 @@ class Tenure(Protocol):
         then calls :meth:`drained`."""
 
     def check(self) -> None:
-        """Raise an error if this worker may no longer serve the partition. Call this before each write.
+        """Raise an error if this worker must not serve the partition any more. Call this before each write.
 
         :raises LeaseLost: the lease is lost, or it was not renewed for the give-up time by this machine's monotonic
             clock.
         """
 
     def drained(self) -> None:
-        """Tell the owner that no work of the partition runs in this worker any more. The lease is then given up."""
+        """Report that no work of the partition runs in this worker any more. The worker then gives up the lease."""
 
 
 class TenureListener(Protocol):
-    """Receives the changes of a worker's partitions. The owner's thread calls these methods, so each must return at
-    once."""
+    """Is told when this worker takes a partition, must drain it, or has lost it. The thread that renews the worker's
+    leases calls these methods, so each method must return at once."""
 
     def taken(self, tenure: Tenure) -> None: ...
 
@@ -163,7 +164,8 @@ class TenureListener(Protocol):
 FunctionKind: TypeAlias = Literal["orchestrator", "activity"]
 ORCHESTRATOR: Final = "orchestrator"
 ACTIVITY: Final = "activity"
-"""The kinds of functions. These are also names of roles: a worker that runs activities has the role ``activity``."""
+"""The kinds of functions. Roles of workers have the same names: a worker that runs activities has the role
+``activity``."""
 WATCHER = "watcher"
 """Role of an Airflow triggerer, which waits for instances and runs no functions."""
 
@@ -180,7 +182,8 @@ class Member:
     :param running: how many activities run in the worker now.
     :param roles: ``orchestrator``, ``activity``, or ``watcher`` for a triggerer that runs no functions.
     :param weight: relative share of partitions: a worker of weight 2 serves twice as many as a worker of weight 1.
-    :param alive: True while the ETag of the row changes; the reader compares no clocks. True for a row just written.
+    :param alive: True while the ETag of the row goes on changing, which shows that the worker lives. No clocks are
+        compared. True also for a row that was just written.
     :param accepts: by the name of an orchestrator, the versions of instances that the worker can continue, its own
         version included. An orchestrator that is not listed can continue every version.
     """
@@ -206,10 +209,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Need:
-    """A function that some work waits for.
+    """A function that an instance or a message waits for.
 
-    :param version: version of the instance that the orchestrator must continue; "" means any version, and for an
-        activity it is always "".
+    :param version: version of the instance that the orchestrator must continue; "": any version. An activity always
+        has "".
     """
 
     kind: FunctionKind
@@ -229,16 +232,16 @@ class RecordState(StrEnum):
     LOST = "lost"  # the worker stopped its heartbeats, and another worker claimed the next attempt
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
-    UNKNOWN = "unknown"  # a newer version of this package wrote the state, or it is damaged: show it, never change it
+    UNKNOWN = "unknown"  # a newer version of this package wrote the state, or the state is damaged: never change it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityRecord:
-    """One attempt of an activity: a row of ``{Hub}Activities``.
+    """One attempt of an activity: a row of ``{Hub}Activities``. A value that the row does not have is None.
 
     :param instance: instance id and execution id of the orchestration that called the activity.
     :param task_id: number of the event TaskScheduled of the call.
-    :param action_id: identity of the call, the same for all attempts of the call.
+    :param action_id: identity of the call. All attempts of the call have the same identity.
     :param attempt: number of the attempt, from 1. Attempts that were lost with their worker count too.
     :param name: name of the activity.
     :param state: whether the attempt runs, or how it ended.
@@ -248,7 +251,7 @@ class ActivityRecord:
     :param ended: when the attempt ended, by the worker's clock; None: it has not ended.
     :param progress: progress that the activity reported, between 0 and 1; None: the activity reported none.
     :param message: text that the activity reported last with its progress.
-    :param application_id: id of the Spark application.
+    :param application_id: id of the Spark application; None: the attempt does not use Spark, or has not begun yet.
     :param job_group: name of the Spark job group.
     :param spark_ui: address of Spark's web page.
     :param log: name of the attempt's log, for ``InstanceHandle.log``.
@@ -281,9 +284,10 @@ _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """When a message was sent. ``facts.precedes`` compares the stamps of suspensions and resumes.
+    """When a message was sent, and by which process. ``facts.precedes`` compares the stamps of two suspensions or
+    resumes, to find which of them was sent later.
 
-    :param inserted: when the message was enqueued, by the storage service. Azure tells whole seconds.
+    :param inserted: when the message was enqueued, by the clock of the storage service. Azure gives whole seconds.
     :param process: id of the process that sent the message; "" for a .NET client, whose messages have no such id.
     :param number: number of the message among the messages of that process.
     """
@@ -293,13 +297,13 @@ class Stamp:
     number: int = 0
 
     def text(self) -> str:
-        """Return the text for a column: ``ticks/process/number``, or only ``ticks`` if the process is not known."""
+        """Return the stamp as the text of a column: ``ticks/process/number``; if no process is known, ``ticks``."""
         text = f"{self.inserted.ticks}/{self.process}/{self.number}"
         return text if _STAMP.fullmatch(text) else str(self.inserted.ticks)
 
     @classmethod
     def parse(cls, text: object) -> Stamp | None:
-        """Parse the value of a column. :returns: None if the value is missing or damaged."""
+        """Return the stamp that a column contains; None: the value is missing or damaged."""
         found = _STAMP.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             return None
@@ -312,8 +316,8 @@ class Suspension:
 
     :param run: execution id of the run.
     :param reason: why the user suspended the instance.
-    :param by: user who ordered the suspension; "" if the message does not name the user.
-    :param at: when the suspension was ordered, by the clock of the sender.
+    :param by: user who suspended the instance; "" if the message does not name the user.
+    :param at: when the message was made, by the clock of the sender.
     """
 
     run: str
@@ -324,26 +328,27 @@ class Suspension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
-    """An instance, as its row describes it.
+    """An instance, as its instance row describes it. A value that the row does not have is None.
 
     :param instance_id: id of the instance.
     :param execution_id: execution id of the present generation.
     :param name: name of the orchestrator.
     :param status: status of the instance.
     :param version: version of the app with which the instance was started.
-    :param input: JSON text. Texts that are stored in blobs are None unless the reader asked for them.
-    :param output: JSON text; plain text if the instance has failed.
+    :param input: JSON text. ``input``, ``output`` and ``custom_status`` are also None if they are stored in a blob and
+        the reader did not ask for them.
+    :param output: JSON text; if the instance has failed, the text of the error.
     :param custom_status: JSON text.
     :param created: when the instance was started.
     :param updated: when the row was last written.
     :param completed: when the instance ended; None: it has not ended.
     :param scheduled_start: the instance does not begin before this time; None: it begins at once.
-    :param generation: how often this instance id was started before; None: unknown, as a .NET client started it.
+    :param generation: how often this instance id was started before; None: unknown, because a .NET client started it.
     :param tags: tags that the instance was started with.
     :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
         ``is_non_retriable`` tells whether a retry makes sense.
     :param suspended_by: user who suspended the instance; None: it is not suspended, or the user is not known.
-    :param suspended_at: when the instance was suspended, by the clock of the sender. For people only.
+    :param suspended_at: when the instance was suspended, by the clock of the sender. Only for display.
     :param etag: ETag of the row.
     """
 
@@ -370,8 +375,8 @@ class InstanceState:
     def is_held(self) -> bool:
         """True if the instance is suspended, or begins suspended.
 
-        A rewound instance is Pending as well. Its row still has the time of its failure in ``completed``, so it does
-        not count as suspended.
+        A rewound instance is Pending as well. Its row still has the time of its failure in ``completed``, so this
+        instance does not count as suspended.
         """
         begins_held = self.status is Status.PENDING and self.suspended_at is not None and self.completed is None
         return begins_held or self.status is Status.SUSPENDED
@@ -382,7 +387,7 @@ class StartPolicy(StrEnum):
 
     REFUSE = "refuse"  # the start raises InstanceExists, whatever the status of the instance
     ATTACH = "attach"  # the start changes nothing; it only sends the start message of a Pending instance again
-    REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; InstanceExists while it runs
+    REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; if the instance runs: InstanceExists
 
 
 TABLE, BLOB = "table", "blob"
@@ -422,10 +427,11 @@ class OwnerState(StrEnum):
 class Ownership:
     """Which worker serves a partition.
 
-    :param owner: full name of the worker in the lease. ``state`` says whether this worker is alive.
+    :param owner: full name of the worker that the lease names; None: the lease names no worker. ``state`` says whether
+        this worker is alive.
     :param state: state of the owner.
-    :param offline: an administrator ordered that no worker serves the partition. A live owner gives the partition up at
-        its next scan. The lease of a dead owner keeps its name.
+    :param offline: True if an administrator ordered that no worker serves the partition. A live owner gives the
+        partition up when it reads the leases next. The lease of a dead owner keeps the owner's name.
     """
 
     partition: int
@@ -436,22 +442,23 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """A partition: which worker serves it, and how many messages wait.
+    """A partition: which worker serves it, and how many messages wait. A value that is not known is None.
 
     :param partition: number of the partition.
     :param queue: name of its control queue.
-    :param owner: full name of the worker in the lease. ``state`` says whether this worker is alive.
+    :param owner: full name of the worker that the lease names; None: the lease names no worker. ``state`` says whether
+        this worker is alive.
     :param state: state of the owner.
     :param next_owner: the worker that takes the partition after a handover; None: no handover is planned.
     :param draining: True while the owner hands the partition over.
     :param epoch: how many owners the partition has had.
     :param owned_since: when the owner took the partition, by the owner's clock.
     :param last_renewal: when the lease was last renewed, by the owner's clock.
-    :param messages: approximate number of messages in the queue.
-    :param load: messages a second, as the owner published them; None: not measured yet.
+    :param messages: approximate number of messages in the queue; None: the queue was not asked.
+    :param load: messages in a second, as the owner published them; None: not measured yet.
     :param polled: when the owner last asked the queue for messages, by the owner's clock.
-    :param kicked: the administrator who last made an owner hand the partition over, and when.
-    :param offline: an administrator ordered that no worker serves the partition.
+    :param kicked: the administrator who last made an owner hand the partition over, and when; None: nobody did.
+    :param offline: True if an administrator ordered that no worker serves the partition.
     """
 
     partition: int
@@ -471,28 +478,28 @@ class PartitionState:
 
 
 class ControlKind(StrEnum):
-    """Kinds of orders that an administrator can give."""
+    """Kinds of orders that an administrator can give. An order may name a partition or a *node*, that is, workers."""
 
     OFFLINE = "offline"  # no worker serves the partition
     PROHIBIT = "prohibit"  # the node never serves the partition
-    CAP = "cap"  # the node, or every worker, serves at most so many partitions
-    TURN = "turn"  # a worker takes or asks for at most so many partitions in one scan
+    CAP = "cap"  # the node, or every worker, serves at most a given number of partitions
+    TURN = "turn"  # a worker takes or asks for at most a given number of partitions in one scan
     DRAIN = "drain"  # the node hands over all its partitions and takes none
     UNKNOWN = "unknown"  # a newer version of this package wrote the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """An administrator's order that is in force: a row of ``{Hub}Controls``.
+    """An order of an administrator that was not lifted yet: a row of ``{Hub}Controls``.
 
     :param kind: kind of the order.
     :param partition: the partition that the order is about; None: the order is about no single partition.
     :param node: the workers that the order is about: ``name@host/incarnation``, ``name@host``, ``name`` or ``@host``;
         None: every worker.
     :param value: the limit of a ``cap`` or ``turn``, in partitions.
-    :param by: the administrator who gave the order. For people only.
-    :param at: when the order was given, by the administrator's clock. For people only.
-    :param reason: why the order was given. For people only.
+    :param by: the administrator who gave the order. Only for display.
+    :param at: when the order was given, by the administrator's clock. Only for display.
+    :param reason: why the order was given. Only for display.
     """
 
     kind: ControlKind
@@ -506,11 +513,11 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a worker's host reports about a partition that the worker serves.
+    """What the main process of a worker reports about a partition that the worker serves.
 
-    :param load: messages a second, smoothed; None: not known yet.
-    :param unpolled: seconds since the host last read the queue or processed a message of the queue.
-    :param runs: orchestrators of the partition's instances that ran lately.
+    :param load: messages in a second, smoothed; None: not known yet.
+    :param unpolled: seconds since this process last read the queue or processed a message of the queue.
+    :param runs: orchestrators of those instances of the partition that ran lately.
     :param lacks: orchestrators that messages wait for and that this worker does not have. The orchestrator that
         messages have waited for longest is first.
     """

@@ -1,9 +1,9 @@
-"""Carry out a rewind of a failed instance.
+"""Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it.
 
 A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
 change the instance row to Pending, and send the message that wakes the instance. If a rewind is interrupted, a second
 rewind finishes the work. Until the last row of the history is rewritten, the history counts as failed. After that, the
-second rewind sees from the row and the history that no episode has run since the first one.
+second rewind sees from the instance row and the history that no episode has run since the first rewind.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TRIES = 5
 CHECKPOINT = 3.0
 """Seconds after which the checkpoint of a child that has just ended should be complete."""
 RunningChild = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
-"""A parent, and the event of the parent's history that created the running child."""
+"""A child that still runs: its parent, and the event of the parent's history that created the child."""
 
 
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
     """Remove the failure of a failed instance from its history, so that the instance continues from before the failure.
 
     :raises InstanceNotFound: there is no such instance.
-    :raises InvalidStateError: the instance has not failed, or was started again since.
+    :raises InvalidStateError: the instance has not failed, or was started again after its failure.
     :raises Conflict: another process changed the instance during each try.
     """
     running = await _rewind(hub, instance_id, reason)
@@ -61,8 +61,8 @@ async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]
     """Rewind an instance and its failed children.
 
     :returns: children that still run: children of the instance, and of the children that are rewound. The caller must
-        look at these children again. A child may have sent its answer before the parent's history was rewritten, so
-        that the answer was lost, while the child's row did not say yet that the child has ended.
+        read the rows of these children again. A child may have sent its answer before the parent's history was
+        rewritten, so that the answer was lost, while the child's row did not say yet that the child has ended.
     """
     last: Conflict | None = None
     for _ in range(TRIES):
@@ -106,7 +106,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
 def _asks_again(rewinding: Rewinding) -> bool:
     """Return True if the rewind removes more events than the failures of children and the completion.
 
-    Then the instance must run at once, to make the removed decisions again. Else the end of a child wakes it.
+    Then the instance must run at once, to make the removed decisions again. Else the end of a child wakes the instance.
     """
     return len(rewinding.taken) > 1 + len(rewinding.children)
 
@@ -122,7 +122,7 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
 
 
 async def _mark(hub: Hub, row: InstanceState) -> None:
-    """Set the instance row to Pending. Keep the row if the instance runs already or has ended again."""
+    """Set the instance row to Pending. Leave the row unchanged if the instance already runs or has ended again."""
     current: InstanceState | None = row
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):
@@ -148,9 +148,10 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
 async def _child(
     hub: Hub, created: SubOrchestrationInstanceCreated, parent: OrchestrationInstance
 ) -> InstanceState | None:
-    """Read the instance row of a child.
+    """Read the instance row of a child, and check that the child belongs to this parent.
 
-    A .NET parent stores no identity of the action. For its child, the start event in the child's history is compared.
+    The check compares the child's execution id with the identity of the parent's action. A .NET parent stores no such
+    identity: then the check compares the parent that the start event in the child's history names.
 
     :returns: None if the child was deleted, or if its id was started again by another client or parent.
     """
@@ -215,12 +216,12 @@ async def _answer_again(hub: Hub, instance_id: str) -> None:
 async def _timers(
     hub: Hub, past: Sequence[HistoryEvent], target: OrchestrationInstance, written: Mapping[int, Timestamp | None]
 ) -> None:
-    """Send the message of each timer that has not fired again.
+    """For each timer that has not fired, send its message once more.
 
     The message of such a timer may have been discarded while the instance was failed. If the first message still
-    exists, the instance recognizes the second one by the identity of its action. The remaining time is measured by the
-    clock of the store, from the timer's history row to the rows that the rewind wrote. This machine's clock is not used
-    because it may be ahead of the clock that set the timer, and the timer would fire too early.
+    exists, the instance recognizes the second one by the identity of its action. The time that the timer has waited is
+    measured by the clock of the store, from the write of the timer's history row to the writes of the rewind. This
+    machine's clock is not used: if it is ahead of the clock that set the timer, the timer would fire too early.
 
     :param written: the store's time of each timer's history row, by the event id of the timer.
     """

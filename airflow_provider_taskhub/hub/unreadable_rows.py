@@ -1,4 +1,7 @@
-"""Warnings about rows that cannot be read. A scan may read a damaged row every second; it is logged only once."""
+"""Log warnings about rows that cannot be read.
+
+A process may read the same damaged row every second. It logs one warning for the row, not one for each reading.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ log = structlog.get_logger(__name__)
 
 @lru_cache(maxsize=1024)
 def unreadable(table: str, row: str, reason: str) -> None:
-    """Log a warning about a damaged row or blob. The same row is logged once for each reason.
+    """Log a warning about a damaged row or blob, once for each row and reason.
 
-    The reader of the row ignores the row, or only its damaged values.
+    The caller then ignores the row, or only its damaged values.
 
     :param table: table of the row, or container of the blob.
     :param row: keys of the row, or name of the blob.

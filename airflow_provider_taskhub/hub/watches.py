@@ -1,8 +1,8 @@
-"""Watch rows. Each row says which Airflow task waits for which instance.
+"""Read and write watch rows. Each row says which Airflow task waits for which instance.
 
-The sweep reads these rows and terminates instances whose Airflow task does not wait any more. An Airflow task that
-starts an instance writes the watch row first. The rows are in the table ``{Hub}Completions``, under their own
-PartitionKey, beside the completion hints. The sweep or a purge deletes a row that is not needed any more.
+A loop that is called the sweep reads these rows and terminates instances whose Airflow task does not wait any more. An
+Airflow task that starts an instance writes the watch row first. The rows are in the table ``{Hub}Completions``, under
+their own PartitionKey, beside the completion hints. The sweep or a purge deletes a row that is not needed any more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Watch:
     :param instance_id: id of the instance that the Airflow task waits for.
     :param deployment: name of the Airflow deployment. Two deployments may share a hub.
     :param map_index: Airflow's map index; -1 for a task that is not mapped.
-    :param owner: value of the instance's tag ``taskhub.owner``. It identifies the start that this row is about.
+    :param owner: value of the instance's tag ``taskhub.owner``. It identifies the start of the instance.
     :param generation: generation of the Airflow task. A clear of the task raises it.
     :param etag: ETag of the row, as it was read.
     """
@@ -102,8 +102,8 @@ def _watch(names: HubNames, entity: Entity) -> Watch | None:
         dag_id=str(texts["DagId"]),
         run_id=str(texts["RunId"]),
         task_id=str(texts["TaskId"]),
-        map_index=int(numbers["MapIndex"]),  # type: ignore[arg-type]  # checked above
+        map_index=int(numbers["MapIndex"]),  # type: ignore[arg-type]  # the loop above has checked the type
         owner=str(texts["Owner"]),
-        generation=int(numbers["Generation"]),  # type: ignore[arg-type]  # checked above
+        generation=int(numbers["Generation"]),  # type: ignore[arg-type]  # the loop above has checked the type
         etag=entity.etag,
     )
