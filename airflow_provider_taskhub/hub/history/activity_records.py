@@ -1,7 +1,8 @@
-"""Activity records: rows of the table ``{Hub}Activities``, one for each attempt of an activity.
+"""Read and write activity records: rows of the table ``{Hub}Activities``, one for each attempt of an activity.
 
-The row decides which worker runs the attempt. All rows of an instance have one PartitionKey, and their keys sort by
-generation, task and attempt. So one transaction can mark a lost attempt and claim the next attempt.
+A worker *claims* an attempt when it inserts the row. Only one worker can insert the row, and this worker runs the
+attempt. All rows of an instance have one PartitionKey, so one transaction can mark a lost attempt and claim the next
+one. The RowKeys sort by the generation of the instance, then by the call of the activity, then by the attempt.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def row_key(execution_id: str, task_id: int, attempt: int) -> str:
 
 
 def results_of(instance: OrchestrationInstance) -> str:
-    """Return the prefix of the blob names of all large results of one generation."""
+    """Return the prefix of the names of the blobs with large results of all activities that one generation of an
+    instance called."""
     return f"{history_folder(instance.instance_id)}/activity-{escape(instance.execution_id or '')}-"
 
 
@@ -194,10 +196,10 @@ def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
 
 
 def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, now: Timestamp) -> Transact:
-    """Return the transaction that inserts the row of an attempt.
+    """Return the transaction that inserts the row of an attempt, and so claims the attempt for a worker.
 
     :param supersede: row of the attempt before, whose worker sends no heartbeats any more. The same transaction marks
-        this attempt as lost, and fails if the row has changed since it was read. None: there is no such attempt.
+        the attempt before as lost, and fails if its row has changed since it was read. None: there is no such attempt.
     """
     rows = [RowOperation(verb=RowVerb.INSERT, entity=encode(record))]
     if supersede is not None:
@@ -207,8 +209,11 @@ def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, 
 
 
 def update(names: HubNames, record: ActivityRecord, etag: str) -> Transact:
-    """Return the write of a heartbeat, of progress or of the outcome. The store refuses the write with Conflict if the
-    attempt was cancelled, or if another worker has claimed the next attempt."""
+    """Return the transaction that writes a heartbeat, progress or the outcome into the row of an attempt. The store
+    refuses the transaction with Conflict if the attempt was cancelled, or if another worker claimed the next attempt.
+
+    :param etag: ETag of the row after this worker's last write.
+    """
     row = RowOperation(verb=RowVerb.REPLACE, entity=encode(record), etag=etag)
     return Transact(table=names.activities, rows=(row,))
 
@@ -229,7 +234,7 @@ async def attempts(
 
 
 async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:
-    """Read the row of an attempt again. :returns: None if the row does not exist."""
+    """Read the row of an attempt again; None: the row does not exist."""
     for found in await attempts(store, names, record.instance, record.task_id):
         if found[0].attempt == record.attempt:
             return found

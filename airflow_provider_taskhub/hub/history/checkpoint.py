@@ -1,4 +1,7 @@
-"""The checkpoint: pure functions that turn the result of an episode into ordered steps of storage operations.
+"""Build checkpoints: pure functions that turn the result of an episode into ordered steps of storage operations.
+
+An episode is one run of an orchestrator over new events. A generation is the part of a run between two calls of
+``continue_as_new``; its history begins empty. The sentinel is the last row of the history.
 
 The order is always the same: write large payloads ("payloads"), send messages ("outbound"), write history rows
 ("history", one step for each batch), write the instance row ("instance"), delete blobs of the previous generation
@@ -59,8 +62,8 @@ class Stored:
     :param completed: value of the sentinel's column CheckpointCompletedTimestamp.
     :param consumed: identities of the messages that were consumed by ``continue_as_new``, as the sentinel lists them.
         Such a message may be delivered again much later, and no history row of the new generation contains its event.
-    :param steered: stamp of the newest suspension or resume that was processed. The checkpoint of its episode stores
-        the stamp.
+    :param steered: stamp (time and sender) of the newest suspension or resume that was processed. The checkpoint of its
+        episode stores the stamp.
     :param ended: names of earlier runs under this id, the newest last.
     :param suspension: suspension in the sentinel, with which a run without a checkpoint begins.
     :param blobs: names of the known blobs that hold large columns of the generation's rows. They are deleted when the
@@ -70,7 +73,7 @@ class Stored:
     :param row_etag: ETag of the instance row; None: no row is known, and the checkpoint inserts the row.
     :param status: status in the instance row.
     :param custom_status: custom status in the instance row.
-    :param merged: when this process last wrote the instance row, in seconds of the monotonic clock.
+    :param merged: when this process last wrote the instance row, in seconds of the monotonic clock; ``-inf``: never.
     """
 
     sentinel_etag: str | None = None
@@ -92,11 +95,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """A checkpoint that is ready to be committed.
+    """A checkpoint that is ready to be committed. With the indexes, the caller finds the result of a step.
 
-    :param unit: the steps, for the store.
+    :param unit: the storage operations of the checkpoint, as ordered steps. The caller gives them to the store.
     :param commit_id: id of this commit; the sentinel stores it.
-    :param completed: time of the checkpoint, for the sentinel.
+    :param completed: time of the checkpoint; the sentinel stores it.
     :param consumed: identities of consumed messages that the sentinel lists after the checkpoint (:class:`Stored`).
     :param outbound: index of the step that sends the messages.
     :param history: index of the last step that writes the history.
@@ -126,8 +129,8 @@ class Processed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The new history rows of an episode, and the blobs of their large columns. They are encoded once, and each try to
-    commit the episode uses them."""
+    """The new history rows of an episode, and the blobs of their large columns. They are encoded only once, although the
+    commit of the episode may be tried several times."""
 
     rows: tuple[Entity, ...]
     blobs: tuple[PutBlob, ...]
@@ -214,8 +217,8 @@ def rest(
     tags: dict[str, str],
     check: Callable[[], None],
 ) -> Unit:
-    """Build the remaining steps of a checkpoint. Its history was written, but its instance row was not, because the row
-    had another ETag.
+    """Build the remaining steps of a checkpoint that has written its history, but not its instance row, because the row
+    had another ETag than expected.
 
     :param stored: what was stored before the checkpoint, with the new ETag of the instance row.
     """
@@ -277,7 +280,7 @@ def completion(
 def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10.0) -> bool:
     """Return True if a checkpoint must write the instance row.
 
-    This is so if a reader of the row would see a difference, or if the last write is ``longest`` seconds ago.
+    It must if a reader of the row would see a difference, or if the last write was ``longest`` seconds ago.
 
     :param now: present time of the monotonic clock, in seconds.
     """
@@ -386,7 +389,8 @@ def _history_steps(
 
 
 def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[str, ...]:
-    """Return the identities of consumed messages for the sentinel. If there are too many, only the newest are kept."""
+    """Return the identities of consumed messages for the sentinel (:attr:`Stored.consumed`). If there are too many, only
+    the newest are kept."""
     return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
 
 
@@ -424,8 +428,8 @@ def recorded(
     identity: str,
     commit_id: str,
 ) -> tuple[Transact, Stored]:
-    """Build the write that stores a suspension or resume in the sentinel. It arrived before the first checkpoint of its
-    run, so there is no history that could hold its event.
+    """Build the write that stores a suspension or resume in the sentinel. This message came before the first checkpoint
+    of its run, so there is no history that could hold its event.
 
     :param before: the sentinel as it was read; None: there is no sentinel.
     :param run: execution id of the run.
@@ -455,7 +459,7 @@ def recorded(
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:
     """Return deletions of the rows that an interrupted checkpoint left and that this checkpoint does not overwrite."""
     if episode.switched:
-        return []  # these rows now belong to an earlier generation, which readers ignore
+        return []  # the rows that were left belong to an earlier generation now, and readers ignore its rows
     partition_key = escape(episode.current.instance_id)
     left = [
         RowOperation(

@@ -40,7 +40,8 @@ async def failed_attempt(
     The function reads only some columns of the history of the current generation.
 
     :param get: reads the row of an instance.
-    :returns: None if the orchestrator itself raised the error, or if the attempt has no log.
+    :returns: None if the orchestrator itself raised the error, if the attempt has no log, or if the search finds no
+        failed activity.
     """
     for _ in range(MAX_DEPTH):
         state = await get(instance_id)
@@ -74,6 +75,9 @@ async def _failed(store: Store, names: HubNames, state: InstanceState, text: str
     """Return the newest history row of a failed activity or child whose column Reason is ``text``.
 
     If no row has this text, return the newest row of all failures, because the text may be stored in a blob.
+
+    :param text: error message of the failure; None: not known.
+    :returns: None if no activity or child has failed.
     """
     newest = matching = None
     kinds = (EventType.TaskFailed, EventType.SubOrchestrationInstanceFailed)
@@ -100,7 +104,7 @@ async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: 
 async def _scheduled(
     store: Store, names: HubNames, state: InstanceState, task_id: int, kind: EventType, column: str
 ) -> str | None:
-    """Read one column of the event that scheduled an activity or child."""
+    """Read one column of the event that scheduled an activity or child; None: there is no such text."""
     found: str | None = None
     asked = And((_kind(kind), Compare("EventId", "eq", task_id)))
     async for row in _rows(store, names, state, asked, (column,)):

@@ -1,4 +1,8 @@
-"""Read the history of an instance: the committed rows of its current generation, with their large columns."""
+"""Read the history of an instance: the committed rows of its current generation, with their large columns.
+
+A generation is the part of a run between two calls of ``continue_as_new``. A new generation overwrites the rows of the
+old one from the first row on. If the old one was longer, its last rows stay in the table, and readers ignore them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ class Loaded:
     @property
     def begun(self) -> bool:
         """True if a checkpoint of this generation counts. If the very first checkpoint was interrupted between two of
-        its transactions, its rows do not count."""
+        its transactions, the rows that it wrote do not count."""
         return self.sentinel is not None and (self.sentinel.complete or bool(self.past))
 
 
@@ -86,7 +90,10 @@ class Reading:
     torn: bool = False
 
     def whole(self, instance_id: str) -> Reading:
-        """Return this reading. :raises Conflict: the reading is torn."""
+        """Return this reading if its rows fit together.
+
+        :raises Conflict: other processes changed the rows during each reading (``torn``).
+        """
         if self.torn:
             raise Conflict(torn_text(f"the history of {instance_id!r}"))
         return self
@@ -100,7 +107,7 @@ def torn_text(what: str) -> str:
 async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Loaded:
     """Read the history of an instance.
 
-    :param growing: see :func:`table_rows`.
+    :param growing: True for a reader that runs beside the owner, which may append rows meanwhile (:func:`table_rows`).
     :raises HistoryUnreadable: a row, or the blob of a large column, is missing or damaged.
     :raises Conflict: other processes changed the history during each reading.
     :raises StorageError: the store has failed.
@@ -114,7 +121,7 @@ async def load(store: Store, names: HubNames, instance_id: str, *, growing: bool
             now = rows.sentinel
             if now is not None and (now.etag == before.etag or (growing and now.execution_id == before.execution_id)):
                 raise
-            continue  # a new generation began during the reading and deleted the blobs of the old one: read it again
+            continue  # a new generation began meanwhile and deleted the blobs of the old one: read the history again
         blobs = tuple(name for row in rows.committed for name in blob_columns(row).values())
         return Loaded(
             past=past,
@@ -198,8 +205,10 @@ def _counted(lock: Entity | None, rows: Sequence[Entity]) -> HistoryRows:
 
 
 async def decoded(store: Store, names: HubNames, rows: Sequence[Entity]) -> tuple[HistoryEvent, ...]:
-    """Decode the events of rows, with their large columns. :raises HistoryUnreadable: a row or blob is damaged, or a
-    blob is missing."""
+    """Decode the events of rows. The large columns of the rows are read from their blobs.
+
+    :raises HistoryUnreadable: a row or blob is damaged, or a blob is missing.
+    """
     kept = list(rows)
     await _restore(store, names, kept)
     try:
@@ -237,7 +246,8 @@ async def mark_unreadable(store: Store, names: HubNames, instance_id: str, cause
 
 
 async def lock_of(store: Store, names: HubNames, instance_id: str) -> Entity | None:
-    """Read the row of the sentinel without decoding it. Its ETag is the lock of the instance."""
+    """Read the row of the sentinel without decoding it; None: there is no sentinel. The ETag of this row is the lock of
+    the instance."""
     return await store.get(names.history, escape(instance_id), SENTINEL)
 
 
@@ -286,7 +296,10 @@ async def _restored(store: Store, names: HubNames, entity: Entity, wanted: Mappi
 
 
 async def payload(store: Store, names: HubNames, name: str) -> str:
-    """Read the text of a blob. :raises InputError: the blob is missing or damaged, or its name is invalid."""
+    """Read the text of a blob.
+
+    :raises InputError: the blob is missing or damaged, or its name is invalid.
+    """
     try:
         text = await store.get_text(names.large_messages, name)
     except InputError as error:

@@ -50,8 +50,8 @@ class StoredParts:
     :param row: the instance row.
     :param history: rows of the history, the sentinel included.
     :param records: activity records.
-    :param hint: the completion hint.
-    :param watch: the watch row of the Airflow task that started the instance.
+    :param hint: the completion hint; None: there is none.
+    :param watch: the watch row of the Airflow task that started the instance; None: there is none.
     :param blobs: names of the blobs with large payloads.
     :param logs: names of the logs of activities.
     """
@@ -121,7 +121,7 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
 
 
 async def _watch(store: Store, names: HubNames, row: InstanceState) -> Entity | None:
-    """Read the watch row. :returns: None if there is no such row, or if it belongs to a newer start of the instance."""
+    """Read the watch row; None: there is no such row, or it belongs to a newer start of the instance."""
     owner = (row.tags or {}).get(OWNER_TAG)
     if owner is None:
         return None

@@ -1,4 +1,5 @@
-"""Filters for a list of instances: the filter that the table applies, and the rest, which Python applies."""
+"""Select instances for a list: first with a filter that the table applies, then with conditions that only Python can
+check."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def query_filter(
     created_to: Timestamp | None = None,
     prefix: str = "",
 ) -> Filter | None:
-    """Return the filter that the table applies. Call :func:`matches` for each row that the table returns.
+    """Return the filter that the table applies. Call :func:`matches` for each row that passes the filter.
 
     :param statuses: wanted statuses; empty: all.
     :param created_from: earliest wanted time of creation, inclusive.
@@ -58,7 +59,8 @@ def _successor(key: str) -> str | None:
 
     The result is right for tables that sort by UTF-16 units and for tables that sort by code points. The character
     after U+D7FF is U+E000, because no text may contain a single surrogate. U+FFFF is not increased to U+10000, because
-    the UTF-16 units of U+10000 sort before U+FFFF. So the filter may let a few other keys pass, but it never omits one.
+    the UTF-16 units of U+10000 sort before U+FFFF. So a filter with this text may let a few other keys pass, but it
+    omits no key that begins with ``key``.
 
     :returns: None if no such text exists.
     """

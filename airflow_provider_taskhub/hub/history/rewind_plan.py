@@ -1,7 +1,8 @@
-"""Plan a rewind: which rows of a failed history are rewritten, and how. Pure functions.
+"""Plan a rewind: decide which rows of a failed history are rewritten, so that the instance goes on from before the
+failure. All functions are pure.
 
 To *remove* an event means to rewrite its row as a GenericEvent, which replay ignores. DurableTask removes every failure
-of the generation, even a failure that the orchestrator has handled. Its replay is then non-deterministic and fails.
+of the generation, even a failure that the orchestrator has handled. The replay is then non-deterministic and fails.
 TaskHub removes only the failures that ended the orchestration, and the decisions after them. A DurableTask
 orchestration fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also
 removes the calls of activities that had not ended. The orchestrator then calls them again.
@@ -50,8 +51,8 @@ _Failure = TaskFailed | SubOrchestrationInstanceFailed
 class Rewinding:
     """What a rewind changes in a history.
 
-    :param taken: indexes of events that are removed, that is, become :class:`GenericEvent`. The completion is one of
-        them.
+    :param taken: indexes of events that are removed, that is, become :class:`GenericEvent`. One of them is the event
+        :class:`ExecutionCompleted` with the failure.
     :param children: indexes of events that created a child whose failure is removed. The child itself must be rewound.
         If that is not possible, the caller removes this event too, so that the orchestrator starts the child again.
     """
@@ -61,8 +62,8 @@ class Rewinding:
 
 
 def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
-    """Return True if a rewind has rewritten the history, and no episode has run since. The rewind may then have been
-    interrupted before it changed the instance row.
+    """Return True if a rewind has rewritten the history, and no episode has run since. It is then possible that the
+    rewind was interrupted before it changed the instance row.
 
     :param past: events of the history.
     :param status: status in the instance row.
@@ -80,19 +81,20 @@ def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
 
 
 def plan(past: Sequence[HistoryEvent]) -> Rewinding | None:
-    """Return the plan of a rewind, so that the orchestrator continues from before its failure.
+    """Plan which events a rewind must remove, so that the orchestrator goes on as if it had not failed.
 
     :param past: events of the history.
-    :returns: None if the orchestration has not failed.
+    :returns: the plan; None if the orchestration has not failed.
     """
     return _Plan(past).made()
 
 
 class _Plan:
-    """Makes the plan. Its tables have the index of an event in the history by the number of the action. If two events
-    have the same number, the later event counts, because a rewind has removed the first one.
+    """Makes the plan of a rewind.
 
-    ``_asked`` has the events that scheduled an action; ``_answered`` has the answers.
+    Two tables give, for the number of an action, the index of an event in the history: ``_asked`` of the event that
+    scheduled the action, ``_answered`` of the answer. If two events have the same number, the later event counts,
+    because an earlier rewind has removed the first one.
     """
 
     def __init__(self, past: Sequence[HistoryEvent]) -> None:
@@ -123,9 +125,9 @@ class _Plan:
         ]
         end = self._end(failures)
         decisions = [at for at in self._asked.values() if at not in neutral and at < end]
-        # A failure before the end without a later decision was either handled, or was not awaited yet. The history does
-        # not show which. If a failure of the second kind stayed, the instance would fail again at once. So both kinds
-        # are removed.
+        # A failure that came after the last decision was either handled by the orchestrator, or not awaited yet. The
+        # history does not show which. If a failure that was not awaited stayed, the instance would fail again at once.
+        # So both kinds are removed.
         last = max(decisions, default=-1)
         causes = {at for at in failures if at > last}
         lasts = [at for at, number in owners.items() if self._answered.get(number) in causes]
@@ -167,9 +169,9 @@ class _Plan:
     def _end(self, failures: Sequence[int]) -> int:
         """Return the index of the failure that ended the orchestration.
 
-        The failure has the same type and message as a failure in the completion. If several have, it is the last one if
-        its answer came in the last episode. Else the orchestrator raised the error later; then it is the earliest of
-        the failures whose actions were open at the same time.
+        This failure has the same type and message as a failure in the completion. If several failures fit, the last one
+        is taken if it came in the last episode. If it came earlier, the orchestrator kept the error and raised it
+        later. Then, of the fitting failures whose actions were open at the same time, the earliest is taken.
 
         :param failures: indexes of the failures in the history.
         :returns: the length of the history if no failure fits.
@@ -261,9 +263,10 @@ class _Plan:
 
 
 def rewritten(rows: Sequence[Entity], rewinding: Rewinding, again: Collection[int]) -> list[Entity]:
-    """Return the rows that a rewind writes. Each has the ETag with which it was read. The completion is the last row.
+    """Return the rows that a rewind writes. Each row has the ETag with which it was read. The row of the completion is
+    the last one.
 
-    :param rows: rows of the history; each has the index of its event.
+    :param rows: rows of the history, in the order of their events.
     :param again: indexes of the events of children that are started again, because they cannot be rewound.
     """
     marked = [at for at in rewinding.children if at not in again]
@@ -280,7 +283,7 @@ def _marked(row: Entity, *, keep: bool) -> Entity:
 
 
 def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
-    """Group rows into transactions. Call :func:`locked` for each group."""
+    """Group the rewritten rows, so that each group fits into one transaction. :func:`locked` makes the transaction."""
     for group in batches(rows):
         yield tuple(RowOperation(verb=RowVerb.REPLACE, entity=row, etag=row.etag) for row in group)
 

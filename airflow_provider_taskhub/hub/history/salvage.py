@@ -1,4 +1,4 @@
-"""Read the readable parts of a damaged history, to show them and to end the instance. They are never used for replay.
+"""Read what is readable of a damaged history, to show it and to end the instance. No replay ever uses the result.
 
 Each row and each blob is read separately, so a damaged or missing one does not hide the others.
 """
@@ -35,8 +35,8 @@ class Salvage:
 
     :param events: readable events of the current generation, in their order.
     :param unreadable: one line of text for each part that cannot be read; empty: everything can be read.
-    :param lock: row of the sentinel; None: there is no history.
-    :param sentinel: the decoded sentinel; None: there is no sentinel, or it is damaged.
+    :param lock: row of the sentinel, not decoded; None: there is no sentinel, and so no history.
+    :param sentinel: the decoded sentinel; None: there is no sentinel, or its row is damaged.
     :param execution_id: execution id of the generation; None: no row contains it.
     """
 
@@ -50,8 +50,9 @@ class Salvage:
 async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: bool = False) -> Salvage:
     """Read what is readable of an instance's history.
 
-    :param growing: True for a reader that only shows the history, see :func:`table_rows`. If other processes change the
-        history during each reading, such a reader gets the last reading, with a line in ``unreadable``.
+    :param growing: True for a reader that only shows the history: the owner may append rows meanwhile (see
+        :func:`table_rows`). If other processes change the history during each reading, such a reader gets the last
+        reading, with a line in ``unreadable``.
     :raises Conflict: other processes changed the history during each reading, and ``growing`` is False.
     :raises StorageError: the store has failed.
     """
@@ -64,14 +65,15 @@ async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: b
             line = f"{torn_text('the history')}: the rows that are shown may be of different moments"
             return replace(found, unreadable=(line, *found.unreadable))
         if not found.unreadable or _same(await lock_of(store, names, instance_id), reading.lock, growing=growing):
-            break  # else a new generation has deleted the blobs of the old one during the reading: read again
+            break  # else a new generation began meanwhile and deleted the blobs of the old one: read again
     return found
 
 
 def _same(one: Entity | None, other: Entity | None, *, growing: bool) -> bool:
     """Return True if no row was deleted between two readings of the sentinel.
 
-    :param growing: True: rows may have been added. A generation only adds rows, so the execution ids are compared.
+    :param growing: True: added rows are allowed. While a generation lasts, rows are only added, so it is enough that
+        the execution ids are equal.
     """
     if one is None or other is None:
         return one is other
