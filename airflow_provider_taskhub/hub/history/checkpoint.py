@@ -129,8 +129,8 @@ class Processed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The new history rows of an episode, and the blobs of their large columns. They are encoded only once, although the
-    commit of the episode may be tried several times."""
+    """The new history rows of an episode, and the blobs of their large columns. They are encoded only once, even if the
+    commit of the episode is tried several times."""
 
     rows: tuple[Entity, ...]
     blobs: tuple[PutBlob, ...]
@@ -389,8 +389,8 @@ def _history_steps(
 
 
 def _consumed(stored: Stored, episode: Episode, processed: Processed) -> tuple[str, ...]:
-    """Return the identities of consumed messages for the sentinel (:attr:`Stored.consumed`). If there are too many, only
-    the newest are kept."""
+    """Return the identities of consumed messages for the sentinel (:attr:`Stored.consumed`). Of too many identities,
+    only the newest are kept."""
     return (stored.consumed + (processed.message_ids if episode.switched else ()))[-MAX_CONSUMED:]
 
 

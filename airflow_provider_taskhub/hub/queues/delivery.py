@@ -1,4 +1,4 @@
-"""A received message, the renewal of its visibility, and giving it back to its queue.
+"""Hold received messages, keep them invisible to other workers, and give them back to their queues.
 
 The worker keeps a received message invisible to other workers by renewals of its visibility timeout. A worker that
 stops, or that hands over its partition, makes the message visible again at once.
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 GIVE_BACK_PARALLEL = 16
 """Messages that one call of :func:`give_back` updates at the same time. The same bound holds for renewals."""
 LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
-"""The insertion time of a local response. It is later than that of every message in a queue."""
+"""The insertion time of a local response. It is later than the insertion time of every message in a queue."""
 ACTION_UUID = 5
 """Version of a UUID that identifies an action. All other messages have random UUIDs (version 4)."""
 
@@ -68,7 +68,7 @@ class Delivery:
 
     @property
     def deliveries(self) -> int:
-        """How often a worker has begun, or may have begun, to process the message. This delivery counts too."""
+        """How often a worker has certainly or possibly begun to process the message. This delivery counts too."""
         return self.dequeue_count + self.envelope.deliveries
 
     @property
@@ -113,7 +113,7 @@ class Delivery:
         waiting_since: Timestamp | None = None,
         signal: bool = True,
     ) -> UpdateMessage | None:
-        """Return the operation that makes the message receivable again. None: nothing must be done.
+        """Return the operation that makes the message receivable again. None: there is nothing to do.
 
         The parameters are those of :func:`give_back`.
         """
@@ -255,7 +255,9 @@ async def give_back(
 
     async def one(held: Delivery) -> None:
         held.settle(False)
-        async with held.changing, gate:  # gate second: a slow renewal must not occupy the gate
+        # The gate limits how many updates run at the same time. It is taken last: while this code waits for the end of
+        # a slow renewal of this message (``changing``), other messages can use the gate.
+        async with held.changing, gate:
             update = held.returning(delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal)
             if held.gone or update is None:
                 return
@@ -273,7 +275,7 @@ class VisibilityRenewer:
 
     Renewals run in parallel, at most :data:`GIVE_BACK_PARALLEL` at a time, so that a slow renewal delays no other.
 
-    :param visibility: the visibility timeout that each renewal asks for.
+    :param visibility: the visibility timeout that each renewal sets.
     """
 
     def __init__(self, store: Store, clock: Clock, visibility: timedelta) -> None:
@@ -300,7 +302,7 @@ class VisibilityRenewer:
     async def run(self) -> None:
         """Renew each message after a quarter of its visibility timeout, until this task is cancelled.
 
-        A renewal that fails is tried again, and does not stop the others.
+        A renewal that fails is tried again, and does not stop the renewals of other messages.
         """
         interval = self._visibility.total_seconds() / 4
         renewals = Supervisor(self._clock)

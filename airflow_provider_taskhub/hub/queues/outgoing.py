@@ -1,4 +1,4 @@
-"""Make the messages that an episode or an activity has decided to send. Pure: no I/O.
+"""Make the messages that an episode or an activity has decided to send. The module does no I/O.
 
 docs/concepts/checkpoint.md says in which order the messages are put.
 """
@@ -89,8 +89,9 @@ class Routing:
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
-    """Return how long a message must stay invisible."""
-    # both times come from the clock that the instance uses; this worker's clock may be behind it
+    """Return how long a message must stay invisible: until its timer is due, or until its scheduled start."""
+    # The timer was set by the clock of the instance. If this machine's clock is behind that clock, the event's time is
+    # nearer to the present time.
     if isinstance(event, TimerFired):
         due, now = event.fire_at, max(now, event.timestamp)
     elif isinstance(event, ExecutionStarted) and event.scheduled_start_time is not None:
@@ -120,8 +121,9 @@ def outbound_message(
 
     :param queue: name of the queue that the message goes to.
     :param episode: number of the sender's episode. None: the sender is a client.
-    :param activity_id: the identity of the action that the message carries out. None: a random id.
-    :param context: the decided message with its context tags. None: no tags.
+    :param activity_id: the identity of the action that the message carries out. None: the message gets a random id.
+    :param context: the message as the episode decided it, with its context tags. None: no tags.
+    :param claim: see :class:`OutboundMessage`.
     """
     delay = _delay(event, now)
     if delay:

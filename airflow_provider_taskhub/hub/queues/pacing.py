@@ -1,4 +1,7 @@
-"""How many messages a reader may receive, and how often it polls. Pure decisions."""
+"""Decide how many messages a reader of a queue may receive now, and how long it waits between two polls of the queue.
+
+The module does no I/O and reads no clock.
+"""
 
 from __future__ import annotations
 

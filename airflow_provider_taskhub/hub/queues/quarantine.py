@@ -74,7 +74,7 @@ class Quarantined:
     :param instance_id: the instance that the message is for. "" if it cannot be read.
     :param stuck: execution id of the instance that is in quarantine as a whole. None: only this message is in
         quarantine.
-    :param since: the storage service's time of the row. None for a row that is not written yet.
+    :param since: when the row was last written, by the clock of the storage service. None: the row is not written yet.
     :param etag: the ETag of the row.
     :param lost: why the text is lost. None: the text is there, or it was not asked for.
     :param blobs: names of the blobs with the text and with the payload. "" where there is no blob.
@@ -143,7 +143,7 @@ async def keep(store: Store, names: HubNames, item: Quarantined, deletion: Delet
 def is_spent(held: Delivery, *, failed: bool) -> bool:
     """Return whether a message must go to quarantine after this delivery.
 
-    :param failed: True if this delivery was a failed processing, False if the store did not answer.
+    :param failed: True if processing the message has failed in this delivery, False if only the store did not answer.
     """
     return held.deliveries >= MAX_DELIVERIES or (failed and held.envelope.failures >= MAX_FAILURES)
 
@@ -239,8 +239,8 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
     If the whole instance is in quarantine, all its messages are put back.
 
     :param item: the message as :func:`find` or :func:`listing` has just returned it.
-    :raises Conflict: another administrator has put the message back or dropped it.
-    :raises NotFound: the row of the message does not exist any more.
+    :raises Conflict: the row has changed since it was read, because another administrator puts the message back too.
+    :raises NotFound: the row does not exist any more: another administrator has put the message back or dropped it.
     :raises InputError: the text or the payload of the message is lost.
     """
     together = []
@@ -255,7 +255,7 @@ async def put_back(store: Store, names: HubNames, item: Quarantined) -> None:
             raise InputError(
                 f"the payload of message {one.message_id} is gone, blob {one.blobs[1]!r}: drop that message"
             )
-    # if two callers do this at the same time, the ETag lets only one continue
+    # if two callers put this message back at the same time, the ETag of the row lets only one of them continue
     marked = [(item, await _mark(store, names, item))]
     for other in together:
         with suppress(Conflict, NotFound):
@@ -279,14 +279,15 @@ async def _mark(store: Store, names: HubNames, item: Quarantined) -> str:
 
 
 async def drop(store: Store, names: HubNames, item: Quarantined) -> None:
-    """Delete a message from quarantine, with its text and its payload. The message cannot be put back any more.
+    """Delete a message from quarantine, with the copies of its text and payload that the quarantine holds. The message
+    cannot be put back any more.
 
-    The blob in which the sender stored the payload belongs to the instance, and a purge of the instance deletes it. If
-    the instance does not exist, the blob is deleted here.
+    A large payload also has an original blob, which the sender wrote. A purge of the instance deletes this blob. If the
+    instance does not exist, no purge will come, so this function deletes the original blob too.
 
     :param item: the message as :func:`find` or :func:`listing` has just returned it.
-    :raises Conflict: another administrator has put the message back or dropped it.
-    :raises NotFound: the row of the message does not exist any more.
+    :raises Conflict: the row has changed since it was read, because another administrator puts the message back.
+    :raises NotFound: the row does not exist any more: another administrator has put the message back or dropped it.
     """
     name = _spilled(item.text)
     owner = owner_of(name)
@@ -313,10 +314,10 @@ def _removal(names: HubNames, item: Quarantined, etag: str, orphan: str = "") ->
 
 
 async def _as_new(store: Store, names: HubNames, item: Quarantined) -> tuple[str, PutBlob | None]:
-    """Return the text with which a message is put back, and the blob that must be written first.
+    """Return the text with which a message is put back, and the blob that must be written first; None: no blob.
 
-    The counts are reset. The new message gets the same id each time it is put back, so that a copy is recognised. A
-    text that cannot be decoded is put back unchanged.
+    The counts of failures and deliveries are reset. The new message gets the same identity each time it is put back, so
+    that a worker recognises a second copy. A text that cannot be decoded is put back unchanged.
     """
     name = _spilled(item.text)
     blob = await store.get_blob(names.large_messages, item.blobs[1]) if item.blobs[1] else None
@@ -328,7 +329,8 @@ async def _as_new(store: Store, names: HubNames, item: Quarantined) -> tuple[str
         as_it_was = None if blob is None else PutBlob(container=names.large_messages, name=name, data=blob.data)
         return item.text, as_it_was
     message = envelope.message
-    # the instance row may have changed since, so its old ETag must not be checked
+    # A start message names the ETag that the instance row had when the message was sent. The row may have changed while
+    # the message was in quarantine. The ETag is removed, so that the worker does not compare it.
     if message is not None and isinstance(message.event, ExecutionStarted):
         event = replace(message.event, taskhub_row_etag=None)
         envelope = replace(envelope, message=replace(message, event=event))

@@ -36,7 +36,7 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 STARVED_AFTER = 0.5
-"""Seconds without a receive, for want of room in the buffer, after which a queue counts as starved."""
+"""A queue counts as starved if its reader has received nothing for this many seconds because the buffer has no room."""
 _RECEIVES = Retries(after=(StorageError,), first=1.0, factor=1.0)
 """The reader pauses after an error of the store: 1 s, or as long as the store asks for."""
 RETRY_DELAY = timedelta(seconds=1)
@@ -96,7 +96,8 @@ class ReaderContext:
     :param visibility: how long a received message stays invisible to other readers without a renewal.
     :param max_polling: the longest pause between two polls of an empty queue.
     :param quarantined: called once for each message that a reader has put into quarantine.
-    :param supervisor: runs the loops that renew held messages. None: each reader makes its own supervisor.
+    :param supervisor: runs the loops that renew the visibility of held messages. None: each reader makes its own
+        supervisor.
     """
 
     store: Store
@@ -146,7 +147,7 @@ class Reader:
         self._count = context.quarantined
         self._renewer = VisibilityRenewer(store, clock, visibility)
         self._backoff = PollingBackoff(ceiling=context.max_polling.total_seconds())
-        self._draw = random.Random()  # only for jitter, so the numbers may be predictable
+        self._draw = random.Random()  # for jitter; it does no harm if somebody can predict it
         self._space = asyncio.Event()
         self._woken = False
         self._wait_timeout: asyncio.Timeout | None = None
@@ -181,7 +182,7 @@ class Reader:
         self._deliver(held)
 
     def release(self, messages: Iterable[Delivery]) -> None:
-        """Stop the renewal of messages that are deleted or given back. This makes room for other messages."""
+        """Stop renewing the visibility of messages that were deleted or are given back. This makes room for others."""
         for held in messages:
             self._renewer.remove(held)
             held.settle(True)
@@ -229,9 +230,9 @@ class Reader:
         waiting_since: Timestamp | None = None,
         signal: bool = True,
     ) -> None:
-        """Make messages receivable again, and stop their renewal. The parameters are those of :func:`give_back`.
+        """Make messages receivable again, and stop renewing their visibility. Parameters: see :func:`give_back`.
 
-        A local response has no message in a queue. The activity that made it is told to put it as a message.
+        A local response has no message in a queue. The activity that made the response is told to put it as a message.
         """
         messages = tuple(messages)
         for held in messages:
@@ -252,10 +253,11 @@ class Reader:
             await self.give_back([held], delay=RETRY_DELAY)
 
     async def run(self) -> None:
-        """Poll the queue until :attr:`stopping` is set. Renew the held messages until the task is cancelled.
+        """Poll the queue until :attr:`stopping` is set. Renew the visibility of the held messages until this task is
+        cancelled.
 
-        An error of the store does not end this loop. After another error the loop may be started again: the reader
-        still has its messages.
+        An error of the store does not end the polling. If another error ends this method, the caller can call it again:
+        the reader still has its messages.
         """
         renewing = self._supervisor.keep(f"renew {self.queue}", self._renewer.run)
         prepared = False
@@ -274,17 +276,17 @@ class Reader:
                     await self._pause(1.0)
                 except LeaseLost:  # the owner of the partition logs the loss and cancels this reader
                     await self._pause(1.0)
-                except StorageError as error:  # retries.retry is not used here, because a stop must end the pause
+                except StorageError as error:  # not retries.retry, because a stop must end the pause
                     outage.failed(error)
                     await self._pause(_RECEIVES.pause(outage.failures, error))
             self._stopped.set()
-            await asyncio.Future()  # the messages stay renewed until the owner cancels this task
+            await asyncio.Future()  # the held messages are renewed until the caller cancels this task
         finally:
             self._stopped.set()
             renewing.cancel()
 
     async def _prepare(self) -> None:
-        """Read what the reader needs before the first receive. This class needs nothing."""
+        """Read what the reader needs before the first receive. This class needs nothing; a subclass may need more."""
 
     async def _turn(self) -> None:
         """Receive messages once and deliver them. Then wait if the queue has no more messages."""
@@ -297,11 +299,11 @@ class Reader:
             return
         self._check()
         sent = self._clock.monotonic()
-        self._woken = False  # set before the receive: a stop or wake during the receive must end the wait that follows
+        self._woken = False  # reset before the receive: a stop or wake during the receive must end the wait below
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound, AccessDenied):  # these errors are answers: the queue counts as polled
+        except (Throttled, NotFound, AccessDenied):  # the store has answered: the queue counts as polled
             self.last_poll, self._waiting = sent, None
             raise
         self.last_poll = sent
@@ -311,9 +313,9 @@ class Reader:
             await self._wait()
             return
         took = self._clock.monotonic() - sent
-        if any(_WRAPPED in message.text for message in messages):  # blobs are read in parallel
+        if any(_WRAPPED in message.text for message in messages):  # payloads in blobs are read in parallel
             outcomes = await asyncio.gather(*(self._take_safely(message, sent) for message in messages))
-        else:  # without blobs, a task for each message would cost as much as decoding it
+        else:  # nothing to read: a task for each message would cost as much as decoding the message
             outcomes = [await self._take_safely(message, sent) for message in messages]
         if any(outcome is None or self._runs(outcome) for outcome in outcomes):
             self._backoff.received()
@@ -388,7 +390,7 @@ class Reader:
             await self.give_back([held], delay=RETRY_DELAY, failed=True)
 
     async def _take(self, message: Message, sent: float) -> Delivery | None:
-        """Decode a received message and renew it from now on. None: there is nothing new to deliver."""
+        """Decode a received message, and renew its visibility from now on. None: there is nothing new to deliver."""
         known = self._renewer.known(message.receipt.message_id)
         if known is not None:
             known.receipt, known.claimed, known.gone = message.receipt, sent, False
@@ -422,7 +424,7 @@ class Reader:
     async def _quarantine(self, item: quarantine.Quarantined, deletion: DeleteMessage) -> bool:
         """Put a message into quarantine and delete it from its queue.
 
-        :returns: whether that was done. If not, the message stays in the queue, and its next delivery tries again.
+        :returns: False if the store failed. The message is then still in its queue, and its next delivery tries again.
         """
         known = {"instance_id": item.instance_id} if item.instance_id else {}
         log.error("quarantined", queue=item.queue, message_id=item.message_id, cause=item.cause, **known)
@@ -481,7 +483,7 @@ class ControlReader(Reader):
         self.stuck = await quarantine.stuck(self._store, self._names, self.queue)
 
     async def is_quarantined(self, instance_id: str, execution_id: str | None) -> bool:
-        """Return whether an instance is in quarantine as a whole. True is always confirmed by a read of the store.
+        """Return whether an instance is in quarantine as a whole. Before this returns True, it asks the store again.
 
         :param execution_id: execution id of the generation that is asked about.
         :raises StorageError: the store does not answer.
@@ -500,7 +502,7 @@ class ControlReader(Reader):
     def offer(self, held: LocalResponse) -> None:
         """Deliver an activity's response that has no message in a queue.
 
-        The caller keeps the activity's work item invisible until the response is settled.
+        The caller keeps the activity's work item invisible until the response is processed or given back.
         """
         self._buffer(held)
 
