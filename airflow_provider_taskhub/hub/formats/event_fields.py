@@ -1,4 +1,5 @@
-"""The JSON members of DurableTask's history events. Messages and history rows are encoded and decoded by this table."""
+"""Define the members of DurableTask's history events. The code that encodes and decodes messages and history rows uses
+this table."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ class EventField:
 
     :param name: name in JSON and name of the column.
     :param field: name of the Python field.
-    :param kind: kind of its value.
+    :param kind: kind of the member's value.
     :param required: True: an event without this member cannot be read. False: the Python field has a default.
-    :param taskhub_only: True: DurableTask does not have this member. It is written only if it has a value.
+    :param taskhub_only: True: DurableTask does not have this member. The member is written only if it has a value.
     :param where: whether messages, history rows or both have the member.
     """
 
@@ -51,7 +52,7 @@ def _members_in(where: FieldPlace, members: tuple[EventField, ...]) -> tuple[Eve
 class EventLayout:
     """How events of one class are written. The order of the members is DurableTask's.
 
-    :param cls: the class.
+    :param cls: the Python class of the events.
     :param before: members that are written before ``EventType``.
     :param after: members that are written after ``EventType``.
     :param own: members that DurableTask does not have. They are written last.
@@ -99,7 +100,7 @@ BASE = (
     EventField(name="IsPlayed", field="is_played", kind=Kind.BOOL),
     EventField(name="Timestamp", field="timestamp", kind=Kind.TIME, required=True),
 )
-"""Members of every event. They are written after the members of the class."""
+"""Members that every event has. They are written after the other members of DurableTask."""
 
 _ACTION_ID = _taskhub("TaskHubActionId", "taskhub_action_id")
 _ROLE = _taskhub("TaskHubRole", "taskhub_role", FieldPlace.ROW)

@@ -32,14 +32,15 @@ from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES, Enti
 SENTINEL = "sentinel"
 """RowKey of the sentinel. It sorts after the RowKeys of all events."""
 INPUT_BYTES = 1024
-"""Events that schedule an activity or child store their input only up to this size, in bytes of UTF-8. Replay does not
-need the input; monitors show it."""
+"""The row of an event that schedules an activity or child has the input only if the input is not larger than this, in
+bytes of UTF-8. A replay does not need the input; monitors show it."""
 MAX_CONSUMED = 800
-"""How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. Identities of
-deleted messages need not be stored, except those of actions, because an action's message may be sent twice."""
+"""How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. The identity of
+a deleted message is only needed if an action sent the message, because a copy of such a message may still come."""
 
 _RENAMED = {"Timestamp": "_Timestamp"}
-"""Columns whose name differs from the member's name. Azure has a column Timestamp in each row itself."""
+"""The name of the column for each member whose column has another name. Azure itself writes a column Timestamp into
+each row."""
 _KEEPING = (TaskScheduled, SubOrchestrationInstanceCreated)
 _GENERIC = frozenset({"Data", "EventId", "IsPlayed", "_Timestamp", "EventType", "ExecutionId", "TaskHubMessageId"})
 
@@ -48,11 +49,14 @@ MAX_ENDED = 100
 
 
 class RecordError(InputError):
-    """A row cannot be decoded. The text names the row and the damage."""
+    """A row cannot be decoded. The error text names the row and the damage."""
 
 
 def row_key(ordinal: int) -> str:
-    """Return the RowKey of an event. :param ordinal: position of the event in the generation, from 0."""
+    """Return the RowKey of an event.
+
+    :param ordinal: position of the event in the history of its generation, from 0.
+    """
     return f"{ordinal:016X}"
 
 
@@ -60,11 +64,11 @@ def row_key(ordinal: int) -> str:
 
 
 def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, ordinal: int) -> Entity:
-    """Encode an event as a row. Large columns are still in the row.
+    """Encode an event as a row. The caller must still move large columns to blobs.
 
     As in DurableTask, a text or number that is None is omitted, and an object that is None becomes the text ``null``.
 
-    :param ordinal: position of the event in the generation, from 0.
+    :param ordinal: position of the event in the history of its generation, from 0.
     """
     properties: dict[str, Property | None] = {}
     kind, columns = _COLUMNS[type(event)]
@@ -107,9 +111,9 @@ def _rewound(event: GenericEvent) -> Mapping[str, Property | None]:
 
 
 def decode_event(entity: Entity) -> HistoryEvent:
-    """Decode the event of a row. Large columns must have been put back into the row.
+    """Decode the event of a row. The caller must first put large columns back into the row.
 
-    :raises RecordError: neither DurableTask nor TaskHub writes such a row. The text names the row.
+    :raises RecordError: neither DurableTask nor TaskHub writes such a row. The error text names the row.
     """
     try:
         return _decode(entity)
@@ -137,7 +141,7 @@ def _fields(layout: EventLayout, columns: Mapping[str, Property | None], entity:
         elif member.field == "version":
             fields["version"] = None
         elif member.kind is Kind.INSTANCE:
-            fields["instance"] = _own_instance(entity)  # rows of early TaskHub versions may not have this column
+            fields["instance"] = _own_instance(entity)  # rows of early TaskHub versions lack this column
         elif member.required:
             raise InputError(f"it has no {member.name}")
     if layout.cls is GenericEvent:
@@ -174,7 +178,8 @@ def _own_instance(entity: Entity) -> OrchestrationInstance:
 
 
 def _original(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """Return the columns of the event that a rewind has rewritten. Columns that every row has are omitted."""
+    """Return the columns that a GenericEvent has kept of the event that a rewind turned into it. Columns that every
+    GenericEvent has are omitted."""
     rest = {name: value for name, value in columns.items() if name not in _GENERIC and value is not None}
     reason, name = rest.pop("Reason", None), rest.pop("Name", None)
     return {"reason": reason, "name": name, "original": rest or None}
@@ -197,11 +202,12 @@ class Sentinel:
         that was loaded, so that a reader sees whether .NET has committed since.
     :param etag: ETag of the row; "" in writes.
     :param commit_id: id of TaskHub's last commit.
-    :param committed_rows: number of rows of the generation that count, after TaskHub's last commit.
+    :param committed_rows: number of rows of the generation that count, after TaskHub's last commit; None: .NET has
+        committed last.
     :param consumed: identities of messages that were consumed by ``continue_as_new``.
-    :param steered: stamp of the newest suspension or resume that was processed, in any generation.
+    :param steered: stamp (time and sender) of the newest suspension or resume that was processed, in any generation.
     :param ended: names of earlier runs under this id, the newest last.
-    :param suspension: the suspension with which a run begins that has no checkpoint yet.
+    :param suspension: the suspension of a run that has no checkpoint yet. The run begins suspended.
     :param clears: in writes only: empty the column of ``suspension``.
     :param custom_status: custom status after the first checkpoint of the generation, as the column of the instance row
         has it. It is the only copy of an earlier generation's custom status until the instance row is written.
@@ -227,7 +233,7 @@ class Sentinel:
     def committed(self, found: int) -> int:
         """Return the number of committed rows of the generation.
 
-        Rows behind them come from an interrupted checkpoint. If .NET made the last commit, all rows count.
+        The rows behind them come from an interrupted checkpoint. If .NET made the last commit, all rows count.
 
         :param found: number of rows of the generation in the table.
         """
@@ -285,7 +291,7 @@ _TASKHUB_COLUMNS = (
 def decode_sentinel(entity: Entity) -> Sentinel:
     """Decode a sentinel that TaskHub or .NET wrote.
 
-    :raises RecordError: the row is damaged. The text names the instance.
+    :raises RecordError: the row is damaged. The error text names the instance.
     """
     columns = entity.properties
     execution_id, completed = columns.get("ExecutionId"), columns.get("CheckpointCompletedTimestamp")
@@ -329,7 +335,7 @@ def _suspension_text(suspension: Suspension | None) -> str:
 
 
 def _suspension(text: object) -> Suspension | None:
-    """Decode a suspension. :returns: None if the column is empty or damaged."""
+    """Decode a suspension; None: the column is empty or damaged."""
     if not isinstance(text, str) or not text:
         return None
     try:

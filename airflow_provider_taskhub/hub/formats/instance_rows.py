@@ -48,8 +48,8 @@ from airflow_provider_taskhub.storage.primitives import (
 FAILURE_BYTES = 30 * 1024
 """Largest value of the column :data:`FAILURE`, in bytes of UTF-16. Longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
-"""Column that DurableTask does not have: the FailureDetails of a failed instance as JSON. DurableTask stores only their
-text."""
+"""Column that DurableTask does not have: the FailureDetails of a failed instance as JSON. DurableTask stores only a text
+about the failure."""
 SUSPENDED = "TaskHubSuspended"
 """Column that DurableTask does not have: time and user of the present suspension, as ``ticks:user``; "" after a
 resume."""
@@ -80,13 +80,15 @@ def created_row(
     container_url: str,
     message_blob: PutBlob | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """Encode a Pending row for a start. The caller inserts the row, or replaces the row of an ended instance.
+    """Encode the row of an instance that a client starts, with the status Pending. The caller inserts the row, or
+    replaces the row of an ended instance.
 
-    :param event: the start.
+    :param event: the event that starts the instance.
     :param now: present time.
     :param container_url: address of the hub's container of large payloads.
-    :param message_blob: the blob of a large start message; the row then names this blob. None: the message is small.
-    :returns: the row, and its blobs. Write the blobs before the row.
+    :param message_blob: the blob of a start message that is too large for a queue. The row then names this blob and not
+        a copy. None: the message is small.
+    :returns: the row, and new blobs with its large texts. Write these blobs before the row.
     """
     instance_id = event.instance.instance_id
     texts = LargeTexts(names, container_url, instance_id, () if message_blob is None else (message_blob,))
@@ -121,7 +123,9 @@ def changed(names: HubNames, merge: Entity, etag: str | None) -> Transact:
 
 
 def ended(names: HubNames, key: str) -> str:
-    """Return the topic of the wake-up that is sent when an instance ends. No queue has this name.
+    """Return the topic of the wake-up that is sent when an instance ends. Processes wait for a wake-up under its topic.
+
+    Other topics are names of queues. No queue has a name that begins with "=", as this topic does.
 
     :param key: PartitionKey of the instance row.
     """
@@ -168,15 +172,16 @@ def merged(
     history_blobs: Sequence[PutBlob] = (),
     row_custom_status: str | None = None,
 ) -> tuple[Entity, tuple[PutBlob, ...]]:
-    """Encode the columns of the instance row that new events change. Only a start, an end, a suspension or a resume
-    changes ``RuntimeStatus``.
+    """Encode those columns of the instance row that change because of new events. Only a start, an end, a suspension or
+    a resume changes ``RuntimeStatus``.
 
     :param events: the new events of the history.
-    :param now: present time; the ``CompletedTime`` of an instance that ends.
-    :param history_blobs: blobs with large columns of the history. The row names these blobs and needs no copies.
-    :param row_custom_status: custom status that the row has already. If it has not changed, its blob is not written
-        again.
-    :returns: the row, and its blobs. Write the blobs before the row.
+    :param now: present time. It becomes the ``CompletedTime`` of an instance that ends.
+    :param history_blobs: blobs that the caller writes for large columns of the history. If the row has the same text,
+        it names the same blob, so that no text is stored twice.
+    :param row_custom_status: custom status that the row has already. If the custom status has not changed, its blob is
+        not written again.
+    :returns: the row, and new blobs with its large texts, without ``history_blobs``. Write the blobs before the row.
     """
     texts = LargeTexts(names, container_url, instance_id, history_blobs)
     properties: dict[str, Property | None] = {
@@ -271,8 +276,8 @@ def _failure(failure: FailureDetails) -> str:
 
 
 def _tags(tags: Mapping[str, str] | None) -> str:
-    """Encode tags. A .NET client may give tags that are too large for the column. Then only the history has them, and
-    the column is ``null``."""
+    """Encode tags. A .NET client may give tags that are too large for the column. Then only the history has these tags,
+    and the column is ``null``."""
     text = "null" if tags is None else json_values.dumps(json_values.write(Kind.TAGS, tags, typed=False))
     return text if utf16_bytes(text) <= MAX_PROPERTY_BYTES else "null"
 
@@ -382,8 +387,8 @@ def order_row(
 
 
 def rewound_row(instance_id: str, now: Timestamp) -> Entity:
-    """Encode the columns that a rewind writes. Output and time of the failure stay in the row until the instance ends
-    again."""
+    """Encode the columns that a rewind writes. The output and the time of the failure stay in the row until the next
+    end of the instance."""
     return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now})
 
 
@@ -454,13 +459,20 @@ def large_texts(entity: Entity, *, container_url: str) -> dict[str, str]:
 
 
 def inline_text(entity: Entity, field: str) -> str | None:
-    """Return the text in the column of a field. :param field: field of :class:`InstanceState`."""
+    """Return the text that the column of a field itself contains, even if it is the address of a blob.
+
+    :param field: ``input``, ``output`` or ``custom_status``.
+    :returns: None if the column is missing or contains no text.
+    """
     text = entity.properties.get(_LARGE[field])
     return text if isinstance(text, str) else None
 
 
 def fill(state: InstanceState, texts: Mapping[str, str | None]) -> InstanceState:
-    """Return a state with its large texts. :param texts: field of :class:`InstanceState` → text."""
+    """Return the state of an instance, with its large texts filled in.
+
+    :param texts: field of :class:`InstanceState` → text.
+    """
     values: dict[str, Any] = dict(texts)
     return replace(state, **values)
 

@@ -50,7 +50,7 @@ OBJECTS = frozenset({Kind.INSTANCE, Kind.PARENT, Kind.FAILURE, Kind.TRACE, Kind.
 
 
 PLAIN = frozenset({Kind.TEXT, Kind.INT, Kind.BOOL})
-"""Kinds that need no conversion for JSON."""
+"""Kinds whose values are the same in Python and in JSON."""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -104,14 +104,14 @@ def _write_failure(value: FailureDetails, typed: bool) -> dict[str, Any]:
 
 
 def _write_trace(value: TraceContext, typed: bool) -> dict[str, Any]:
-    # DurableTask writes no $type here, because the declared type is concrete.
+    # DurableTask writes no $type in a trace context, because .NET knows its class from the declaration of the member.
     start = value.activity_start_time
     return {
         "TraceParent": value.trace_parent,
         "TraceState": value.trace_state,
         "Id": value.id,
         "SpanId": value.span_id,
-        # .NET writes the type DateTimeOffset with "+00:00" in place of "Z".
+        # .NET writes a time of the type DateTimeOffset with "+00:00" in place of "Z".
         "ActivityStartTime": None if start is None else start.text().replace("Z", "+00:00"),
     }
 
@@ -138,7 +138,7 @@ _NAN, _INFINITY = "NaN", "Infinity"
 
 
 def dumps(value: Any) -> str:
-    """Encode a value as compact JSON in ASCII. A queue's XML can hold each ASCII text of this kind.
+    """Encode a value as compact JSON in ASCII. Such a text can stand unchanged in the XML of a request to a queue.
 
     :raises InputError: JSON cannot express the value. For example, properties of a failure may be any Python objects.
     """
@@ -149,7 +149,7 @@ def dumps(value: Any) -> str:
     if _NAN not in text and _INFINITY not in text:
         return text
     try:
-        return _ENCODER.encode(value)  # slower than to_json, but its error says what is wrong
+        return _ENCODER.encode(value)  # this encoder is slower, but its error says what is wrong
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"a value cannot be written as JSON: {error}") from error
 
@@ -177,7 +177,7 @@ class JsonObject:
         return self._find(name, None)
 
     def _find(self, name: str, missing: Any) -> Any:
-        value = self._values.get(name, self)  # today all writers use this spelling
+        value = self._values.get(name, self)  # all writers of today spell the name like this
         if value is not self:
             return value
         if self._spelling is None:
@@ -196,13 +196,16 @@ class JsonObject:
     def get(self, name: str, kind: Kind) -> Any:
         """Return a member's value; None if the member is missing or null.
 
-        :raises InputError: the value is not of the kind. The text names the member.
+        :raises InputError: the value is not of the kind. The error text names the member.
         """
         value = self._find(name, None)
         return None if value is None else _READERS[kind](value, f"{self.where}.{name}")
 
     def need(self, name: str, kind: Kind) -> Any:
-        """Return a member's value. :raises InputError: the member is missing, null, or not of the kind."""
+        """Return a member's value.
+
+        :raises InputError: the member is missing or null, or its value is not of the kind.
+        """
         value = self.get(name, kind)
         if value is None:
             raise InputError(f"{self.where} has no {name}")

@@ -92,7 +92,7 @@ class LargeTexts:
         the address of a blob.
 
         :param text: the custom status as JSON; None: there is none.
-        :param row_value: custom status that the row has already. If it is the same, its blob exists already.
+        :param row_value: custom status that the row has already. If ``text`` is the same, its blob exists already.
         """
         if text is None:
             return "null"
@@ -110,7 +110,7 @@ class LargeTexts:
 
 
 def status_blob(text: str, container_url: str) -> str | None:
-    """Return the name of the blob in which :class:`LargeTexts` stored a custom status; None: it is in the column.
+    """Return the name of the blob in which :class:`LargeTexts` stored a custom status; None: the column contains it.
 
     :param text: value of the column ``CustomStatus``.
     """
@@ -126,7 +126,7 @@ def status_blob(text: str, container_url: str) -> str | None:
 def text_of_blob(blob: str, text: str) -> str | None:
     """Return the value that a column of the instance row has in a blob.
 
-    If the blob holds a start message, the value is the input of its event. Else the value is the whole text.
+    If the blob holds a start message, the value is the input in its event; None: no input. Else the value is the text.
 
     :param blob: name of the blob.
     :param text: content of the blob, decompressed.

@@ -62,7 +62,7 @@ _SCHEDULING = frozenset(
 
 
 class MessageError(InputError):
-    """A message cannot be decoded. The text says why."""
+    """A message cannot be decoded. The error text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ class TaskMessage:
     """DurableTask's class TaskMessage: an event on its way to an instance.
 
     :param event: the event.
-    :param instance: instance that receives the event. Without an execution id, the event is for the current generation.
+    :param instance: instance that receives the event. If its execution id is None, the event is for the current
+        generation.
     :param context_tags: tags of the sending orchestration. Only starts of activities and children have them.
     :param sequence_number: always 0 in DurableTask.AzureStorage.
     """
@@ -90,10 +91,10 @@ class Envelope:
     :param message: the message; None in a wrapper, whose message is stored in a blob.
     :param blob_name: name of the blob in the container of large payloads; None: the message is not in a blob.
     :param sequence_number: number of the message among the messages of the sending process.
-    :param episode: number of OrchestratorStarted events in the sender's generation when it was loaded; None if a client
-        sent the message.
+    :param episode: number of OrchestratorStarted events in the sender's history when the sender was loaded; None if a
+        client sent the message.
     :param sender: orchestration that sent the message. None in a wrapper. Both ids are "" if a client sent the message.
-    :param trace_context: DurableTask's SerializableTraceContext, as text.
+    :param trace_context: DurableTask's SerializableTraceContext, as text; None: the message has none.
     :param failures: how often processing the message has failed.
     :param deliveries: number that is added to the queue's dequeue count. It is 1 higher if the sending worker handed
         the message over in memory, and 1 lower each time a worker returned the message before it began any work.
@@ -214,10 +215,11 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
     """Encode a message for a queue.
 
     :param container: name of the hub's container of large payloads.
-    :returns: the text for the queue; and, if the message is over 45 KiB, its blob. Write the blob before the text.
+    :returns: the text for the queue, and the blob of a message over 45 KiB. Write the blob before the text. None: the
+        message needs no new blob.
     """
     text = encode(envelope)
-    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # the text is ASCII: 1 byte each
+    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # the text is ASCII
         return text, None
     name = _blob_name(envelope.activity_id, envelope.message)
     return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
@@ -280,7 +282,7 @@ def _parse(text: str) -> Any:
     try:
         return from_json(plain, allow_inf_nan=False)
     except (ValueError, TypeError):
-        pass  # The parser below is slower, but its error says what is wrong.
+        pass  # The parser below is slower, but the text of its error says what is wrong.
     try:
         value = _DECODER.decode(plain)
         _check_surrogates(plain, value)
@@ -292,7 +294,7 @@ def _parse(text: str) -> Any:
 
 
 def _check_surrogates(text: str, value: Any) -> None:
-    """Raise an error if a value has an unpaired surrogate. JSON can escape it, but UTF-8 cannot encode it.
+    """Raise an error if a value has an unpaired surrogate, which JSON can escape, but UTF-8 cannot encode.
 
     :param text: the JSON text of the value.
     """
@@ -407,8 +409,8 @@ def _read_event(event: JsonObject) -> HistoryEvent:
 
 
 def _with_nulls(event: JsonObject, layout: EventLayout, values: dict[str, Any]) -> dict[str, Any]:
-    """Set ``version`` to None if it is null in the JSON, so that it is written as null again. If it is missing, the
-    Python field has its default ""."""
+    """Set ``version`` to None if the JSON has null, so that a later encoding writes null again. If the JSON has no
+    version, the Python field has its default ""."""
     for member in layout.after:
         if member.field == "version" and event.is_null(member.name):
             values["version"] = None

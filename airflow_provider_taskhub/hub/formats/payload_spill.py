@@ -93,7 +93,7 @@ def batches(rows: Sequence[Entity]) -> list[tuple[Entity, ...]]:
     exceeds the limit of a request.
     """
     if 0 < len(rows) <= BATCH_ROWS and sum(ROW_BYTES + 12 * _characters(row) for row in rows) <= BATCH_BYTES:
-        return [tuple(rows)]  # One group is enough: an escaped character has at most twelve bytes in a request.
+        return [tuple(rows)]  # One group is enough: in a request, a character has at most twelve bytes.
     groups: list[tuple[Entity, ...]] = []
     group: list[Entity] = []
     size = 0

@@ -1,4 +1,4 @@
-"""The sentinel's column ``TaskHubAwaits``: what the instance waits for, as JSON.
+"""Encode and decode the sentinel's column ``TaskHubAwaits``, which says as JSON what the instance waits for.
 
 Every checkpoint writes the sentinel, so the column costs no extra request. The column is not in the instance row,
 because a checkpoint without a visible change does not write the instance row: the column would be out of date there.
@@ -41,7 +41,7 @@ def encode_awaits(awaits: Awaits) -> str:
 
 
 def decode_awaits(text: str | None) -> Awaits:
-    """Decode the column. :returns: :data:`NOTHING` if the column is missing or damaged."""
+    """Decode the column. If the column is missing or damaged, the result is :data:`NOTHING`."""
     try:
         found = json.loads(text or "{}")
         timer = found.get("timer")
