@@ -1,4 +1,6 @@
-"""Input and output of admission: the message, the facts about its instance, and the verdict.
+"""Define the input and the output of admission: the message, the facts about its instance, and the verdict.
+
+Admission decides what the worker does with a message, before any code of the instance runs.
 
 The times of messages and of the sentinel come from the storage service. Admission does not use the clock of a worker.
 """
@@ -117,7 +119,10 @@ class Facts:
         return self.execution_id is not None and not self.final
 
     def ended_with(self, execution_id: str | None) -> Set[str]:
-        """Return the names of the earlier runs and of one more run. :param execution_id: of this run; None: no run."""
+        """Return the names of the earlier runs and of one more run.
+
+        :param execution_id: execution id of the one more run; None: there is no such run.
+        """
         return self.ended if execution_id is None else {*self.ended, run_name(execution_id)}
 
 
@@ -129,9 +134,10 @@ class Incoming:
     :param execution_id: generation that the message is for; None: the current generation.
     :param identity: identity of the message, the same in each delivery (``Delivery.identity``).
     :param stamp: when the message was enqueued, and by which process.
-    :param now: present time, by the storage service. The value may be a little old.
+    :param now: present time, by the clock of the storage service. The value may be a little old.
     :param sender: orchestration that sent the message, with its generation; None: a client sent the message.
-    :param deliveries: how many deliveries a worker has begun to process, or may have begun; this one included.
+    :param deliveries: how many deliveries of the message a worker has certainly or possibly begun to process; this one
+        included.
     :param failures: how often the message was returned to the queue with a counted failure.
     :param spent: True if the next counted failure exceeds the limit.
     """
@@ -180,10 +186,10 @@ class Judged:
     """The result of admission for one message.
 
     :param verdict: what the worker does with the message.
-    :param reason: text for the log.
+    :param reason: why, as a text for the log.
     :param pause: how long a deferred message is hidden. Then it is judged again.
-    :param forgotten: True if nothing is stored of the instance that a discarded message was for. The worker then
-        deletes the payload of the message too, because the purge of the instance may have come before the payload.
+    :param forgotten: True if a discarded message was for an instance of which nothing is stored. The worker then also
+        deletes the blob with the payload of the message: the purge of the instance may have come before this blob.
     """
 
     verdict: Verdict
@@ -216,7 +222,7 @@ def precedes(one: Stamp, other: Stamp) -> bool:
 
 
 def newest(one: Stamp | None, other: Stamp | None) -> Stamp | None:
-    """Return the stamp of the message that was sent later. None means no message."""
+    """Return the stamp of the message that was sent later; None stands for no message, as argument and as result."""
     if one is None or other is None:
         return one or other
     return other if precedes(one, other) else one

@@ -1,8 +1,11 @@
 """The rules of admission. Each rule decides about a message of one kind that has one relation to the stored run.
 
 The stored run is the run that the sentinel names. A rule that needs the instance row returns NEEDS_ROW; the worker then
-reads the row and calls the rule again. Only the sentinel proves what has happened. The instance row only tells which
-start a client asked for, and when.
+reads the row and calls the rule again. Only the sentinel, the last row of the history, proves what has happened. The
+instance row only tells which start a client asked for, and when.
+
+A run is one start of an instance id. A generation is the part of a run between two calls of ``continue_as_new``. An
+answer is the result of an activity, a child or a timer.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ SHORTEST, LONGEST_START, LONGEST = timedelta(seconds=2), timedelta(minutes=1), t
 The pause of a start may be longer than the pause of the messages behind the start, because no run has begun that
 could be delayed."""
 START_APPEARS = timedelta(minutes=2)
-"""How long a message waits for a start that no row tells of. A worker that died may hide the start for half of this
-time."""
+"""How long a message waits for the start of its run if no instance row announces this start. If the worker that has
+received the start message dies, the start message stays hidden for up to half of this time."""
 
 Rule = Callable[[Incoming, Facts], Judged]
 
@@ -91,8 +94,8 @@ def older(message: Incoming, facts: Facts) -> Judged:
 
 
 def client_start(message: Incoming, facts: Facts) -> Judged:
-    """Decide about a start by a client. A TaskHub client writes the instance row before it sends the start message. A
-    .NET client sends the message first."""
+    """Decide about the start message of a client. A TaskHub client writes the instance row before it sends the message.
+    A .NET client sends the message first."""
     event, row = message.event, facts.row
     assert isinstance(event, ExecutionStarted)
     if row is None:
@@ -118,7 +121,8 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
 
 
 def child_start(message: Incoming, facts: Facts) -> Judged:
-    """Decide about a start by a parent. A child needs no instance row. It waits until no other run uses its id."""
+    """Decide about the start message of a child. A child needs no instance row. Its start waits until no other run uses
+    the same id."""
     if _has_gone_on(message, facts):
         return discard("a later generation of its parent has started it again")
     return _defer(message, "another instance of this id is running", LONGEST_START) if facts.live else PROCESS
@@ -159,8 +163,8 @@ def _both_awaited(message: Incoming, facts: Facts) -> bool:
 
 
 def if_asked(message: Incoming, facts: Facts) -> Judged:
-    """Process an answer if the history contains the event that scheduled the work. If not, the times tell whether the
-    checkpoint with this event may still be under way."""
+    """Process the answer of an activity, child or timer if the history contains the event that scheduled it. If not,
+    the time of the last checkpoint tells whether a checkpoint with this event is perhaps still under way."""
     if scheduling_id(message.event) in facts.scheduled:
         return PROCESS
     if facts.checkpointed is None and facts.row is None:
@@ -221,8 +225,8 @@ def after_the_live_run(otherwise: Rule) -> Rule:
 
 
 def order(message: Incoming, facts: Facts) -> Judged:
-    """Process a suspension or resume unless a newer one was processed. The queue may deliver the older message again if
-    its worker died."""
+    """Process a suspension or resume, unless a newer suspension or resume was processed already. An older message can
+    come after a newer one: if the worker that received it has died, the queue delivers it again."""
     if facts.steered is not None and precedes(message.stamp, facts.steered):
         return discard("a newer suspension or resume was processed before it")
     return PROCESS
@@ -307,8 +311,8 @@ def end(message: Incoming, facts: Facts) -> Judged:
 
 
 def end_unstarted(message: Incoming, facts: Facts) -> Judged:
-    """End a run that has not begun. The worker makes the start event from the instance row. For a child, the worker
-    makes it from the terminate message."""
+    """Decide about a terminate for a run that has not begun: end this run. The worker makes the start event from the
+    instance row; for a child, from the terminate message."""
     event, row = message.event, facts.row
     assert isinstance(event, ExecutionTerminated)
     if row is None:
@@ -321,8 +325,8 @@ def end_unstarted(message: Incoming, facts: Facts) -> Judged:
 
 
 def orphan(message: Incoming, facts: Facts) -> Judged:
-    """Decide about an event that names no run after the stored run has ended. No row tells of the next start of a
-    child, so the event may be for that start, and waits for it."""
+    """Decide about an event that names no run and comes after the stored run has ended. The event may be for a later
+    start of the id. No row announces the start of a child, so the event waits for a start for a while."""
     if message.sender is not None or _is_newer(message, facts):
         return Judged(verdict=Verdict.ORPHAN, reason="its instance has ended")
     return ended(message, facts)
@@ -333,6 +337,7 @@ def _is_named(row: Row | None, run: str | None) -> bool:
 
 
 def _is_newer(message: Incoming, facts: Facts) -> bool:
-    """Return True if the message was enqueued after the last checkpoint. The queue's times have whole seconds."""
+    """Return True if the message was enqueued after the last checkpoint, or in the same second: the times of the queue
+    have whole seconds."""
     last = facts.checkpointed
     return last is None or message.stamp.inserted.ticks >= last.ticks // SECOND * SECOND

@@ -16,8 +16,8 @@ from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged
 from airflow_provider_taskhub.hub.admission.rules import Rule
 
 ORPHAN_TURNS = 6
-"""How often a message without a run is retried, after 0.1, 0.4, 1.6 … s, before it is discarded. The delays add up to
-two minutes. Another start of the instance id may come in this time."""
+"""How often a message without a run is judged again, after 0.1, 0.4, 1.6 … s, before it is discarded. The delays add up
+to two minutes. In this time, another start of the instance id may come."""
 
 
 class Relation(StrEnum):
@@ -49,10 +49,12 @@ def judge(message: Incoming, facts: Facts) -> Judged:
 
 
 def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
-    """Decide about a message whose next counted failure exceeds the limit.
+    """Decide about a message that goes to quarantine if one more failure is counted.
 
     If the message names a run, and neither a history nor a row of its instance exists, the instance was purged. Then
-    the message is discarded. Quarantine would only keep a message that no instance waits for.
+    the message is discarded, because no instance waits for it.
+
+    :param judged: the verdict without this rule.
     """
     names = message.run is not None or message.kind is Kind.ANSWER
     if isinstance(message.event, ExecutionStarted) or not names or facts.execution_id is not None:

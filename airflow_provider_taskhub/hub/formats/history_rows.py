@@ -35,8 +35,8 @@ INPUT_BYTES = 1024
 """The row of an event that schedules an activity or child has the input only if the input is not larger than this, in
 bytes of UTF-8. A replay does not need the input; monitors show it."""
 MAX_CONSUMED = 800
-"""How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. The identity of
-a deleted message is only needed if an action sent the message, because a copy of such a message may still come."""
+"""How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. The identity
+of a deleted message is only needed if an action sent the message, because a copy of such a message may still come."""
 
 _RENAMED = {"Timestamp": "_Timestamp"}
 """The name of the column for each member whose column has another name. Azure itself writes a column Timestamp into

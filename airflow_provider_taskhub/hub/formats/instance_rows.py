@@ -48,8 +48,8 @@ from airflow_provider_taskhub.storage.primitives import (
 FAILURE_BYTES = 30 * 1024
 """Largest value of the column :data:`FAILURE`, in bytes of UTF-16. Longer stack traces and messages are cut."""
 FAILURE = "TaskHubFailure"
-"""Column that DurableTask does not have: the FailureDetails of a failed instance as JSON. DurableTask stores only a text
-about the failure."""
+"""Column that DurableTask does not have: the FailureDetails of a failed instance as JSON. DurableTask stores only a
+text about the failure."""
 SUSPENDED = "TaskHubSuspended"
 """Column that DurableTask does not have: time and user of the present suspension, as ``ticks:user``; "" after a
 resume."""

@@ -90,9 +90,10 @@ AWAITED = frozenset(
         Reason.ACTIVITIES,
     }
 )
-"""Reasons that can be found only if the sentinel was read, which says what the instance awaits."""
+"""Reasons that can be found only if the sentinel was read: this row of the history says what the instance awaits."""
 LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
-"""Reasons for which the no-worker timeout counts: all workers, or the owner of the partition, lack a function."""
+"""Reasons that say that all workers, or the owner of the partition, lack a function. If they last longer than the
+no-worker timeout, the Airflow task fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,8 @@ class Snapshot:
     :param offline_reason: why the partition was taken offline; "" if not known.
     :param quarantined: messages for the instance that are in quarantine.
     :param awaits: what the instance awaits since its last checkpoint; None: not known.
-    :param children: awaited children whose ids are known. Their ``state`` is not used except for the id, because a
-        child has no row before its first checkpoint.
+    :param children: awaited children whose ids are known. Of their ``state``, only the instance id is valid, because a
+        child may have no instance row yet.
     :param now: present time, by this machine's clock.
     """
 
@@ -378,7 +379,7 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
     if watching is None or watching or WATCH_TAG not in (state.tags or {}):
         return None
     if state.status is Status.PENDING or state.status.is_final:
-        return None  # the Airflow task may not be deferred yet, or it needs no triggerer any more
+        return None  # perhaps the Airflow task is not deferred yet, or it needs no triggerer any more
     return Why(
         reason=Reason.NO_TRIGGERER,
         text="no triggerer of Airflow watches this hub now: a deferred task stays deferred until one does",

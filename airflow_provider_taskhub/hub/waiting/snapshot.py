@@ -104,8 +104,8 @@ class WaitingReader:
     async def one(
         self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
     ) -> tuple[Why, ...]:
-        """Read why one instance does not continue. Needs about six requests, and two more for each of at most three
-        children.
+        """Read why one instance does not continue. This needs about six requests, and two more for each awaited child
+        (at most three children).
 
         :param state: the instance.
         :param members: workers of the hub. The caller has found out which are alive.
@@ -173,7 +173,7 @@ class WaitingReader:
             counted = [one for one in reasons if one is reasons[0] or one.reason is Reason.NO_TRIGGERER]
             for one in counted:
                 if one.reason is Reason.ACTIVITIES:
-                    continue  # activities of this instance run: it does not stand still
+                    continue  # activities of this instance run, so the instance goes on
                 counts[one.reason] += 1
                 if len(examples[one.reason]) < EXAMPLES:
                     examples[one.reason].append(Example(instance_id=instance_id, text=str(one)))
@@ -244,7 +244,7 @@ class WaitingReader:
         """Read what an instance awaits since its last checkpoint. A suspended or pending instance awaits nothing; then
         the result only says whether its history cannot be read.
 
-        :returns: None if not known.
+        :returns: None if the store does not say what the instance awaits.
         """
         pending = state.status is Status.PENDING
         try:
@@ -257,7 +257,10 @@ class WaitingReader:
         return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
 
     async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
-        """Read the rows of a status. :returns: the rows, and True if there are no more rows of this status."""
+        """Read the instance rows of a status.
+
+        :returns: the rows, and True if there are no more rows of this status.
+        """
         hub, where = self._hub, query_filter(statuses=(status,))
         found: list[InstanceState] = []
         continuation: str | None = None
