@@ -1,4 +1,4 @@
-"""An opened task hub: its store, its names, its hub row, and the methods that join partitions, messages and history.
+"""Define an opened task hub: its store, its names, its hub row, and methods that join partitions, messages and history.
 
 The packages ``hub.partitions``, ``hub.queues`` and ``hub.history`` do not import each other. Code that needs two of
 them is in this module. The client and the workers use this module.
@@ -163,8 +163,8 @@ class Hub:
     def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
 
-        :param claims: by the name of a queue, how many more messages this worker may hand over in memory, and for how
-            long they are hidden from other workers.
+        :param claims: returns, for the name of a queue, how many more messages this worker may hand over in memory, and
+            for how long these messages are hidden from other workers.
         """
         routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
         return outbound_messages(episode, routing, self.clock.utc_now())

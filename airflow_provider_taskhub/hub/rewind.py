@@ -83,7 +83,8 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
     sentinel, rewinding = rows.sentinel, rules.plan(past)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
-        # A history of another run belongs to an earlier start of this id, which failed. The new start must go on.
+        # If the history belongs to another run than the row, an earlier start of this id has failed, and a new start
+        # has replaced it. The new start must not be rewound.
         raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only a failed instance can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     pairs = zip(past, rows.committed, strict=True)

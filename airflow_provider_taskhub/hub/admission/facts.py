@@ -98,7 +98,8 @@ class Facts:
     :param scheduled: event ids of the events in the history that scheduled an activity, child or timer.
     :param final: True if the history ends with a completion.
     :param parent: parent that started the stored run; None: a client started it.
-    :param seen: identities of messages that were processed: events are in the history, or the sentinel lists them.
+    :param seen: identities of messages that were processed: the history has the event of such a message, or the
+        sentinel lists the identity.
     :param steered: stamp of the newest suspension or resume that was processed, in any run of this id.
     :param row: the instance row; None: it was not read.
     """
@@ -243,5 +244,5 @@ def delay(verdict: Verdict, failures: int) -> timedelta:
 
 
 def unknown_delay(dequeue_count: int) -> timedelta:
-    """Return how long a message is hidden whose orchestrator or activity this worker does not have: 2, 4 … 15 s."""
+    """Return how long to hide a message that needs an orchestrator or activity which this worker lacks: 2, 4 … 15 s."""
     return timedelta(seconds=min(15.0, 2.0 * max(1, dequeue_count)))

@@ -111,7 +111,9 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
         if older and (event.generation or 0) < (row.generation or 0):
             return discard(f"the instance was started again as {row.execution_id}")
         return _soon(f"the instance row still belongs to {row.execution_id}")
-    if row.ended:  # TaskHub writes a final status only after the sentinel; .NET ends a Pending instance in its row only
+    # The row has ended, and the sentinel does not name its run. Only .NET does this: it ends a Pending instance in the
+    # row alone. TaskHub writes the sentinel before a final status.
+    if row.ended:
         return discard("the instance has ended before it started")
     if facts.live and facts.parent is not None:
         return _defer(message, f"child {facts.execution_id} has not ended", LONGEST_START)
@@ -133,8 +135,8 @@ def _has_gone_on(message: Incoming, facts: Facts) -> bool:
     the stored run.
 
     The child has then answered its parent already, else the parent's generation would not have ended. The sentinel does
-    not list the child's run if its worker died after it sent the answer and before it wrote the history. If both starts
-    come from one generation, the parent may wait for both runs. The worker cannot see whether a generation ended
+    not list the child's run if a worker died after it sent the child's answer and before it wrote the history. If both
+    starts come from one generation, the parent may wait for both runs. The worker cannot see whether a generation ended
     without the answer of a child. So a child without the tag for fire and forget counts as awaited.
     """
     event, since = message.event, facts.parent
@@ -186,7 +188,7 @@ def uncommitted(message: Incoming, facts: Facts) -> Judged:
         return _soon("its instance has no history yet")
     known = same_start(message.run, current)
     if facts.row is None and (facts.checkpointed is None or not known):
-        return NEEDS_ROW  # the partition's former owner may have committed the run since
+        return NEEDS_ROW  # the partition's former owner may have committed the run meanwhile: read again
     if known or _is_named(facts.row, message.run):
         return _soon(f"generation {message.run} is not committed yet")
     if facts.final and _is_newer(message, facts):

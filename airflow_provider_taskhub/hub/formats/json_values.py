@@ -158,7 +158,7 @@ def dumps(value: Any) -> str:
 
 
 class JsonObject:
-    """A decoded JSON object. Names of members match in upper and lower case, as in .NET.
+    """A decoded JSON object. A member is found whether its name is in upper or lower case, as in .NET.
 
     :param where: path of the object for error texts, such as ``TaskMessage.Event``.
     """

@@ -1,4 +1,4 @@
-"""How instance ids are written in keys of table rows and in names of blobs."""
+"""Convert instance ids to keys of table rows and to names of blobs, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUARANTINE_FOLDER = "^quarantine"
 before an ASCII letter, and an id that is not escaped never has a ``^``."""
 
 
-@lru_cache(maxsize=1024)  # called for every history row of an episode
+@lru_cache(maxsize=1024)  # a cache, because every history row of an episode needs the same key
 def escape(instance_id: str) -> str:
     """Return the PartitionKey of an instance. Do not escape a key again: the result would differ."""
     return _ESCAPED.sub(lambda match: _escape(match.group()), instance_id)
@@ -56,7 +56,7 @@ def message_folder(instance_id: str) -> str:
     """Return the folder of the blobs of an instance's messages.
 
     The folder is the instance id itself, as in DurableTask, if a blob name can contain it unchanged. Else it is the
-    escaped id. Readers take the blob's name from the message in the queue, so both work.
+    escaped id. Readers take the blob's name from the message in the queue, so they find both forms.
     """
     return history_folder(instance_id) if _UNFIT.search(instance_id) else instance_id
 

@@ -1,9 +1,9 @@
-"""Texts of instance rows that are stored in blobs.
+"""Store large texts of instance rows in blobs.
 
 A text is stored in a blob if it is too large for a column, or if a .NET reader would take the text itself for the
 address of a blob. For example, the reason of a terminate may look like a URL. The column then has the address of the
 blob, and .NET readers read the text from there, unchanged. A prefix before the text would be simpler, but .NET readers
-would show the prefix. A large ``CustomStatus`` is stored in a blob too: DurableTask fails each time with a large one.
+would show the prefix. A large ``CustomStatus`` is stored in a blob too; DurableTask cannot store a large one at all.
 .NET readers show the address of this blob as a string.
 """
 
@@ -78,7 +78,7 @@ class LargeTexts:
         self._written = [blob.name for blob in written]
 
     def place(self, text: str | None, column: str, spilled: re.Pattern[str]) -> str | None:
-        """Return the value of a column for a text: the text itself, or the address of a blob.
+        """Return the value of a column for a text: the text itself, or the address of a blob. None stays None.
 
         :param spilled: matches the names of blobs of the history or the start message that hold this text.
         """

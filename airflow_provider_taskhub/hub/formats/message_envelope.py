@@ -219,7 +219,8 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
         message needs no new blob.
     """
     text = encode(envelope)
-    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:  # the text is ASCII
+    # The text is ASCII, so each character is one byte.
+    if len(text) <= SPILL_BYTES or envelope.message is None or envelope.blob_name:
         return text, None
     name = _blob_name(envelope.activity_id, envelope.message)
     return encode(replace(envelope, blob_name=name, deliveries=0)), PutBlob(
@@ -323,7 +324,7 @@ def _read_data(data: JsonObject) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
     waiting_since = data.get(WAITING_SINCE, Kind.TIME)
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
-    if blob_name:  # The blob holds the whole message. Ignore all other members of this message, except TaskHub's own.
+    if blob_name:  # The blob holds the whole message. Of this wrapper, only TaskHub's own members count too.
         check_blob_name(blob_name)
         return Envelope(
             activity_id=NO_ACTIVITY,

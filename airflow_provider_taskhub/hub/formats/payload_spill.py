@@ -16,7 +16,8 @@ SPILL_BYTES = 60 * 1024
 COLUMNS = ("Name", "Input", "Result", "Output", "Reason", "Details", "Correlation", "FailureDetails", "Tags")
 """The columns that DurableTask moves to blobs if they are large."""
 BATCH_ROWS = 99
-"""Event rows in one transaction. A transaction has at most 100 operations, and the sentinel is one of them."""
+"""The most event rows in one transaction. A transaction has at most 100 operations, and one of them writes the
+sentinel."""
 BATCH_BYTES = 3 * 1024 * 1024
 ROW_BYTES = 1024
 """Estimated size of a row without its texts, in bytes."""

@@ -380,7 +380,7 @@ def _history_steps(
         if index == 0 and stored.sentinel_etag is None:
             lock = RowOperation(verb=RowVerb.INSERT, entity=entity)
         else:
-            # The steps "payloads" and "outbound" have the numbers 0 and 1, so the previous history step has 1 + index.
+            # The steps "payloads" and "outbound" have the numbers 0 and 1. So the previous history step has 1 + index.
             previous = EtagOf(step=1 + index, row=len(groups[index - 1])) if index else stored.sentinel_etag
             lock = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=previous)
         name = "history" if index == 0 else f"history:{index}"

@@ -46,7 +46,7 @@ class Loaded:
     :param past: events of the committed rows.
     :param sentinel: the sentinel; None: the instance has no history.
     :param uncommitted_rows: number of rows behind the committed rows. An interrupted checkpoint wrote them.
-    :param has_old_rows: True if rows of an earlier, longer generation follow.
+    :param has_old_rows: True if rows of an earlier, longer generation follow in the table.
     :param blobs: names of the blobs that hold large columns of the rows.
     """
 

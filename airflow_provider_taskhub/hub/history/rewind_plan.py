@@ -239,7 +239,7 @@ class _Plan:
     def _owner(
         self, timer: TimerCreated, failed: Sequence[int], rewinds: int, time: Timestamp
     ) -> tuple[RetryDecision, int] | None:
-        """Return the retry decision that made a timer, and the number of the failed action. Of a .NET history, only the
+        """Return the retry decision that made a timer, and the number of the failed action. In a .NET history, only the
         dummy timers are recognized, because they fire at once.
 
         :param timer: the event that created the timer.

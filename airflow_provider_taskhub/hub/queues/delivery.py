@@ -187,7 +187,7 @@ async def renew(
 
     :param outage: collects failed renewals, so that many failures make few log lines. None: each failure is logged.
     :returns: False if the message is deleted or another worker has received it. True also if the store did not answer:
-        then the caller may try again.
+        then the caller can try again.
     """
     async with held.changing:
         if held.gone:
@@ -300,7 +300,7 @@ class VisibilityRenewer:
         self._held.pop(held.message_id, None)
 
     async def run(self) -> None:
-        """Renew each message after a quarter of its visibility timeout, until this task is cancelled.
+        """Renew the visibility of each message after a quarter of its timeout, until this task is cancelled.
 
         A renewal that fails is tried again, and does not stop the renewals of other messages.
         """

@@ -276,7 +276,7 @@ class Reader:
                     await self._pause(1.0)
                 except LeaseLost:  # the owner of the partition logs the loss and cancels this reader
                     await self._pause(1.0)
-                except StorageError as error:  # not retries.retry, because a stop must end the pause
+                except StorageError as error:  # retries.retry is not used: a stop must end the pause
                     outage.failed(error)
                     await self._pause(_RECEIVES.pause(outage.failures, error))
             self._stopped.set()

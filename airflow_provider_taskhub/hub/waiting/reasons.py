@@ -211,7 +211,7 @@ def _damaged(found: Snapshot) -> Iterable[Why]:
 
 
 def _suspended_or_later(found: Snapshot) -> Iterable[Why]:
-    """Return the reason that the instance is suspended, or that its start is scheduled for later."""
+    """Return a reason if the instance is suspended, or if its start is scheduled for later."""
     state = found.state
     if state.is_held:
         reason = state.output or ""
@@ -235,7 +235,7 @@ def _later_start(found: Snapshot) -> Timestamp | None:
 
 
 def _unable(found: Snapshot) -> Iterable[Why]:
-    """Return the reasons that live workers, or the owner of the partition, lack a function."""
+    """Return a reason for each lack: live workers, or the owner of the partition, do not have a function."""
     state = found.state
     if _later_start(found) is not None:
         return  # no worker needs the orchestrator before the scheduled start
@@ -295,7 +295,7 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
 
 
 def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
-    """Return the reasons that no live worker can run an awaited activity or child.
+    """Return a reason if no live worker can run an awaited activity, and one if none can run an awaited child.
 
     :param live: live workers that run orchestrators.
     """
@@ -370,11 +370,11 @@ def unreadable_history(instance_id: str, cause: str) -> Why:
 def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | None:
     """Return the reason that a deferred Airflow task waits for an instance and no live triggerer watches this hub.
 
-    This is not always a fault: a triggerer that waits for no instance leaves the list of members. It comes back seconds
-    after a task is deferred.
+    This is not always a fault: a triggerer that waits for no instance leaves the list of members. The triggerer comes
+    back seconds after a task is deferred.
 
     :param watching: live triggerers that watch the hub; None: not known.
-    :returns: None if a triggerer watches the hub, or if no Airflow task waits for the instance.
+    :returns: None if a triggerer watches the hub, if that is not known, or if no Airflow task needs a triggerer now.
     """
     if watching is None or watching or WATCH_TAG not in (state.tags or {}):
         return None
@@ -389,7 +389,7 @@ def unwatched(state: InstanceState, watching: Sequence[Member] | None) -> Why | 
 
 def unstopped(members: Iterable[Member]) -> tuple[Why, ...]:
     """Return the reason that running activities of an ended instance are not stopped: no worker that runs activities is
-    alive."""
+    alive. If such a worker is alive, the result is empty."""
     if any(member.alive and ACTIVITY in member.roles for member in members):
         return ()
     return (Why(reason=Reason.NO_ACTIVITY, text=_nobody(ACTIVITY), remedy=START_WORKER),)

@@ -31,13 +31,14 @@ SENTINELS = 100
 """How many sentinels of running and suspended instances one call reads. For the other instances, it is unknown what
 they await."""
 ROWS = 500
-"""How many rows of one status a scan reads."""
+"""How many instance rows of one status :meth:`WaitingReader.scan` reads at most."""
 PAGES = 10
-"""How many requests a scan makes for the rows of one status. A store may return a page with few rows."""
+"""How many requests :meth:`WaitingReader.scan` makes at most for the rows of one status. A store may return a page with
+few rows."""
 QUARANTINED = 1000
 """How many messages in quarantine one call reads."""
 EXAMPLES = 3
-"""How many instances a scan names for each reason."""
+"""How many instances :meth:`WaitingReader.scan` names for each reason."""
 REUSED = 5.0
 """For this time, in seconds, calls use the state of the hub that was read last, and do not read it again. The web page
 calls every 2 s."""
@@ -93,7 +94,7 @@ class _HubState:
 class WaitingReader:
     """Finds out why instances of a hub do not continue. Use each reader in only one event loop.
 
-    :param observer: reads partitions and orders for this reader.
+    :param observer: reads the leases of the partitions and the orders of administrators for this reader.
     """
 
     def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
