@@ -237,7 +237,7 @@ class RecordState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityRecord:
-    """One attempt of an activity: a row of ``{Hub}Activities``. A value that the row does not have is None.
+    """One attempt of an activity: a row of ``{Hub}Activities``. An optional value that the row does not have is None.
 
     :param instance: instance id and execution id of the orchestration that called the activity.
     :param task_id: number of the event TaskScheduled of the call.
@@ -328,7 +328,7 @@ class Suspension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
-    """An instance, as its instance row describes it. A value that the row does not have is None.
+    """An instance, as its instance row describes it. An optional value that the row does not have is None.
 
     :param instance_id: id of the instance.
     :param execution_id: execution id of the present generation.
@@ -457,7 +457,7 @@ class PartitionState:
     :param messages: approximate number of messages in the queue; None: the queue was not asked.
     :param load: messages in a second, as the owner published them; None: not measured yet.
     :param polled: when the owner last asked the queue for messages, by the owner's clock.
-    :param kicked: the administrator who last made an owner hand the partition over, and when; None: nobody did.
+    :param kicked: which administrator last made an owner hand the partition over, when and why; None: nobody did.
     :param offline: True if an administrator ordered that no worker serves the partition.
     """
 
